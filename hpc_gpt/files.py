@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects of a file with one a line, or of its last bytes. Damaged lines are skipped."""
+def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
+    """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped."""
     if not path.is_file():
         return []
     try:
         with path.open("rb") as file:
             if last_bytes is not None:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read(first_bytes).decode(errors="replace").splitlines()
     except OSError:
         return []
     objects = []
@@ -52,7 +51,7 @@ def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str,
 
 def write_once(path: Path, text: str) -> None:
     """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(text, encoding="utf-8")
@@ -92,6 +91,18 @@ def replace_whole(path: Path, text: str) -> None:
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
+def try_folder(folder: Path) -> None:
+    """OSError unless files can be made in `folder`, or in a folder of that name that is yet to be made.
+
+    A folder is made in the nearest parent that exists, and removed: /proc, a full quota and a read-only disk refuse it
+    whatever the permissions say.
+    """
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    trial = place / f".hpc-gpt-{os.urandom(4).hex()}"
+    trial.mkdir()
+    trial.rmdir()
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
     try:
@@ -100,7 +111,14 @@ def append_line(path: Path, line: str) -> None:
                 line = "\n" + line
             file.write(line.encode() + b"\n")
     except OSError as fault:
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
+
+
+def hint_on(fault: OSError) -> str:
+    """What to look at if an existing file of a run cannot be written."""
+    if isinstance(fault, FileNotFoundError):
+        return "its folder is not there any more: leave a run folder in its place until the run has ended"
+    return "is the disk full or read-only?"
 
 
 _PACKAGE = Path(__file__).resolve().parent

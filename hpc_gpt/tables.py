@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import functools
 import json
 import math
@@ -37,10 +37,11 @@ _QUOTED = re.compile(r"'(.*)'")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError with file and line if it cannot be read."""
+    """The tables of a TOML file, with or without a byte order mark; ConfigError with file and line if it cannot be
+    read."""
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         if (twice := _given_twice(text, str(fault))) is not None:
@@ -89,6 +90,18 @@ def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
     return merged
 
 
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted key, lists as their text."""
+    found: dict[str, Any] = {}
+    for quoted, value in settings.items():
+        key = before + str(quoted).strip("\"' ")
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{key}.")
+        else:
+            found[key] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+    return found
+
+
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
     """Set a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
     *parents, last = key.split(".")
@@ -114,8 +127,11 @@ def check_tables(
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
     A value must have its key's own type; the `given` keys also take what reads as one (`yes`). `more` has faults that
-    the caller has found, each with its hint.
+    the caller has found, each with its hint. Pydantic, which loads slowly, is asked only if a value is of another type.
     """
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not more:
+            return cast(T, _exact(kind, tables))
     from pydantic import ValidationError
 
     faults: dict[str, list[str]] = {}
@@ -142,6 +158,27 @@ def check_tables(
     more = more or {}
     hints = dict.fromkeys([*([_HELP] if faults else []), *more.values()])
     raise ConfigError("\n".join([*lines, *more]), "; ".join(hints))
+
+
+def _exact(kind: Any, value: Any) -> Any:
+    """A value whose type is its key's own, as pydantic converts it. Raises ValueError or TypeError for any other."""
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        hints = _hints(kind)
+        if not value.keys() <= hints.keys():
+            raise ValueError("a key is not known")
+        return cast(Any, kind)(**{key: _exact(hints[key], each) for key, each in value.items()})
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for each in inner:
+            with contextlib.suppress(TypeError, ValueError):
+                return _exact(each, value)
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(_exact(inner[0], each) for each in value)
+    elif origin is dict and isinstance(value, Mapping):
+        return {key: _exact(inner[1], each) for key, each in value.items()}
+    elif fits(value, kind):
+        return float(value) if kind is float else value
+    raise ValueError(f"{value!r:.60} is not of its key's type")
 
 
 def _other_types(
@@ -255,6 +292,8 @@ def toml_value(value: Any) -> str:
 
 def close_matches(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for the names nearest to `name`, or nothing."""
+    import difflib
+
     known = list(known)
     begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
     matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
@@ -277,16 +316,17 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
         raise TypeError(f"{where or 'it'} is no object")
     values: dict[str, Any] = {}
     for entry, hint in _fields_with_types(kind):
-        if entry.name not in tables and entry.default is not MISSING:
+        if entry.name not in tables and (entry.default, entry.default_factory) != (MISSING, MISSING):
             continue
         name = f"{where}.{entry.name}" if where else entry.name
         value = tables[entry.name]
         nested = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
         if nested is not None and (value is not None or NoneType not in get_args(hint)):
             value = from_tables(nested, value, name)
-        elif not _fits(value, hint):
+        elif not fits(value, hint):
             raise ValueError(f"{name} is {value!r:.60}")
-        values[entry.name] = tuple(value) if isinstance(value, list) else value
+        is_list = any(get_origin(each) is list for each in (hint, *get_args(hint)))
+        values[entry.name] = tuple(value) if isinstance(value, list) and not is_list else value
     return kind(**values)
 
 
@@ -296,7 +336,10 @@ def _fields_with_types(kind: Any) -> list[tuple[Field[Any], Any]]:
     return [(entry, _hints(kind)[entry.name]) for entry in fields(kind)]
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has a type; an integer is a float, too, and no number is larger than LARGEST."""
+    if hint is Any:
+        return True
     if type(value) is hint and hint is not int and hint is not float:
         return True
     if hint is int or hint is float:
@@ -305,11 +348,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(fits(value, each) for each in inner)
     if origin is Literal:
         return any(type(value) is type(each) and value == each for each in inner)
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if origin in (tuple, list):
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
     return isinstance(value, hint)

@@ -6,7 +6,6 @@ ends become `?`. No cell is cut to a width.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -16,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 NOTHING = "-"
+# Notes on runs that differ only in their figures are joined, with these words, if there are more than so many.
+ALIKE, FEW_ALIKE = "the others are alike, with other figures", 3
+_FIGURES = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
+_ONE_THING = re.compile(r"\b1 (step|rank|run|row|attempt)\b")
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
 
@@ -40,7 +43,7 @@ def show_digits(figure: float | None, digits: int = 3) -> str:
     return f"{figure:.{after}f}"
 
 
-def show_params(params: int | None) -> str:
+def show_params(params: float | None) -> str:
     """A number of parameters as the seed prints it: 52.0B, 124M, 845K."""
     if params is None:
         return NOTHING
@@ -48,12 +51,29 @@ def show_params(params: int | None) -> str:
         if params >= size:
             figure = params / size
             return f"{figure:.1f}{letter}" if figure < 100 else f"{figure:.0f}{letter}"
-    return str(params)
+    return f"{params:.0f}"
 
 
 def show_whole(figure: float | None) -> str:
     """A whole number with a comma between thousands."""
     return NOTHING if figure is None else f"{figure:,.0f}"
+
+
+def show_count(count: float) -> str:
+    """A count in full, also if it is stored as a float."""
+    return f"{count:.0f}" if isinstance(count, float) and count.is_integer() else show_value(count)
+
+
+def show_bytes(size_bytes: float) -> str:
+    """A size in the largest unit of which there is a tenth.
+
+    >>> show_bytes(3 * 2**30), show_bytes(2**20), show_bytes(300), show_bytes(0)
+    ('3.00 GiB', '1.00 MiB', '0.29 KiB', '0 bytes')
+    """
+    if size_bytes == 0:
+        return "0 bytes"
+    power, unit = next(((n, u) for n, u in ((30, "GiB"), (20, "MiB")) if size_bytes >= 2**n / 10), (10, "KiB"))
+    return f"{size_bytes / 2**power:,.2f} {unit}"
 
 
 def show_share(share: float | None, sign: str = "") -> str:
@@ -83,6 +103,26 @@ def counted(number: int, noun: str) -> str:
     ('1 table', '1,200 steps')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def class_and_words(ended: str, words: str | None) -> str:
+    """A class or state of a run with the words on it, if these say more than its name.
+
+    >>> class_and_words("nan", "the loss is NaN"), class_and_words("done", "done"), class_and_words("error", None)
+    ('nan: the loss is NaN', 'done', 'error')
+    """
+    return ended if words in (None, "", ended) else f"{ended}: {words}"
+
+
+def without_figures(text: str) -> str:
+    """The text with `#` for each figure; one thing is written as several are.
+
+    >>> without_figures("10th percentile 0.0301 s, 90th 12 s, 1,024 of 3e-05")
+    '#th percentile # s, #th # s, # of #'
+    >>> without_figures("1 step skipped"), without_figures("10 steps skipped")
+    ('# steps skipped', '# steps skipped')
+    """
+    return _FIGURES.sub("#", _ONE_THING.sub(r"1 \1s", text))
 
 
 def plain(text: str) -> str:
@@ -149,6 +189,8 @@ class Grid:
 
 def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """The lines as CSV, figures in full, with an empty cell for None."""
+    import csv
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)

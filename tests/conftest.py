@@ -6,11 +6,12 @@ import itertools
 import os
 
 # Before anything imports torch: threads that wait for each other on a busy machine take the time of those that work.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 # With an empty cache Inductor first builds a program and runs it to see whether vector instructions work: 5 s of CPU.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,16 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 _numbers = itertools.count()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +77,14 @@ def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> At
         end = {"ended": ended, "cause": more.get("cause"), "step": 0, "time": more.get("time", started + 3600)}
         write_once(attempt.folder / "ended.json", json.dumps({**end, "requeue": more.get("requeue", False)}))
     return attempt
+
+
+def add_checkpoint(run: RunFolder, step: int, damaged: bool = False) -> Path:
+    """A checkpoint of one file, complete; its file cut off if it is to be `damaged`."""
+    place = run.checkpoints / f"step-{step:08d}"
+    place.mkdir(parents=True)
+    weights = b"weights" * 100
+    files = {"weights": {"bytes": len(weights), "crc32": zlib.crc32(weights)}}
+    (place / "weights").write_bytes(weights[: 300 if damaged else None])
+    (place / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "data": "random", "files": files}))
+    return place

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.test_imports import MODULES, imports_of, own_module
+from tests.test_imports import MAY_IMPORT, MODULES, imports_of, own_module
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-CHAINS = [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and " -> " in line]
-ARROW = re.compile(r" (->|=[\w.]+=>) ")
+ARROW = re.compile(r" (->|<-|=[\w.]+=>) ")
+CHAINS = [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and ARROW.search(line)]
 
 
 def imported_by(module: str) -> set[str]:
@@ -29,10 +29,22 @@ def test_every_arrow_of_a_chain_is_an_import(chain):
     assert 5 <= len(modules) <= 8
     assert [module for module in modules if module not in MODULES] == []
     for before, arrow, after in zip(modules, arrows, modules[1:], strict=False):
-        if arrow == "->":
-            assert after in imported_by(before) or before in imported_by(after), f"{before} -> {after}"
+        if "=" not in arrow:
+            imports, imported = (before, after) if arrow == "->" else (after, before)
+            assert imported in imported_by(imports), f"{before} {arrow} {after}"
+            assert imports not in imported_by(imported), f"{before} {arrow} {after}"
 
 
 def test_the_page_names_every_package():
     packages = {module.partition(".")[0] for module in MODULES if "." in module}
     assert packages <= set(re.findall(r"`(\w+)`", PAGE))
+
+
+def test_a_package_may_import_only_from_those_above_it():
+    rows = re.findall(r"^\| (`.*?`) \|", PAGE.partition("## The packages")[2].partition("\n## ")[0], re.M)
+    above = {"terminal"}
+    for package in re.findall(r"`(\w+)`", " ".join(rows)):
+        asked = {"engines"} if package == "settings" else set()
+        assert MAY_IMPORT[package] <= above | asked, package
+        above.add(package)
+    assert above == set(MAY_IMPORT) - {"top"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.snapshot import ARCHIVE
+from hpc_gpt.runs.unpack import ARCHIVE
 from tests.benchmarks.sweep import make_stand_ins
 from tests.conftest import REPOSITORY
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from hpc_gpt.cli import verbs
+
 HEAVY = {"torch", "deepspeed", "submitit"}
 
 
@@ -25,16 +27,19 @@ def modules_after(*arguments):
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"], ["submit", "--help"]])
-def test_help_loads_nothing_heavy(arguments):
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+def test_what_every_shell_asks_loads_nothing_heavy(arguments):
     assert not modules_after(*arguments) & (HEAVY | {"pydantic", "numpy", "jinja2", "rich"})
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_loads_nothing_heavy(verb):
+    assert not modules_after(verb, "--help") & (HEAVY | {"pydantic", "numpy", "jinja2", "rich"})
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["render", "--gpus", "64", "--pp", "16"],
-        ["render", "demo", "--cluster", "local"],
         ["submit", "demo", "--cluster", "local", "--dry-run"],
         ["report"],
         ["status"],
@@ -43,3 +48,10 @@ def test_help_loads_nothing_heavy(arguments):
 )
 def test_render_and_report_load_no_torch(arguments):
     assert not modules_after(*arguments) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments", [["render", "--gpus", "64", "--pp", "16"], ["render", "demo", "--cluster", "local"]]
+)
+def test_render_asks_pydantic_only_to_word_a_fault(arguments):
+    assert not modules_after(*arguments) & (HEAVY | {"pydantic", "numpy", "rich"})

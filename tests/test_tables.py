@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile, list_profiles
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_file import list_experiments, read_experiment
+from hpc_gpt.tables import _exact, merge_tables, read_toml
+from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 VALUES = (None, -1, 0, 10**400, 10**30, "x", "", [], {}, [[]], 1e308, float("nan"), float("inf"), True, "\ud800")
@@ -75,3 +82,44 @@ def test_what_is_no_json_is_told(run: RunFolder, text: bytes) -> None:
 
 def test_what_a_run_wrote_is_read_as_it_was(run: RunFolder) -> None:
     assert run.resolved().to_json() == (run.path / "resolved.json").read_text()
+
+
+def test_a_byte_order_mark_at_the_start_of_a_toml_file_is_no_part_of_it(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('name = "é"\n', encoding="utf-8-sig")
+    assert file.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert read_toml(file) == {"name": "é"}
+
+
+def test_every_shipped_file_reads_as_pydantic_reads_it() -> None:
+    listed: list[tuple[Any, Any]] = []
+    for name in list_experiments():
+        file = read_experiment(name)
+        listed += [(Experiment, merge_tables(file.tables, row.overrides)) for row in file.possible or ()]
+        listed += [(Experiment, file.tables)] if file.rows is None else []
+    listed += [(ClusterProfile, {"name": name, **read_toml(path)}) for name, path in list_profiles().items()]
+    for kind, tables in listed:
+        with contextlib.suppress(KeyError):
+            tables.pop("extends")
+        assert repr(_exact(kind, tables)) == repr(TypeAdapter(kind).validate_python(tables))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [(Experiment, "experiments/demo.toml"), (ClusterProfile, "templates/clusters/jean-zay-v100-32g.toml")],
+)
+def test_what_is_read_without_pydantic_is_what_pydantic_reads(kind: Any, path: str) -> None:
+    adapter = TypeAdapter(kind)
+    tables = {"name": "x", **read_toml(REPOSITORY / path)}
+    taken = refused = 0
+    for at in places(tables)[1:]:
+        for value in (*VALUES, 1, 0.5, "cosine", "auto", [1, 2], [0.5], ["a"], {"a": 1}, {"bf16": 312}):
+            given = put(json.dumps(tables), at, value)
+            try:
+                found = _exact(kind, given)
+            except (TypeError, ValueError, OverflowError):
+                refused += 1
+            else:
+                taken += 1
+                assert repr(found) == repr(adapter.validate_python(given)), f"{at} {value!r}"
+    assert taken > 20 < refused

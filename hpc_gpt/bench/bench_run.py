@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_table import is_on_cpu, ratios_to_first
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row_of
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measured, measure, row_of
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-from hpc_gpt.bench.preparation import Cell
+from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.files import replace_whole
@@ -30,7 +30,7 @@ from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile
-from hpc_gpt.settings.resolve import folder_name
+from hpc_gpt.settings.resolved import folder_name
 
 
 def order_of(cells: int, rounds: int) -> list[list[int]]:
@@ -60,7 +60,7 @@ class BenchFolder:
         """The `run` of the row at `place` (from 0): the bench's id and the row's number (from 1)."""
         return f"{self.id}#{place + 1}"
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[BenchRow]) -> None:
         """Replaces bench.json whole. Raises RunFolderError if it cannot be written."""
         replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1, allow_nan=False) + "\n")
 
@@ -70,7 +70,7 @@ def make_folder(logs: Path, experiment: str) -> BenchFolder:
     return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}-bench"))
 
 
-def tables_of(rows: Sequence[Row], folder: BenchFolder) -> dict[str, Any]:
+def tables_of(rows: Sequence[BenchRow], folder: BenchFolder) -> dict[str, Any]:
     """The content of bench.json, and of `bench --json`."""
     ratios = ratios_to_first([row.record.tokens_per_s for row in rows])
     listed = [
@@ -97,7 +97,7 @@ class Bench:
     """One bench. `rows`: the cells that were measured at least once, in order. `profile`: this machine's. `advice`: by
     a cell's name, what to do after it ran out of memory."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[BenchCell]
     rounds: int
     folder: BenchFolder
     provenance: Mapping[str, Any]
@@ -122,7 +122,7 @@ class Bench:
                 self._report(cell, label, found)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BenchRow]:
         return [
             row_of(self.cells[place].name, self.folder.name_of(place), measured, self._peaks)
             for place, measured in sorted(self._measured.items())
@@ -174,7 +174,7 @@ class Bench:
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
         raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
 
-    def _report(self, cell: Cell, label: str, found: Measured) -> None:
+    def _report(self, cell: BenchCell, label: str, found: Measured) -> None:
         record = found.record
         if found.is_good:
             sys.stderr.write(f"{label}: {record.tokens_per_s:,.0f} tokens/s\n")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
+from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
 from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_share, show_whole
+from hpc_gpt.words import NOTHING, plain, show_digits, show_share
 
 # Seed 000's mark of a row that does not fit.
 OOM = "OOM"
@@ -28,33 +29,10 @@ def ratios_to_first(figures: Sequence[float | None]) -> list[float | None]:
     return [figure / first if figure is not None and first else None for figure in figures]
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One figure. `label` and `formula` are for a block, which has room to explain the figure."""
-
-    heading: str
-    label: str
-    show: Callable[[Row], str]
-    formula: str = ""
-    unit: str = ""
-
-
-def _digits(key: str) -> Callable[[Row], str]:
-    return lambda row: show_digits(getattr(row.record, key))
-
-
-def _percent(key: str) -> Callable[[Row], str]:
-    return lambda row: show_share(getattr(row.record, key))
-
-
-def _gib(key: str) -> Callable[[Row], str]:
-    return lambda row: show_digits(peak_gib(getattr(row.record, key)))
-
-
-def _allocated(row: Row) -> str:
-    if row.record.ended in OUT_OF_MEMORY:
+def _allocated(record: Record) -> str:
+    if record.ended in OUT_OF_MEMORY:
         return OOM
-    return NO_GPU if is_on_cpu(row.record) else _gib("memory_allocated_gib")(row)
+    return NO_GPU if is_on_cpu(record) else show_digits(peak(record.memory_allocated_gib))
 
 
 def is_on_cpu(record: Record) -> bool:
@@ -62,60 +40,52 @@ def is_on_cpu(record: Record) -> bool:
     return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
-def _utilisation(row: Row) -> str:
-    """As in seed 000: `71.9 +/- 22.0`."""
-    record = row.record
-    if record.gpu_util_mean is None:
-        return NOTHING
-    return f"{record.gpu_util_mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
-
-
-def _matmul(row: Row) -> str:
-    before, after = row.record.matmul_tflops_before, row.record.matmul_tflops_after
+def _matmul(record: Record) -> str:
+    before, after = record.matmul_tflops_before, record.matmul_tflops_after
     return NOTHING if before is None and after is None else f"{show_digits(before)} -> {show_digits(after)}"
 
 
-def _plain(key: str) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        value = getattr(row.record, key)
-        return NOTHING if value is None else str(value)
-
-    return show
+def _of_row(figure: Column) -> Column:
+    return replace(figure, value=lambda row: figure.value(row.record))
 
 
-def _tflops(key: str, formula: str) -> _Column:
-    return _Column(f"TFLOPs {key.partition('_')[2]}", key, _digits(key), formula, "TFLOP/s per rank")
+def _gib(heading: str, key: str, label: str, formula: str) -> Column:
+    return column(heading, key, lambda stages: show_digits(peak(stages)), label=label, unit="GiB", formula=formula)
 
 
+_ALLOCATED = "memory_allocated_gib"
 _COLUMNS = (
-    _Column("Tokens/s", "tokens/s", lambda row: show_whole(row.record.tokens_per_s)),
-    _Column("Step s", "step time", lambda row: show_digits(row.record.step_s), unit="s"),
-    _tflops("tflops_seed", "6 P s B, 8 with full recomputation, seed 001"),
-    _tflops("tflops_hardware", "Narayanan et al. 2021, eq. 3"),
-    _tflops("tflops_model", "6 P + 12 L h s a token, PaLM"),
-    _Column("MFU", "mfu", _percent("mfu"), "tflops_model over the device's dense peak"),
-    _Column("Allocated GiB", "memory allocated", _allocated, "peak", "GiB"),
-    _Column("Reserved GiB", "memory reserved", _gib("memory_reserved_gib"), "peak", "GiB"),
-    _Column("Plan GiB", "memory predicted", _gib("predicted_memory_gib"), "allocated at the peak, by plan", "GiB"),
-    _Column("GPU %", "GPU utilisation", _utilisation, unit="%"),
-    _Column("Compile s", "compile", _digits("compile_s"), "of the first round", "s"),
-    _Column(
+    *(_of_row(FIGURES[key]) for key in ("tokens_per_s", "step_s", "tflops_seed", "tflops_hardware", "tflops_model")),
+    _of_row(FIGURES["mfu"]),
+    _of_row(Column("Allocated GiB", (_ALLOCATED,), _allocated, label="memory allocated", unit="GiB", formula="peak")),
+    _of_row(_gib("Reserved GiB", "memory_reserved_gib", "memory reserved", "peak")),
+    _of_row(_gib("Plan GiB", "predicted_memory_gib", "memory predicted", "allocated at the peak, by plan")),
+    *(_of_row(FIGURES[key]) for key in ("gpu_util_mean", "compile_s")),
+    column(
         "10th step s",
-        "to the tenth step",
-        lambda row: show_digits(row.warm_tenth_step_s),
-        "from the start; if there are more rounds, without the first",
-        "s",
+        "warm_tenth_step_s",
+        show_digits,
+        label="to the tenth step",
+        unit="s",
+        formula="from the start; if there are more rounds, without the first",
     ),
-    _Column("Attention", "attention", _plain("attention_used")),
-    _Column("Retries", "allocator retries", _plain("allocator_retries")),
-    _Column("Matmul TFLOP/s", "matmul rate", _matmul, "the device's own, before and after", "TFLOP/s"),
-    _Column("MHz", "SM clock", _digits("sm_clock_mhz"), unit="MHz"),
-    _Column("W", "power", _digits("power_w"), unit="W"),
-    _Column("Config", "config hash", _plain("config_hash")),
+    *(_of_row(FIGURES[key]) for key in ("attention_used", "allocator_retries")),
+    _of_row(
+        Column(
+            "Matmul TFLOP/s",
+            ("matmul_tflops_before", "matmul_tflops_after"),
+            _matmul,
+            label="matmul rate",
+            unit="TFLOP/s",
+            formula="the device's own, before and after",
+        )
+    ),
+    *(_of_row(FIGURES[key]) for key in ("sm_clock_mhz", "power_w", "config_hash")),
 )
+_NOTES = Column("Notes", (), lambda row: _notes(row.record), right=False)
 
 
-def as_text(rows: Sequence[Row], width: int | None = None) -> str:
+def as_text(rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The rows with every figure that any of them has, then what they share: shape, device, versions. `width` None: any
     width."""
     if not rows:
@@ -124,7 +94,7 @@ def as_text(rows: Sequence[Row], width: int | None = None) -> str:
     return text + "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
 
 
-def _one(row: Row) -> str:
+def _one(row: BenchRow) -> str:
     lines = [
         (
             column.label,
@@ -144,27 +114,18 @@ def _one(row: Row) -> str:
     return f"{plain(row.cell)}\n{body}"
 
 
-def _several(rows: Sequence[Row], width: int | None) -> str:
-    ratios = ratios_to_first([row.record.tokens_per_s for row in rows])
-    columns = [column for column in _COLUMNS if any(column.show(row) != NOTHING for row in rows)]
-    has_spread = any(row.record.tokens_per_s_spread is not None for row in rows)
-    headings = ["Cell", "Ratio", *(["Spread"] if has_spread else []), *(column.heading for column in columns), "Notes"]
-    lines = []
-    for row, ratio in zip(rows, ratios, strict=True):
-        lines.append(
-            [
-                row.cell,
-                NOTHING if ratio is None else f"{ratio:.3f}",
-                *([_percent("tokens_per_s_spread")(row)] if has_spread else []),
-                *(column.show(row) for column in columns),
-                _notes(row.record),
-            ]
-        )
-    left = {"Cell", "Attention", "Config", "Notes"}
-    grid = Grid(headings, [heading not in left for heading in headings], lines)
-    if width is None or grid.width <= width:
-        return grid.aligned()
-    return "".join(grid.block(cells) for cells in grid.lines)
+def _several(rows: Sequence[BenchRow], width: int | None) -> str:
+    ratios = dict(zip(map(id, rows), ratios_to_first([row.record.tokens_per_s for row in rows]), strict=True))
+    first = (
+        column("Cell", "cell", right=False),
+        Column("Ratio", (), lambda row: ratios[id(row)], "{:.3f}".format),
+        _of_row(column("Spread", "tokens_per_s_spread", show_share, optional=True)),
+    )
+    shown = filled([*first, *(replace(each, optional=True) for each in _COLUMNS), _NOTES], rows)
+    table = grid(shown, rows)
+    if width is None or table.width <= width:
+        return table.aligned()
+    return "".join(table.block(cells) for cells in table.lines)
 
 
 def _notes(record: Record) -> str:

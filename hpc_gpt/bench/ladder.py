@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_gpt.bench.bench_table import SLOWED, shared_lines
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
-from hpc_gpt.bench.preparation import Asked, Cell, prepare_cell
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
+from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
+from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
@@ -20,16 +21,17 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
 from hpc_gpt.settings.experiment_file import (
     ExperimentFile,
+    SweepRow,
     choose_row,
     cut_warmup,
     load_experiment,
     read_experiment,
 )
-from hpc_gpt.settings.experiment_file import Row as SweepRow
 from hpc_gpt.settings.requirements import check_requirements
-from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.tokens.run_data import ensure_data, located
-from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.words import plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
 # The figures by which the last rung is compared with the first.
@@ -79,7 +81,7 @@ LADDERS: Mapping[str, Ladder] = {
 class Rung:
     sweep: str
     row: SweepRow
-    cell: Cell
+    cell: BenchCell
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class AskedLadder:
     notes: Sequence[str]
 
 
-def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLadder:
+def ask_ladder(asked: BenchAsked, name: str, rows: str | None, gpus: int) -> AskedLadder:
     """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
     ladder = LADDERS[name]
     names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
@@ -109,7 +111,7 @@ def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLad
     return AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
 
 
-def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
+def prepare_ladder(asked: BenchAsked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
     """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
 
     Raises ConfigError for an unknown row, and for wrong settings of the user's.
@@ -127,7 +129,7 @@ def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] 
     return rungs
 
 
-def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
+def _rung(asked: BenchAsked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
     try:
         if row.impossible is not None:
             raise ConfigError(row.impossible)
@@ -138,13 +140,13 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: i
         resolved = cell.prepared.resolved
         _check_gpus(resolved.gpus, gpus)
         check_requirements(resolved, gpus > 0)
-        ensure_data(located(resolved, cell.prepared.data_beside))
+        ensure_data(resolved, beside=cell.prepared.data_beside)
     except UserError as fault:
         reason = hide_secrets("; ".join(str(fault).splitlines()))
         wanted = _as_wanted(asked, file, row)
         record = _refused(f"{sweep}-{row.name}", reason, wanted)
         record = replace(record, settings={"sweep": {"name": sweep, "row": row.name}})
-        return Rung(sweep, row, Cell(row.name, record=record))
+        return Rung(sweep, row, BenchCell(row.name, record=record))
     return Rung(sweep, row, cell)
 
 
@@ -154,7 +156,7 @@ def _check_gpus(wanted: int | None, gpus: int) -> None:
         raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")
 
 
-def _as_wanted(asked: Asked, file: ExperimentFile, row: SweepRow) -> Resolved | None:
+def _as_wanted(asked: BenchAsked, file: ExperimentFile, row: SweepRow) -> Resolved | None:
     """The row resolved for a cluster with enough GPUs; None if it cannot run there either."""
     with contextlib.suppress(UserError):
         experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
@@ -199,24 +201,17 @@ def savings_of(group: Group, rungs: Sequence[Rung], records: Mapping[str, Record
     ]
 
 
-def _savings_grid(savings: Sequence[Saving]) -> Grid:
-    headings = ["Row", "Switched on", "Shape", "Step s", "x base", "Peak GiB", "Saved GiB", "Plan GiB", "Ended"]
-    right = [False, False, False, True, True, True, True, True, False]
-    lines = [
-        [
-            each.row,
-            each.switched_on or "nothing",
-            each.shape,
-            show_digits(each.step_s),
-            show_digits(each.time_ratio),
-            show_digits(each.memory_allocated_gib),
-            show_digits(each.saved_gib),
-            show_digits(each.predicted_memory_gib),
-            each.ended or NOTHING,
-        ]
-        for each in savings
-    ]
-    return Grid(headings, right, lines)
+_SAVINGS = (
+    column("Row", "row", right=False),
+    Column("Switched on", ("switched_on",), lambda saving: saving.switched_on or "nothing", right=False),
+    column("Shape", "shape", right=False),
+    column("Step s", "step_s", show_digits),
+    column("x base", "time_ratio", show_digits),
+    column("Peak GiB", "memory_allocated_gib", show_digits),
+    column("Saved GiB", "saved_gib", show_digits),
+    column("Plan GiB", "predicted_memory_gib", show_digits),
+    column("Ended", "ended", right=False),
+)
 
 
 def time_ratio(record: Record | None, base: Record | None) -> float | None:
@@ -227,7 +222,7 @@ def time_ratio(record: Record | None, base: Record | None) -> float | None:
 
 
 def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
-    peak, of_base = peak_gib(record.memory_allocated_gib), peak_gib(base.memory_allocated_gib) if base else None
+    most, of_base = peak(record.memory_allocated_gib), peak(base.memory_allocated_gib) if base else None
     return Saving(
         sweep=rung.sweep,
         row=rung.row.name,
@@ -235,9 +230,9 @@ def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
         shape=f"{show_params(record.params)} s{record.seq} v{record.vocab}",
         step_s=record.step_s,
         time_ratio=time_ratio(record, base),
-        memory_allocated_gib=peak,
-        saved_gib=None if peak is None or of_base is None or is_smoke(record) else of_base - peak,
-        predicted_memory_gib=peak_gib(record.predicted_memory_gib),
+        memory_allocated_gib=most,
+        saved_gib=None if most is None or of_base is None or is_smoke(record) else of_base - most,
+        predicted_memory_gib=peak(record.predicted_memory_gib),
         ended=record.ended,
     )
 
@@ -256,7 +251,7 @@ def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LadderOutcome:
     """The last rung over the first: the compared figure, our ratio and the seed's; `time` if the ladder saves
     memory."""
 
@@ -268,26 +263,26 @@ class Outcome:
     time: float | None = None
     seed_time: float | None = None
 
-    def line(self, seed: str) -> str:
-        """`tokens/s of workers over baseline: 10.1 (seed 002: 8.66)`."""
+    def line(self) -> str:
+        """`tokens/s of workers over baseline: 10.1 (published: 8.66)`."""
         ours, theirs = _shown(self.ratio), show_digits(self.seed_ratio)
         if self.what == _MEMORY:
             ours += f" at {_shown(self.time)} x the time" if self.ratio is not None else ""
             theirs += f" at {show_digits(self.seed_time)} x"
-        return f"{self.what} of {self.last} over {self.first}: {ours} (seed {seed}: {theirs})"
+        return f"{self.what} of {self.last} over {self.first}: {ours} (published: {theirs})"
 
 
-def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None = None) -> str:
+def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
     text = _seed_table(ladder.rungs, rungs, rows, width)
     savings = _savings(ladder, rungs, rows)
     if savings:
-        grid = _savings_grid(savings)
-        blocks = "".join(grid.block(cells) for cells in grid.lines)
+        table = grid(_SAVINGS, savings)
+        blocks = "".join(table.block(cells) for cells in table.lines)
         text += f"\n{_caption(ladder)}\n"
-        text += grid.aligned() if width is None or grid.width <= width else blocks
+        text += table.aligned() if width is None or table.width <= width else blocks
     shared = "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
-    return f"{text}\n{shared}{outcome(ladder, rungs, rows).line(ladder.seed)}\n"
+    return f"{text}\n{shared}{outcome(ladder, rungs, rows).line()}\n"
 
 
 def _caption(ladder: Ladder) -> str:
@@ -297,7 +292,7 @@ def _caption(ladder: Ladder) -> str:
     )
 
 
-def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
     found = outcome(ladder, rungs, rows)
     tables: dict[str, Any] = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(found)}
@@ -305,7 +300,7 @@ def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[
     return dict(finite(tables))
 
 
-def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outcome:
+def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> LadderOutcome:
     """The last rung over the first. A --smoke run does not count as a measurement."""
     group = ladder.rungs
     records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
@@ -315,17 +310,17 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outco
     }
     seed_first, seed_last = seeds[group.base], seeds[group.last]
     if group.sweep == "memory-ladder":
-        return Outcome(
+        return LadderOutcome(
             _MEMORY, group.base, group.last,
             _over(_reserved(last), _reserved(first)), _over(seed_last["memory_mb"], seed_first["memory_mb"]),
             time_ratio(last, first), _over(seed_last["latency_s"], seed_first["latency_s"]),
         )  # fmt: skip
     what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
     ours = [getattr(record, key) if record else None for record in (last, first)]
-    return Outcome(what, group.base, group.last, _over(*ours), _over(seed_last[key], seed_first[key]))
+    return LadderOutcome(what, group.base, group.last, _over(*ours), _over(seed_last[key], seed_first[key]))
 
 
-def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Record]:
+def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Record]:
     """A group's records, by row."""
     by_cell = {row.cell: row.record for row in rows}
     return {
@@ -335,7 +330,7 @@ def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[s
     }
 
 
-def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None) -> str:
+def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None) -> str:
     lines = sweep_lines(group.sweep, list(_records(group, rungs, rows).values()))
     return seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
 
@@ -353,13 +348,13 @@ def _with_reason(line: SeedLine) -> SeedLine:
     return replace(line, row=replace(line.row, impossible=why))
 
 
-def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> list[Saving]:
+def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[Saving]:
     return [saving for group in ladder.groups for saving in savings_of(group, rungs, _records(group, rungs, rows))]
 
 
 def _reserved(record: Record | None) -> float | None:
     """The peak of memory that the seed's column has."""
-    return peak_gib(record.memory_reserved_gib) if record else None
+    return peak(record.memory_reserved_gib) if record else None
 
 
 def _over(last: float | None, first: float | None) -> float | None:

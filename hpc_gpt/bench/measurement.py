@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.peer import measure_peer
-from hpc_gpt.bench.preparation import Cell
+from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
 from hpc_gpt.launch.control import GOOD_ENDS, follow
@@ -24,7 +24,7 @@ from hpc_gpt.report.gather import leave_record
 from hpc_gpt.runs.live import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import newest_submission
+from hpc_gpt.runs.run_state import newest_submission
 from hpc_gpt.terminal import ProgressLine, width
 
 # How a cell ends that is too large for the machine.
@@ -55,7 +55,7 @@ class Measured:
         return self.record.ended in GOOD_ENDS and bool(self.record.tokens_per_s)
 
 
-def measure(cell: Cell, number: int, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+def measure(cell: BenchCell, number: int, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
     """Measures the cell's round `number` (from 1) in the bench's `folder`, with progress on stderr after `label`.
 
     Returns a record however the run ends. Ctrl-C ends the run and raises KeyboardInterrupt. Raises RunFolderError if
@@ -98,7 +98,7 @@ def _wait_until_gone(run: RunFolder) -> None:
             send(pid, started, what)
 
 
-def _measure_peer(cell: Cell, number: int, folder: Path, label: str) -> Measured:
+def _measure_peer(cell: BenchCell, number: int, folder: Path, label: str) -> Measured:
     log = folder / f"{cell.slug}-round{number}.log"
     line = ProgressLine()
     line.show(f"{label}  running, its output in {log}")
@@ -126,7 +126,7 @@ def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """A cell's record over all its rounds, tokens/s of those that ended well, and the folder or log of each round.
 
     `tenth_step_s`: seconds from the start to the end of the tenth step, of rounds that ended well, if known.
@@ -153,7 +153,7 @@ class Row:
         return not self.tokens_per_s and self.record.ended in OUT_OF_MEMORY
 
 
-def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None) -> Row:
+def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None) -> BenchRow:
     """The row of a cell from its rounds, in order. `name`: its record's `run`. `peaks`: dense TFLOP/s by dtype of a
     device that our table lacks.
 
@@ -166,7 +166,7 @@ def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[st
     if not good:
         blank: dict[str, Any] = dict.fromkeys(_BLANK)
         record = replace(measured[0].record, **blank, run=name, rounds=0)
-        return Row(cell, record, (), places)
+        return BenchRow(cell, record, (), places)
     records = [each.record for each in good]
     speeds = tuple(record.tokens_per_s for record in records if record.tokens_per_s)
     record = replace(_merged(records, statistics.median(speeds)), run=name, flags=_flags(measured))
@@ -177,7 +177,7 @@ def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[st
         )
     firsts = (attempt.get("tenth_step_s") for each in records for attempt in (each.attempts or [])[:1])
     known = tuple(seconds for seconds in firsts if seconds is not None)
-    return Row(cell, _with_peak(record, peaks or {}), speeds, places, known)
+    return BenchRow(cell, _with_peak(record, peaks or {}), speeds, places, known)
 
 
 def _flags(measured: Sequence[Measured]) -> list[str]:
@@ -209,11 +209,6 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
     source = f"over {peak:g} dense {record.dtype} TFLOP/s, peak_tflops of the profile's [machine]"
     flags = [flag for flag in record.flags if not flag.endswith("mfu and hfu are null")]
     return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})
-
-
-def peak_gib(stages: Sequence[float | None] | None) -> float | None:
-    """The largest figure of any pipeline stage; None if nothing was measured."""
-    return max((figure for figure in stages or () if figure is not None), default=None)
 
 
 def drift_flag(record: Record) -> str | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpc_gpt.bench.preparation import Cell
+from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.process import interrupts_wait
 from hpc_gpt.readers.causes import one_line
@@ -48,7 +48,7 @@ GRACE_S = 10.0
 _POLL_S = 0.05
 
 
-def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
+def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[BenchCell]:
     """The cells of the values of `--peer` (`NAME=COMMAND`) and `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all
     others).
 
@@ -78,10 +78,10 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
     if faults:
         of_patterns = all(fault.startswith("--peer-pattern") for fault in faults)
         raise ConfigError("\n".join(faults), PATTERN_EXAMPLE if of_patterns and commands else _EXAMPLE)
-    return [Cell(name, command=command, pattern=own.get(name, for_all)) for name, command in commands.items()]
+    return [BenchCell(name, command=command, pattern=own.get(name, for_all)) for name, command in commands.items()]
 
 
-def add_peers(cells: Sequence[Cell], peers: Sequence[Cell]) -> list[Cell]:
+def add_peers(cells: Sequence[BenchCell], peers: Sequence[BenchCell]) -> list[BenchCell]:
     """Our cells, then the peers. ConfigError if a peer has the name of one of ours."""
     taken = {cell.name for cell in cells}
     twice = [peer.name for peer in peers if peer.name in taken]
@@ -216,7 +216,7 @@ def _is_of(pid: str, group: int) -> bool:
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def measure_peer(cell: Cell, log: Path, number: int) -> Record:
+def measure_peer(cell: BenchCell, log: Path, number: int) -> Record:
     """Runs a peer's command to its end; returns the record of its round `number` (from 1), read from its log.
 
     A command that fails has a record too, with `ended` and `cause` from its log. The record has no secret of the
@@ -228,7 +228,7 @@ def measure_peer(cell: Cell, log: Path, number: int) -> Record:
     return _without_secrets(replace(record, name=cell.name, run=f"{cell.name}-round{number}"), os.environ)
 
 
-def read_peer(cell: Cell, log: Path, end: PeerEnd) -> Record:
+def read_peer(cell: BenchCell, log: Path, end: PeerEnd) -> Record:
     """The record of a peer's log, whose command ended with `end`."""
     record = _read(log)
     settings = {**record.settings, "command": cell.command, "seconds": round(end.seconds, 3)}

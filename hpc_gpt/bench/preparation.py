@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any
 
 from hpc_gpt.bench.this_machine import has_compiler
+from hpc_gpt.engines import engine_named
+from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import Prepared, as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
+from hpc_gpt.launch.prepare import Prepared, as_row, finish, folder_beside, load_row, shrunken
+from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
-from hpc_gpt.settings.engines import OFFERS, Fault, has_zero, optimizer_faults
-from hpc_gpt.settings.experiment import Engine, EngineName, Experiment
+from hpc_gpt.settings.engines import optimizer_faults
+from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import compare
 from hpc_gpt.tables import close_matches
 
@@ -43,7 +46,7 @@ _BENCH: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """One thing that is measured, a row of the table. Its `name` is unique in the bench.
 
     An experiment of ours has `prepared`. A peer has `command`, a line for a shell, and `pattern`, a regular expression
@@ -61,14 +64,14 @@ class Cell:
     def slug(self) -> str:
         """The name as that of a folder or file.
 
-        >>> Cell("deepspeed-zero:3 mbs 4").slug
+        >>> BenchCell("deepspeed-zero:3 mbs 4").slug
         'deepspeed-zero_3_mbs_4'
         """
         return folder_name(self.name)
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchAsked:
     """The request for a bench. `overrides`: the user's own, by dotted key. `steps` None: the experiment's, or five in a
     smoke run. `is_ladder`: rungs also compare data, logging and evaluation, so these are kept."""
 
@@ -94,17 +97,17 @@ class Cells:
     """The bench's name, its cells, and notes for the user."""
 
     name: str
-    cells: Sequence[Cell]
+    cells: Sequence[BenchCell]
     notes: tuple[str, ...] = ()
 
 
-def prepare_cells(asked: Asked) -> Cells:
+def prepare_cells(asked: BenchAsked) -> Cells:
     """A cell for each engine and each micro-batch, or a single one. Raises ConfigError or LayoutError with the faults
     of all cells at once."""
     file = read_experiment(asked.experiment)
     chosen = file.row(asked.row)
     row = chosen.name if chosen is not None else None
-    cells: list[Cell] = []
+    cells: list[BenchCell] = []
     faults: dict[str, UserError] = {}
     for engine in asked.engines or (None,):
         for micro_batch in asked.micro_batches or (None,):
@@ -130,13 +133,13 @@ def prepare_cells(asked: Asked) -> Cells:
 
 
 def prepare_cell(
-    asked: Asked,
+    asked: BenchAsked,
     file: ExperimentFile,
     row: str | None,
     over: Mapping[str, Any],
     engine: str | None = None,
     name: str | None = None,
-) -> Cell:
+) -> BenchCell:
     """One cell: the experiment's row overridden by `over` (dotted keys), then by the user's own settings.
 
     It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
@@ -146,7 +149,7 @@ def prepare_cell(
     if name is None:
         micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
         name = f"{engine or experiment.engine.name}{micro_batch}"
-    cell = Cell(name)
+    cell = BenchCell(name)
     if row is None:
         experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{cell.slug}")
     if asked.smoke:
@@ -164,14 +167,15 @@ def prepare_cell(
 def parse_engines(text: str | None) -> list[str]:
     """The parts of `ddp,deepspeed-zero:3`, each an engine, or an engine and a ZeRO stage. Raises ConfigError."""
     engines = [part.strip() for part in text.split(",")] if text is not None else []
-    known = get_args(EngineName)
+    known = ENGINE_NAMES
     for engine in engines:
         name, colon, stage = engine.partition(":")
         if name not in known:
             raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
-        if colon and not (has_zero(name) and stage in map(str, OFFERS[name].zero_stages)):
-            stages = ", ".join(f"{name}:{each}" for each in OFFERS[name].zero_stages)
-            hint = f"use one of {stages}" if has_zero(name) else f"use {name}; deepspeed-zero has stages 0 to 3"
+        facts = engine_named(name)
+        if colon and not (facts.has_zero and stage in map(str, facts.zero_stages)):
+            stages = ", ".join(f"{name}:{each}" for each in facts.zero_stages)
+            hint = f"use one of {stages}" if facts.has_zero else f"use {name}; deepspeed-zero has stages 0 to 3"
             raise ConfigError(f"engine {engine!r}: {stage!r} is no ZeRO stage of {name}", hint)
     _check_single("--engines", engines)
     return engines
@@ -196,7 +200,7 @@ def _check_single(option: str, parts: Sequence[str]) -> None:
         raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
 
 
-def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
+def _load(asked: BenchAsked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
     overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
@@ -208,7 +212,7 @@ def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str
     return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
 
 
-def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
+def _of_rung(asked: BenchAsked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
     """The bench's own settings of a rung: random tokens instead of the user's own file, and no time limit if steps are
     asked for."""
     needed = dict(_MEASURED)
@@ -217,7 +221,7 @@ def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, A
     return needed if asked.steps is None else {**needed, "train.minutes": None}
 
 
-def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experiment:
+def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Experiment:
     """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and the
     bench's own settings that Megatron-LM does not have.
 
@@ -225,7 +229,7 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
     none has it, it stays, and is refused.
     """
     engine, train = experiment.engine, experiment.train
-    others = [replace(engine, name=cast(EngineName, part.partition(":")[0])) for part in asked.engines]
+    others = [replace(engine, name=part.partition(":")[0]) for part in asked.engines]
 
     def is_lacking(key: str, lacks: Callable[[Engine], object]) -> bool:
         return bool(lacks(engine)) and (key not in asked.overrides or not all(map(lacks, others or [engine])))
@@ -234,11 +238,11 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
         return next(optimizer_faults(engine, train), None)
 
     lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
-    if engine.name == MEGATRON_LM:
+    if engine_named(engine.name).is_program:
         train = replace(train, save_last=True, matmul_rate=False)
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
     if engine.compile != "none":
-        if is_lacking("engine.compile", lambda each: "compile" not in OFFERS[each.name].switches):
+        if is_lacking("engine.compile", lambda each: "compile" not in engine_named(each.name).switches):
             engine = replace(engine, compile="none", keep_residuals=False)
             notes.append(f"engine.compile is none for engine {engine.name}, which does not have it")
         elif lacks_compiler and "engine.compile" not in asked.overrides:
@@ -254,7 +258,7 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
     return replace(experiment, engine=engine, train=train)
 
 
-def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
+def _shrunken(experiment: Experiment, asked: BenchAsked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
     """The smoke run, with the steps and the micro-batch that the user asked for."""
 
     def as_asked(small: Experiment) -> Experiment:
@@ -265,7 +269,8 @@ def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, not
         job = replace(small.job, time=experiment.job.time)
         return replace(small, layout=layout, train=replace(train, steps=steps, log_every=steps), job=job)
 
-    real, resolved, lines = shrunken(experiment, asked.profile, load_profile(FALLBACK), asked.has_gpu, as_asked)
+    real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
+    resolved, lines = shrunken(experiment, real, asked.profile, asked.has_gpu, as_asked)
     steps = f"{resolved.train.steps} step{'s' if resolved.train.steps != 1 else ''}"
     sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
     notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *lines]
@@ -278,7 +283,7 @@ def _other_source(file: ExperimentFile, row: str | None) -> str | None:
     return None if source == "random" or "data" not in file.tables else source
 
 
-def _name(asked: Asked, file: ExperimentFile, experiment: Experiment) -> str:
+def _name(asked: BenchAsked, file: ExperimentFile, experiment: Experiment) -> str:
     """The name of a bench: its experiment, or the model if no experiment was named."""
     preset = experiment.model.preset
     return preset if asked.experiment == DEFAULT_BENCH and preset else file.name

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import Training, training_of
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, device_named, load_profile
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 LOCAL = "local"
 # The keys of a profile about the machine itself. All others are for the scheduler.

@@ -1,13 +1,18 @@
-"""`python -m hpc_gpt.chain.after RUN ATTEMPT CLASS WORDS EXCLUDED [put-back]`: job.sh asks what is next.
+"""`python -m hpc_gpt.chain.after RUN ATTEMPT CODE SHOWN`: job.sh asks what is next.
 
-The ranks have ended. CLASS and WORDS say how the job ended by Slurm, EXCLUDED are the nodes that the job excludes, and
-`put-back` says that Slurm starts the same job again. Classifies the end of the attempt, judges, writes ended.json and
-next.json, and prints one line for the script. Only the script gives commands to Slurm.
+The ranks have ended. The script states facts: CODE is srun's exit code, and SHOWN what `scontrol show job` prints.
+Classifies the end of the attempt, judges, writes ended.json and next.json, and prints one line for the script. Only the
+script gives commands to Slurm.
 
-    hpc-gpt-next again PAUSE_S =NODES JOBS    another attempt in so many seconds; nodes to exclude, `-` for no change
-    hpc-gpt-next stop 0 - JOBS                no other attempt
+    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in so many seconds; nodes to exclude, `-` for no change
+    hpc-gpt-next stop 0 - JOBS CODE              no other attempt
 
 NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
+CODE is the exit code of the first rank that failed, else srun's.
+
+Scripts of earlier versions pass CODE SAID EXCLUDED SHOWN [put-back], or CLASS CAUSE EXCLUDED [put-back], and read no
+CODE. SAID is srun's message on the first rank that failed, EXCLUDED are the nodes that the job excludes, and `put-back`
+says that Slurm starts the same job again.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from typing import Any
 from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_of, other_jobs
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
+from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import LONGEST_PAUSE_S
@@ -63,15 +69,12 @@ def _exclusion(run: RunFolder, attempt: Attempt, exclude: Sequence[str], exclude
 
 def _left_out(verdict: Mapping[str, Any]) -> list[str]:
     """The nodes that a next.json excludes, without anything that is no host's name."""
-    nodes = verdict.get("exclude")
-    return [node for node in nodes if isinstance(node, str) and NODE.fullmatch(node)] if isinstance(nodes, list) else []
+    return verdict.get("exclude") or []
 
 
 def _pause_s(verdict: Mapping[str, Any]) -> float:
-    pause = verdict.get("pause_s")
-    if not isinstance(pause, int | float):
-        return 0.0
-    return float(pause) if 0 <= pause <= LONGEST_PAUSE_S else 0.0
+    pause = float(verdict.get("pause_s") or 0.0)
+    return pause if pause <= LONGEST_PAUSE_S else 0.0
 
 
 def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str]) -> str:
@@ -81,15 +84,37 @@ def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str])
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder, number, slurm, words, excluded = arguments[:5]
-    run, put_back = RunFolder(Path(folder)), "put-back" in arguments[5:]
-    nodes = [node for node in excluded.split(",") if node and node != "-"]
+    folder, number, slurm, words, *more = arguments
+    run = RunFolder(Path(folder))
+    attempt = run.attempt(int(number))
+    code = ""
+    if not more:
+        shown, message = words, first_failure(attempt)
+        code = f" {exit_code(message, int(slurm))}"
+        put_back = is_put_back(attempt, shown)
+        nodes = _excluded(shown)
+        slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
+    else:
+        put_back = "put-back" in more
+        nodes = [node for node in more[0].split(",") if node and node != "-"]
+        if slurm.isdecimal():
+            slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
     try:
-        print(decide_next(run, run.attempt(int(number)), slurm, words, nodes, put_back, time.time()), flush=True)
+        print(decide_next(run, attempt, slurm, words, nodes, put_back, time.time()) + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1
     return 0
+
+
+def _excluded(shown: str) -> list[str]:
+    """The nodes that the job excludes; none if Slurm names them in a form that is not known."""
+    text = shown_as(shown, "ExcNodeList")
+    try:
+        return [] if text in ("", "(null)") else expand_hosts(text)
+    except ValueError:
+        print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
+        return []
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""`python -m hpc_gpt.chain.before RUN ATTEMPT`: job.sh asks whether this attempt of the run may start.
+"""`python -m hpc_gpt.chain.before RUN ATTEMPT LEFT JOBS`: job.sh asks whether this attempt of the run may start.
 
-Stdin has what Slurm says of the jobs of earlier attempts that are not judged, one on a line: `squeue JOB STATE` or
-`sacct JOB STATE`, the oldest start of a job first. Classifies and judges the attempts that have ended, and prints:
+Stdin has what Slurm says of JOBS, one on a line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
+first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
 
-    hpc-gpt-next go STOP_AT     it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
-    hpc-gpt-next wait           another job of the run is about to end: ask again
-    hpc-gpt-next stop CODE JOBS it does not; the script ends with that exit code and cancels the chain's waiting JOBS
+    hpc-gpt-next ask JOBS          what does Slurm say of these jobs of earlier attempts? Ask again with its words
+    hpc-gpt-next wait              another job of the run is about to end: ask again
+    hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
+                                   nobody listens on PORT of this host
+    hpc-gpt-next stop CODE JOBS    it does not; the script ends with that exit code and cancels the chain's waiting JOBS
+
+Scripts of earlier versions ask without LEFT and JOBS: they bring what Slurm says at once, and their `go` has no PORT.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
 import sys
 import time
@@ -20,7 +26,6 @@ from pathlib import Path
 
 from hpc_gpt.chain.decisions import (
     MARK,
-    End,
     classify,
     conclude,
     forget_stop,
@@ -30,27 +35,20 @@ from hpc_gpt.chain.decisions import (
     read_history,
     write_verdict,
 )
-from hpc_gpt.chain.judge import Past, Verdict, gpu_hours
+from hpc_gpt.chain.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.errors import UserError
-from hpc_gpt.runs.bad_nodes import first_node
+from hpc_gpt.runs.end_policy import End, end_by_accounting
+from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state, start_class
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import class_and_words
 
-# {class by Slurm's state: the cause of an attempt without an ended.json}.
-_WORDS = {
-    "node_failure": "a node of the job died",
-    "preempted": "preempted before it had saved",
-    "walltime": "the time limit ended it before it had saved",
-    "host_memory": "Slurm says OUT_OF_MEMORY",
-    "cancelled": "Slurm says CANCELLED",
-    "requeued": "requeued by Slurm or by hand",
-    "error": "Slurm says FAILED, and it wrote no end",
-    "unknown": "it wrote no end, and Slurm does not know how it ended",
-}
-_NODE_FAILED = b"Node failure on"
 # Seconds in which another start may have made its folder but not yet its attempt.json.
 _JUST_MADE_S = 20.0
+_LOWEST_PORT = 10000
+# The state of a socket in /proc/net/tcp.
+_LISTENS = "0A"
 
 
 @dataclass(frozen=True)
@@ -77,20 +75,28 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
     return states
 
 
-def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) -> str:
-    """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read."""
+def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, patient: bool = True) -> str:
+    """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read.
+
+    `patient`: the script can ask again.
+    """
     resolved = run.resolved()
     own = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
-    for other in [each for each in earlier if not each.verdict()]:
+    for other in not_judged(run, attempt):
         job_id = job_of(other)
         state = slurm.queue.get(job_id, "")
         if job_id == own:
             _conclude_lost(run, other, resolved, slurm, now, again=True)
-        elif slurm_is_leaving(state) or (slurm_has_ranks(state) and other.ended()):
-            return f"{MARK} wait"  # its script is about to end
-        elif not job_id and _age_s(other, now) < _JUST_MADE_S:
-            return f"{MARK} wait"
+        elif (
+            slurm_is_leaving(state)
+            or (slurm_has_ranks(state) and other.ended())  # its script is about to end
+            or (not job_id and _age_s(other, now) < _JUST_MADE_S)
+        ):
+            if patient:
+                return f"{MARK} wait"
+            why = "another job of the run is active and does not end"
+            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
         elif slurm_has_ranks(state):
             why = f"job {job_id} runs this run already, as attempt {other.number}"
             return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
@@ -106,20 +112,38 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) 
         line = _refuse(run, attempt, resolved, verdict, now, 0)
         forget_stop(run, attempt)
         return line
-    budget = resolved.job.max_gpu_hours
-    if budget is None:
-        return f"{MARK} go -"
-    spent = gpu_hours(past)
-    gpus = attempt.started().get("gpus") or gpus_of(resolved)
-    left_s = 3600 * (budget - spent) / int(gpus)
-    if left_s <= (resolved.job.signal_lead_s or 0):
-        why = f"{spent:.3g} GPU-hours of {budget:g} are spent, and what is left is less than a save may take"
+    gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
+    left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
+    if why:
         return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
-    return f"{MARK} go {now + left_s:.0f}"
+    return f"{MARK} go -" if left_s is None else f"{MARK} go {now + left_s:.0f}"
+
+
+def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
+    """The earlier attempts of a run without a verdict."""
+    return [each for each in run.attempts() if each.number < attempt.number and not each.verdict()]
+
+
+def free_port(job_id: str) -> int:
+    """The port at which the ranks meet: it follows from the job's id, so that two jobs on a host differ, is below the
+    system's ephemeral ports, and nobody listens on it."""
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        low = 0
+    low = low if low > _LOWEST_PORT + 2000 else 32768
+    taken: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+            taken |= {line[1].rpartition(":")[2] for line in lines if len(line) > 3 and line[3] == _LISTENS}
+    number = int(re.sub(r"\D.*", "", job_id) or 0)
+    ports = [_LOWEST_PORT + (number + 7919 * step) % (low - _LOWEST_PORT) for step in range(100)]
+    return next((port for port in ports if f"{port:04X}" not in taken), ports[0])
 
 
 def _ended_before(
-    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[Past], own: str, now: float
+    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own: str, now: float
 ) -> Verdict | None:
     """The verdict of a run that has already ended, unless this job was submitted after that."""
     counted = [each for each in past if each.ended != "refused"]
@@ -138,7 +162,9 @@ def _ended_before(
     if not left_over:
         return None
     ended, why = str(verdict.get("ended")), str(verdict.get("why"))
-    return Verdict(False, ended, "refused", f"the chain ended with attempt {last.number}: {ended}: {why}")
+    return Verdict(
+        False, ended, "refused", f"the chain ended with attempt {last.number}: {class_and_words(ended, why)}"
+    )
 
 
 def _conclude_lost(
@@ -149,16 +175,14 @@ def _conclude_lost(
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
-    ended = "node_failure" if _says_node_failed(lost) else start_class(state)
-    if ended not in _WORDS or ended == "unknown" or (again and ended == "cancelled"):
-        ended = "requeued" if again else "unknown"
-    words, moment = _WORDS[ended], _cancelled_at(run, job_id)
+    ended, words = end_by_accounting(lost, state, again)
+    moment = _cancelled_at(run, job_id)
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
         words, now = "hpc-gpt cancel", min(now, moment)
     end = classify(lost, ended, words, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
-        end = replace(end, node=first_node(lost.started().get("node_list")))
+        end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
     conclude(run, lost, resolved, end, now, over, put_back=again)
 
@@ -197,15 +221,6 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     return f"{MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
 
 
-def _says_node_failed(attempt: Attempt) -> bool:
-    try:
-        with attempt.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - (1 << 20)))
-            return _NODE_FAILED in log.read()
-    except OSError:
-        return False
-
-
 def _age_s(attempt: Attempt, now: float) -> float:
     try:
         return now - attempt.folder.stat().st_mtime
@@ -214,10 +229,18 @@ def _age_s(attempt: Attempt, now: float) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder, number = arguments[:2]
+    folder, number, *more = arguments
     run = RunFolder(Path(folder))
+    attempt = run.attempt(int(number))
     try:
-        print(may_start(run, run.attempt(int(number)), read_slurm(sys.stdin), time.time()), flush=True)
+        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := job_of(each)))
+        if more and ids and not more[1]:
+            answer = f"{MARK} ask {','.join(ids)}"
+        else:
+            answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), not more or int(more[0]) > 1)
+            if more and answer.startswith(f"{MARK} go "):
+                answer += f" {free_port(os.environ.get('SLURM_JOB_ID', ''))}"
+        print(answer, flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)
         return 1

@@ -11,20 +11,21 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from hpc_gpt.chain.judge import Past, Rules, Verdict, gpu_hours, judge
+from hpc_gpt.chain.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import read_json, write_once
+from hpc_gpt.files import write_once
 from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.end_policy import End, cannot_continue
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.run_folder import Attempt, RunFolder, seconds_of
-from hpc_gpt.runs.standing import read_end, text_of
+from hpc_gpt.runs.rank_end import explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_state import read_end
 from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
-from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.stored import NODE
+from hpc_gpt.settings.resolved import Resolved
 
 # The line that job.sh reads begins with this.
 MARK = "hpc-gpt-next"
@@ -32,20 +33,8 @@ MARK = "hpc-gpt-next"
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
 # A longer log is not read.
 _MOST_BYTES = 32 << 20
-# An attempt that trains for less than this share of its time mostly starts and saves.
-HARDLY = 0.1
-_BY_SCHEDULER = ("walltime", "preempted", "requeued")
 # Megatron-LM's file with the step of its newest checkpoint.
 _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
-
-
-@dataclass(frozen=True)
-class End:
-    """How an attempt ended: a class of state.ENDED, the first cause as text, and the node at fault, if any."""
-
-    ended: str
-    cause: str | None = None
-    node: str | None = None
 
 
 def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, cancelled: bool = False) -> End:
@@ -59,9 +48,11 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
     ended = class_of(facts) or "unknown"
     own = bool(end) and ended in (facts.said, "unknown")
+    words = explain_srun(words)
+    # A rank that only lost another one may have been the first to write; srun names the one that ended.
+    own = own and not (is_lost_peer(end.get("cause")) and read_rank_end(words))
     cause = end.get("cause") if own else words or end.get("cause")
     node = end.get("node")
-    node = node if isinstance(node, str) and NODE.fullmatch(node) else None
     if ended in VAGUE or (ended in OF_NODE and node is None):
         found = _read_cause(attempt)
         if ended in VAGUE and found.ended in OF_LOG:
@@ -139,16 +130,12 @@ def _disk_that_may_be_full() -> Iterator[None]:
 
 def rules_of(resolved: Resolved) -> Rules:
     """The rules for the judge from the settings of a run."""
-    cannot = ""
-    if resolved.cluster.chain == "none":
-        cannot = f'chain = "none" in profile {resolved.cluster.name}'
-    elif not can_resume(resolved.engine):
-        cannot = "what is offloaded to NVMe is in no checkpoint"
     pause = resolved.job.retry_pause_s
-    return Rules(cannot, float(resolved.cluster.retry_pause_s if pause is None else pause), resolved.job.max_gpu_hours)
+    pause_s = float(resolved.cluster.retry_pause_s if pause is None else pause)
+    return Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours)
 
 
-def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[Past], now: float) -> list[str]:
+def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[EndedAttempt], now: float) -> list[str]:
     """The nodes that the next attempt excludes: those that failed in this run within `bad_node_hours`, and those that
     the cluster's list excludes."""
     since = now - 3600 * resolved.cluster.bad_node_hours
@@ -160,7 +147,7 @@ def write_verdict(
     run: RunFolder,
     attempt: Attempt,
     verdict: Verdict,
-    past: Sequence[Past],
+    past: Sequence[EndedAttempt],
     exclude: Sequence[str],
     now: float,
     end: End,
@@ -188,7 +175,7 @@ def job_of(attempt: Attempt) -> str:
 
 def other_jobs(run: RunFolder, job_id: str) -> list[str]:
     """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
-    jobs = dict.fromkeys(str(line["job_id"]) for line in run.submissions() if line.get("job_id"))
+    jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
     return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
 
 
@@ -201,15 +188,15 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
 # --- the attempts of a run so far
 
 
-def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[Past]:
+def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[EndedAttempt]:
     """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
 
     An attempt without a written end has ended if a later attempt of its job has begun, or if its number is `over`.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
-    resumed = [_resumed_step(attempt) for attempt in attempts]
-    past: list[Past] = []
+    resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
+    past: list[EndedAttempt] = []
     saved = 0
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
@@ -219,23 +206,22 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
         found = resumed[index]
         base = saved if found is None else found
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
-        began = seconds_of(starts[index].get("started"))
-        left = now if attempt.number == over else seconds_of(verdict.get("time")) or seconds_of(end.get("time"))
-        left = left or (seconds_of(later[0].get("started")) if later else 0.0) or now
-        own = starts[index].get("gpus")
-        job_id = text_of(starts[index].get("job_id"))
+        began = starts[index].get("started") or 0.0
+        left = now if attempt.number == over else verdict.get("time") or end.get("time")
+        left = left or (later[0].get("started") if later else None) or now
+        job_id = starts[index].get("job_id")
         facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
         past.append(
-            Past(
+            EndedAttempt(
                 number=attempt.number,
                 ended=class_of(facts) or "unknown",
-                cause=text_of(verdict.get("cause") or end.get("cause")),
-                node=node if isinstance(node := verdict.get("node"), str) and NODE.fullmatch(node) else None,
+                cause=verdict.get("cause") or end.get("cause"),
+                node=verdict.get("node"),
                 job_id=job_id,
                 saved=saved,
                 resumed=base,
                 seconds=max(0.0, left - began) if began else 0.0,
-                gpus=own if isinstance(own, int) and not isinstance(own, bool) and own > 0 else gpus,
+                gpus=starts[index].get("gpus") or gpus,
                 over=left,
             )
         )
@@ -256,42 +242,10 @@ def gpus_of(resolved: Resolved) -> int:
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
-def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
-    """A message if the scheduler ended two or more attempts, and each trained for less than a tenth of its time.
-
-    The time that an attempt trained is its number of steps times the duration of its last step.
-    """
-    times = []
-    over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_SCHEDULER]
-    for attempt in over:
-        began = seconds_of(attempt.started().get("started"))
-        seconds = seconds_of(attempt.ended().get("time")) - began
-        last = attempt.last_metrics()
-        steps = seconds_of(last.get("step")) - (_resumed_step(attempt) or 0)
-        trained = max(0.0, steps * seconds_of(last.get("step_s")))
-        if not began or not trained < HARDLY * seconds:
-            return None
-        times.append((trained / seconds, trained, seconds))
-    if len(times) < 2:
-        return None
-    _, trained, seconds = max(times)
-    return (
-        f"its {len(over)} attempts each trained less than a tenth of their time, {trained:.0f} s of {seconds:.0f} s at "
-        "most: more job.time, or a smaller job.signal_lead_s, leaves them more"
-    )
-
-
 def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
     """The step of the newest complete checkpoint when an attempt ended: as noted then, else as the next attempt found
     it, else as it is now."""
-    noted = verdict.get("saved_step")
-    if isinstance(noted, int) and not isinstance(noted, bool):
-        return noted
+    if (noted := verdict.get("saved_step")) is not None:
+        return int(noted)
     found = next((step for step in later if step is not None), None)
     return max(base, newest_saved(run) if found is None else found)
-
-
-def _resumed_step(attempt: Attempt) -> int | None:
-    """The step of the checkpoint that an attempt resumed from, by its trainer; None without one."""
-    found = read_json(attempt.folder / "trainer.json").get("resumed_step")
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None

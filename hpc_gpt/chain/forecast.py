@@ -1,8 +1,4 @@
-"""Forecast how many jobs, GPU-hours and days a training takes, with the source of each figure; refuse what cannot end.
-
-A job of the chain starts, loads, trains until the signal comes `lead_s` ahead of its walltime, and saves; the next job
-resumes from there. Waits in the queue are not counted.
-"""
+"""Forecast how many jobs, GPU-hours and days a training takes, each figure with its source; refuse what cannot end."""
 
 from __future__ import annotations
 
@@ -12,21 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s
 from hpc_gpt.chain.decisions import gpus_of
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import read_json
+from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
+from hpc_gpt.runs.checkpoints import folder_name
+from hpc_gpt.runs.end_policy import cannot_continue
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.measured import Measured
+    from hpc_gpt.chain.measured import MeasuredRun
 
-# Seconds after the last save: the ranks end, the script asks what is next, and Slurm may answer slowly.
-LEAVE_S = 15.0
 # The rate at which a job writes to a shared disk, if no save was measured. Sites differ widely.
 ASSUMED_GB_S = 1.0
 # The relative error of an estimate from another layout.
@@ -35,82 +33,6 @@ _GUESS_BAND = 0.5
 _MOST_AT_ONCE = 50
 # Bytes of the optimizer's fp32 moments for each parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
-# These engines save one copy of the weights; DeepSpeed saves the weights and the fp32 master weights.
-_ONE_COPY = ("ddp", "fsdp")
-
-# --- arithmetic
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds of a step, a save and an evaluation, and from a job's start to the start of its first step.
-
-    `hold_s` is how long a save delays training: less than `save_s` if it is written in the background, None for all of
-    it. `save_every` and `eval_every` are the steps between two of them, 0 for never. `step_s` is above 0, the others
-    are not negative.
-    """
-
-    step_s: float
-    save_s: float = 0.0
-    eval_s: float = 0.0
-    start_s: float = 0.0
-    save_every: int = 0
-    eval_every: int = 0
-    hold_s: float | None = None
-
-    def train_s(self, steps: int) -> float:
-        """Seconds of so many steps, with their share of the saves and evaluations."""
-        held_s = self.save_s if self.hold_s is None else self.hold_s
-        saves = held_s / self.save_every if self.save_every else 0.0
-        evaluations = self.eval_s / self.eval_every if self.eval_every else 0.0
-        return steps * (self.step_s + saves + evaluations)
-
-
-@dataclass(frozen=True)
-class Length:
-    """The length of a job chain: `jobs`, of which each but the last trains `job_steps` in `job_s`.
-
-    `total_s` is the running time of all jobs, `gpu_hours` that time on all GPUs.
-    """
-
-    jobs: int
-    job_steps: int
-    job_s: float
-    total_s: float
-    gpu_hours: float
-
-
-def signal_lead_s(pace: Pace) -> int:
-    """Seconds ahead of the time limit at which a job must get the signal.
-
-    At worst a step has just begun, an evaluation and a save follow it, and the ranks agree one step later, save, and
-    end. The last save counts twice, because a shared disk is slower when others use it.
-    """
-    due = (pace.eval_s if pace.eval_every else 0.0) + (pace.save_s if pace.save_every else 0.0)
-    return math.ceil(2 * pace.step_s + due + 2 * pace.save_s + LEAVE_S)
-
-
-def steps_of_job(pace: Pace, walltime_s: float, lead_s: float) -> int:
-    """The steps that a job trains before its signal; 0 if the signal comes during the first step."""
-    room = walltime_s - lead_s - pace.start_s
-    return max(0, math.floor(room / pace.train_s(1) * (1 + 1e-12)))
-
-
-def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> Length | None:
-    """The length of the chain that trains `steps` on `gpus`; None if a job is too short for one step.
-
-    Without a walltime it is one job.
-    """
-    if steps <= 0:
-        return Length(0, 0, 0.0, 0.0, 0.0)
-    job_steps = steps if walltime_s is None else min(steps, steps_of_job(pace, walltime_s, lead_s))
-    if job_steps < 1:
-        return None
-    jobs = -(-steps // job_steps)
-    job_s = pace.start_s + pace.train_s(job_steps) + pace.save_s
-    last_s = pace.start_s + pace.train_s(steps - (jobs - 1) * job_steps) + pace.save_s
-    total_s = (jobs - 1) * job_s + last_s
-    return Length(jobs, job_steps, job_s, total_s, gpus * total_s / 3600)
 
 
 # --- the size of a checkpoint
@@ -124,7 +46,7 @@ def bytes_a_parameter(resolved: Resolved) -> int:
     """
     train = resolved.train
     states = 4 + _MOMENTS[train.optimizer]
-    if resolved.engine.name in _ONE_COPY:
+    if not engine_named(resolved.engine.name).saves_weights_again:
         return states
     return states + (4 if train.dtype == "fp32" else 2)
 
@@ -139,10 +61,7 @@ def newest_checkpoint_bytes(run: RunFolder) -> int | None:
     step = newest_step(run)
     if step is None:
         return None
-    files = read_json(run.checkpoints / f"step-{step:08d}" / "complete.json").get("files")
-    sizes = [each.get("bytes") for each in files.values() if isinstance(each, dict)] if isinstance(files, dict) else []
-    known = [size for size in sizes if isinstance(size, int)]
-    return sum(known) or None
+    return bytes_of(run.checkpoints / folder_name(step)) or None
 
 
 # --- the forecast of a run
@@ -158,8 +77,8 @@ class Known:
     """
 
     done: int = 0
-    alike: Measured | None = None
-    parent: Measured | None = None
+    alike: MeasuredRun | None = None
+    parent: MeasuredRun | None = None
     predicted: Mapping[str, Any] | None = None
     no_prediction: str = ""
     spent: float = 0.0
@@ -201,8 +120,8 @@ def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: fl
     if steps <= 0:
         raise ConfigError(
             f"train.steps is {train.steps}, but the newest checkpoint is of step {known.done}",
-            f"give more than {known.done} steps, {known.done * resolved.batch.global_batch * resolved.model.seq:,} "
-            "tokens",
+            f"give more than {counted(known.done, 'step')}, "
+            f"{known.done * resolved.batch.global_batch * resolved.model.seq:,} tokens",
         )
     figures = _figures(resolved, known)
     if figures is None:
@@ -231,7 +150,7 @@ def _figures(resolved: Resolved, known: Known) -> _Figures | None:
     band = 0.0
     if alike is not None:
         step_s = alike.step_s
-        lines.append(f"step {duration(step_s)}, measured: median of {alike.steps} steps of run {alike.run}")
+        lines.append(f"step {duration(step_s)}, measured: median of {counted(alike.steps, 'step')} of run {alike.run}")
     elif known.predicted is not None:
         step_s, band = float(known.predicted["step_s"]), float(known.predicted["band"])
         lines.append(
@@ -240,8 +159,8 @@ def _figures(resolved: Resolved, known: Known) -> _Figures | None:
     elif parent is not None:
         step_s, band = parent.step_s * parent.gpus / resolved.gpus, _GUESS_BAND
         lines.append(
-            f"step {duration(step_s)}, estimated: {duration(parent.step_s)} on {parent.gpus} GPUs as {parent.layout} "
-            f"in run {parent.run}, on {resolved.gpus} here; give or take {band:.0%}"
+            f"step {duration(step_s)}, estimated: {duration(parent.step_s)} on {counted(parent.gpus, 'GPU')} as "
+            f"{parent.layout} in run {parent.run}, on {resolved.gpus} here; give or take {band:.0%}"
         )
     else:
         return None
@@ -317,16 +236,10 @@ def _check_jobs(resolved: Resolved, least: Length) -> None:
     if least.jobs <= 1:
         return
     needs = f"it needs {least.jobs} jobs of {resolved.job.time}"
-    if not can_resume(resolved.engine):
-        raise ConfigError(
-            f"{needs}, but what is offloaded to NVMe is in no checkpoint, so no job could resume from another",
-            f"use --time {clock(least.total_s)} or more, or offload to the host's memory",
-        )
-    if resolved.cluster.chain == "none":
-        raise ConfigError(
-            f'{needs}, but profile {resolved.cluster.name} has chain = "none": no job follows the first',
-            f'set chain = "requeue" or "singleton" in the profile, or use --time {clock(least.total_s)} or more',
-        )
+    if why := cannot_continue(resolved):
+        chain = 'set chain = "requeue" or "singleton" in the profile'
+        other = chain if can_resume(resolved.engine) else "offload to the host's memory"
+        raise ConfigError(f"{needs}, but {why}", f"use --time {clock(least.total_s)} or more, or {other}")
 
 
 def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: int) -> None:
@@ -341,8 +254,8 @@ def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: i
         left = f", of which {known.spent:.3g} are spent," if known.spent else ""
         parts = f"{duration(pace.start_s)} to start, {duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
-            f"job.max_gpu_hours = {budget:g}{left} are {duration(seconds)} on {gpus} GPUs, but a job takes {parts}"
-            f"{lead_s} s to save before its end",
+            f"job.max_gpu_hours = {budget:g}{left} are {duration(seconds)} on {counted(gpus, 'GPU')}, but a job takes "
+            f"{parts}{lead_s} s to save before its end",
             f"use --max-gpu-hours {rounded_up(needed * 10 * gpus / 3600)} or more, ten times that",
         )
 
@@ -380,7 +293,7 @@ def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | N
         jobs += f" of {time_words}"
     words = f"forecast: {jobs}{how if total.jobs > 1 else ''}, {duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
-        words += f", {total.gpu_hours:,.4g} GPU-hours on {gpus_of(resolved)} GPUs"
+        words += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
     bound = ""
     if resolved.train.until_loss is not None:
         bound = f"; that is all {resolved.train.steps:,} steps, fewer if the loss is reached before"

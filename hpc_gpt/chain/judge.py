@@ -9,7 +9,7 @@ from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
-class Past:
+class EndedAttempt:
     """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
@@ -60,12 +60,27 @@ class Verdict:
     retries: int = 0
 
 
-def gpu_hours(past: Sequence[Past]) -> float:
+def gpu_hours(past: Sequence[EndedAttempt]) -> float:
     """GPU-hours of all attempts, refused ones too."""
     return sum(each.gpu_hours for each in past)
 
 
-def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
+def budget_left(
+    past: Sequence[EndedAttempt], max_gpu_hours: float | None, gpus: int, lead_s: int | None
+) -> tuple[float | None, str]:
+    """(seconds that the budget leaves to an attempt on `gpus` GPUs, None without a budget; why none may start, if so).
+
+    `lead_s` is what a save may take.
+    """
+    if max_gpu_hours is None:
+        return None, ""
+    spent = gpu_hours(past)
+    left_s = 3600 * (max_gpu_hours - spent) / gpus
+    why = f"{spent:.3g} GPU-hours of {max_gpu_hours:g} are spent, and what is left is less than a save may take"
+    return left_s, "" if left_s > (lead_s or 0) else why
+
+
+def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdict:
     """The verdict after the last attempt of `past`, which is not empty.
 
     `asked`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
@@ -97,7 +112,7 @@ def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
     return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
 
 
-def without_progress(past: Sequence[Past]) -> list[str]:
+def without_progress(past: Sequence[EndedAttempt]) -> list[str]:
     """The classes of the last attempts, newest first, without a newer checkpoint; not those ended early by others."""
     idle = []
     for each in reversed(past):
@@ -115,7 +130,7 @@ def is_too_much(idle: Sequence[str]) -> bool:
     return any(sum(RETRIES[ended].most <= limit for ended in idle) >= limit for limit in limits)
 
 
-def failures_in_row(past: Sequence[Past]) -> int:
+def failures_in_row(past: Sequence[EndedAttempt]) -> int:
     """The number of failures since the last attempt that left a newer checkpoint."""
     count = 0
     for each in reversed(past):

@@ -14,14 +14,14 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.readers.runs.attempts import AttemptRead, read_attempt
 from hpc_gpt.readers.steps import StepTable, time_steps
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolve import Resolved, speed_hash
+from hpc_gpt.settings.resolved import Resolved, speed_hash
 
 _LOOKED_AT = 500  # the newest runs: reading the settings of one takes about 1 ms
 _LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """Medians in seconds over the `steps` of a run; None if not measured.
 
     `save_s` is the time of a save, `hold_s` how long training waited for it: less, if it was written in the background.
@@ -45,9 +45,9 @@ class Earlier:
 
     def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
         self._runs = runs
-        self._found: dict[str, Measured | None] = {}
+        self._found: dict[str, MeasuredRun | None] = {}
 
-    def newest_alike(self, resolved: Resolved) -> Measured | None:
+    def newest_alike(self, resolved: Resolved) -> MeasuredRun | None:
         """The measurements of the newest run with the same settings and enough steps; None without one."""
         wanted = speed_hash(resolved)
         if wanted not in self._found:
@@ -65,7 +65,7 @@ class Earlier:
         return runs
 
 
-def measure_run(run: RunFolder) -> Measured | None:
+def measure_run(run: RunFolder) -> MeasuredRun | None:
     """The measurements of one run; None if it has too few steps.
 
     Raises ConfigError or RunFolderError if its settings cannot be read.
@@ -79,7 +79,7 @@ def measure_run(run: RunFolder) -> Measured | None:
     if times is None or times.used < _LEAST_STEPS:
         return None
     saves = steps["save_s"][np.isfinite(steps["save_s"])].tolist()
-    return Measured(
+    return MeasuredRun(
         run=run.run_id,
         gpus=resolved.gpus,
         layout=str(resolved.layout),

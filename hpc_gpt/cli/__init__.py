@@ -1,10 +1,13 @@
-"""The command hpc-gpt. Verbs parse, call and print. A verb's module is imported when it runs or shows its help."""
+"""The command hpc-gpt. A verb is a module here, found by being there: it parses, calls and prints."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import re
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -12,60 +15,76 @@ from click.shell_completion import CompletionItem
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import UserError
+from hpc_gpt.output import outlive_readers
 
 
 class Verb(NamedTuple):
-    """A verb's module, and the first sentence of its help, so that verbs are listed without importing them."""
+    """A verb's place in the list, and the first sentence of its help."""
 
-    module: str
+    place: int
     short_help: str
 
 
-# In the order of a run's life. The command has the verb's name in its module, or the name with `_command`.
-VERBS = {
-    "plan": Verb(
-        "plan", "Find the layouts that fit in memory and predict how fast each is, before anything is queued."
-    ),
-    "doctor": Verb("doctor", "Check what could go wrong before EXPERIMENT is submitted."),
-    "render": Verb("render", "Print the job script of EXPERIMENT."),
-    "rehearse": Verb("rehearse", "Run the whole life of EXPERIMENT's job on this machine, before it waits in a queue."),
-    "submit": Verb("submit", "Submit EXPERIMENT to Slurm, or start it here."),
-    "status": Verb("status", "Show the state of runs."),
-    "logs": Verb("status", "Print RUN's log."),
-    "stop": Verb("control", "Ask runs to save a checkpoint and end."),
-    "save": Verb("control", "Ask runs to save a checkpoint now and continue."),
-    "requeue": Verb("control", "Ask runs to save a checkpoint and go back to the queue."),
-    "cancel": Verb("control", "Cancel runs, queued or running."),
-    "report": Verb(
-        "report",
-        "Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.",
-    ),
-    "compare": Verb("compare", "Say whether one run is faster than another, and how their settings differ."),
-    "bench": Verb("bench", "Train EXPERIMENT on random tokens on this machine, and print its speed and memory."),
-    "why": Verb("why", "Say why RUN ended: the first cause over all ranks."),
-    "verify": Verb("compare", "Say what has changed since RUN was submitted."),
-    "export": Verb("data", "Write the weights of RUN for transformers."),
-    "data": Verb("data", "Make a token file from SOURCE."),
-    "profile": Verb("profile", "List, show and detect cluster profiles."),
-    "completion": Verb("completion", "Print a shell's completion script."),
-    "help": Verb(
-        "topics",
-        "List the keys of an experiment and of a record, the engines, a template's variables, how runs end; how to "
-        "write a sweep and published rows.",
-    ),
+@functools.cache
+def verbs() -> dict[str, Verb]:
+    """{name: verb}, in the order of a run's life, read from the text of the modules here: listing them imports none.
+
+    A verb is a module of its name with `PLACE = N`, its place in that order, and a command of its name, or of its name
+    with `_command`.
+    """
+    found = {}
+    for path in Path(__file__).parent.glob("*.py"):
+        text, name = path.read_text(encoding="utf-8"), path.stem
+        if place := re.search(r"^PLACE = (\d+)$", text, re.M):
+            sentence = re.search(rf'^def {name}(?:_command)?\(.*?"""(.*?\.)(?:\s|""")', text, re.M | re.S)
+            assert sentence is not None, f"{path}: its command has no help"
+            found[name] = Verb(int(place[1]), " ".join(sentence[1].split()))
+    return dict(sorted(found.items(), key=lambda item: item[1].place))
+
+
+# What other programs call a verb.
+_NEAR = {
+    "ls": "status",
+    "list": "status",
+    "ps": "status",
+    "queue": "status",
+    "run": "submit",
+    "train": "submit",
+    "start": "submit",
+    "launch": "submit",
+    "resume": "submit --resume RUN",
+    "kill": "cancel",
+    "delete": "cancel",
+    "log": "logs",
+    "tail": "logs",
+    "info": "status",
+    "check": "doctor",
+    "validate": "doctor",
+    "clusters": "profile list",
+    "profiles": "profile list",
+    "continue": "submit --resume RUN",
+    "show": "status, or hpc-gpt profile show",
+    "init": "render, or hpc-gpt help keys",
 }
+
+
+def near_verb(name: str) -> str:
+    """The hint for a name that is no verb; empty if none is near."""
+    from hpc_gpt.tables import close_matches
+
+    return f"use hpc-gpt {_NEAR[name]}" if name in _NEAR else close_matches(name, verbs())
 
 
 class VerbGroup(click.Group):
     """Imports a verb's module only when the verb runs or its own help is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(verbs())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
+        if name not in verbs():
             return None
-        module = importlib.import_module(f"hpc_gpt.cli.{VERBS[name].module}")
+        module = importlib.import_module(f"hpc_gpt.cli.{name}")
         command = getattr(module, f"{name}_command", None) or getattr(module, name)
         assert isinstance(command, click.Command)
         return command
@@ -73,20 +92,19 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from hpc_gpt.tables import close_matches
-
-            hint = close_matches(args[0], VERBS) or f"verbs: {', '.join(VERBS)}"
-            raise UserError(f"no verb {args[0]!r}", hint)
+        if args and args[0] == "version":
+            _version(ctx, self.params[0], True)
+        if args and args[0] not in verbs() and not args[0].startswith("-"):
+            raise UserError(f"no verb {args[0]!r}", near_verb(args[0]) or f"verbs: {', '.join(verbs())}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        room = formatter.width - 6 - max(map(len, VERBS))  # as click's own
+        room = formatter.width - 6 - max(map(len, verbs()))  # as click's own
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _shortened(verb, room)) for name, verb in VERBS.items()])
+            formatter.write_dl([(name, _shortened(verb, room)) for name, verb in verbs().items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        begun = [(name, verb) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        begun = [(name, verb) for name, verb in verbs().items() if name.startswith(incomplete)]
         items = [CompletionItem(name, help=_shortened(verb)) for name, verb in begun]
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -108,7 +126,7 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+    "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
 @click.option("--no-color", is_flag=True, expose_value=False, help="No colour; NO_COLOR does the same.")
@@ -132,6 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    outlive_readers()
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own
@@ -147,57 +166,76 @@ def _run(arguments: list[str], debug: bool) -> int:
         code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except UserError as fault:
-        if debug:
-            raise
-        _complain(str(fault), fault.hint)
-        return fault.exit_code
     except click.exceptions.NoArgsIsHelpError as fault:
         click.echo(fault.format_message(), err=True)
         return 2
-    except click.UsageError as fault:
-        path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
-        message, hint = fault.format_message(), f"{path} --help"
-        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
-            message = f"No such option {fault.option_name!r}."
-            hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
-        _complain(message, hint)
-        return 2
-    except click.ClickException as fault:
-        _complain(fault.format_message(), "")
-        return 1
     except (click.Abort, KeyboardInterrupt):
         if sys.stderr.isatty():
             click.echo("", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader closed the pipe, as `| head` does. Otherwise Python prints a second error when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as fault:
-        if debug:
-            raise
-        where = f"{fault.filename}: " if fault.filename else ""
-        _complain(f"{where}{fault.strerror or fault}", "--debug shows where")
-        return 1
     except Exception as fault:
         if debug:
-            raise
-        _complain(f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where")
-        return 1
+            import traceback
+
+            traceback.print_exc()
+        code, message, hint = _explained(fault)
+        click.echo(f"Error: {message}", err=True)
+        if hint:
+            click.echo(f"\nhint: {hint}", err=True)
+        return code
+
+
+def _explained(fault: Exception) -> tuple[int, str, str]:
+    """(exit code, message, hint) of what ended a verb."""
+    if isinstance(fault, UserError):
+        return fault.exit_code, str(fault), fault.hint
+    if isinstance(fault, click.UsageError):
+        path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
+        if isinstance(fault, click.BadParameter) and (variable := _variable_of(fault)):
+            return (
+                2,
+                f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
+                f"correct it, or unset {variable}",
+            )
+        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
+            hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
+            return 2, f"No such option {fault.option_name!r}.", hint
+        return 2, fault.format_message(), f"{path} --help"
+    if isinstance(fault, click.ClickException):
+        return 1, fault.format_message(), ""
+    if isinstance(fault, FileNotFoundError) and _is_here_deleted():
+        return 1, "the current folder was deleted", "cd to a folder that is there"
+    if isinstance(fault, OSError):
+        where = f"{fault.filename}: " if fault.filename else ""
+        return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
+    return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
+
+
+def _variable_of(fault: click.BadParameter) -> str:
+    """The variable of the environment that gave an option its bad value; empty if the command line did."""
+    ctx, parameter = fault.ctx, fault.param
+    if ctx is None or parameter is None or parameter.name is None:
+        return ""
+    if ctx.get_parameter_source(parameter.name) is not click.core.ParameterSource.ENVIRONMENT:
+        return ""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    return next((name for name in names if os.environ.get(name)), "")
+
+
+def _is_here_deleted() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _keys_meant(fault: click.NoSuchOption) -> list[str]:
     """The experiment's keys that an unknown option may mean; none if the verb has no --set."""
     if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
         return []
-    from hpc_gpt.settings.experiment import experiment_keys
+    from hpc_gpt.keys import names_of
+    from hpc_gpt.settings.experiment import Experiment
 
     name = fault.option_name.lstrip("-").replace("-", "_")
-    return [key for key, _, _ in experiment_keys() if name in (key, key.rpartition(".")[2])]
-
-
-def _complain(message: str, hint: str) -> None:
-    click.echo(f"Error: {message}", err=True)
-    if hint:
-        click.echo(f"\nhint: {hint}", err=True)
+    return [key for key in names_of(Experiment) if name in (key, key.rpartition(".")[2])]

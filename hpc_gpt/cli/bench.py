@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.bench.peer import add_peers, read_peers
 from hpc_gpt.bench.preparation import (
     DEFAULT_BENCH,
-    Asked,
-    Cell,
+    BenchAsked,
+    BenchCell,
     Cells,
     parse_engines,
     parse_micro_batches,
     prepare_cells,
 )
 from hpc_gpt.bench.this_machine import profile_here
+from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prepare import Request
+from hpc_gpt.launch.request import Request
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import width
@@ -35,6 +36,8 @@ from hpc_gpt.words import plain
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
     from hpc_gpt.bench.ladder import AskedLadder
+
+PLACE = 140
 
 _ROUNDS = 3
 
@@ -47,6 +50,7 @@ _ROUNDS = 3
     "engines",
     metavar="ENGINE[:STAGE],...",
     envvar=variables_of(("--engines", "--engine")),
+    shell_complete=completion.engines,
     help="Engines to compare, each with its ZeRO stage if needed: ddp,deepspeed-zero:3,fsdp.",
 )
 @click.option(
@@ -83,7 +87,7 @@ _ROUNDS = 3
 @click.option(
     "--ladder",
     type=click.Choice(["colab", "memory", "mingpt"]),
-    help="Run a seed's ladder rung by rung instead of EXPERIMENT. Prints its own columns, its figures beside ours, "
+    help="Run a published ladder rung by rung instead of EXPERIMENT. Prints its own columns, its figures beside ours, "
     "and what each rung saves and costs; --row NAME,... for some of its rungs. memory also has each memory technique "
     "on gpt2, after its own rungs.",
 )
@@ -111,7 +115,7 @@ def bench(
     memory, or any row fails for another reason.
 
     A rung of a ladder that this machine cannot run, for lack of GPUs or memory, is marked with the reason, and the next
-    one is run. The rungs train as long as the seed's, five minutes each for colab, unless --steps is given.
+    one is run. The rungs train as long as the published ones, five minutes each for colab, unless --steps is given.
 
     \b
     hpc-gpt bench
@@ -121,6 +125,8 @@ def bench(
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
     """
+    from hpc_gpt.bench.peer import add_peers, read_peers  # needs numpy
+
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
     programs = read_peers(peers, patterns)
@@ -135,10 +141,10 @@ def bench(
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
 
 
-def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> Asked:
+def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchAsked:
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
     gpus = list_gpus()
-    return Asked(
+    return BenchAsked(
         request.experiment if request.names_experiment else DEFAULT_BENCH,
         profile_here(load_profile(request.cluster) if request.cluster else None, gpus),
         request.overrides,
@@ -170,7 +176,7 @@ def _check_ladder() -> None:
     for name, words in names.items():
         if given(name) is by_line:
             raise ConfigError(
-                f"--ladder and {words} do not go together: the rungs of a ladder are the seed's own",
+                f"--ladder and {words} do not go together: the rungs of a ladder are those of its table",
                 f"use two commands, or one without {words}; --set changes a value of all rungs",
             )
 
@@ -186,13 +192,18 @@ def _print_notes(found: Cells) -> None:
     """Prints what was changed for the bench and what is predicted, each once."""
     for note in found.notes:
         click.echo(note, err=True)
-    foresights = [cell.prepared.foresight for cell in found.cells if cell.prepared]
-    for line in dict.fromkeys(each.line for each in foresights if each):
+    predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
+    for line in dict.fromkeys(each.line for each in predictions if each):
         click.echo(line, err=True)
 
 
 def _run(
-    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
+    asked: BenchAsked,
+    name: str,
+    cells: Sequence[BenchCell],
+    rounds: int,
+    as_json: bool,
+    ladder: AskedLadder | None = None,
 ) -> None:
     """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
@@ -237,7 +248,7 @@ def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
     for hint in bench_run.hints:
         click.echo(f"hint: {hint}", err=True)
     if rows:
-        click.echo(f"next: hpc-gpt report {bench_run.folder.path}", err=True)
+        click.echo(f"next: hpc-gpt report {shlex.quote(str(bench_run.folder.path))}", err=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""hpc-gpt completion, and what the shell offers after TAB: experiments, profiles, runs, keys.
+"""hpc-gpt completion, and what the shell offers after TAB: experiments, profiles, runs, keys, values.
 
 Every verb imports this module, and `--help` and TAB must be fast, so each function imports what it needs. A function
 that completes never raises.
@@ -13,13 +13,16 @@ from glob import escape, glob
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+PLACE = 200
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a shell's completion script.
 
-    It completes verbs, options, experiments, profiles, runs and keys.
+    It completes verbs, options, experiments, profiles, runs, keys and
+    values.
 
     \b
     eval "$(hpc-gpt completion bash)"             in ~/.bashrc
@@ -112,8 +115,28 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     return []
 
 
-def keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Keys of an experiment, each with `=` after it."""
-    from hpc_gpt.settings.experiment import experiment_keys
+def keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Keys of an experiment, each with `=` after it, and what it means."""
+    from hpc_gpt.keys import keys_of
+    from hpc_gpt.settings.experiment import Experiment
 
-    return [f"{key}=" for key, _, _ in experiment_keys() if key.startswith(begun)]
+    return [CompletionItem(f"{key.name}=", help=key.means) for key in keys_of(Experiment) if key.name.startswith(begun)]
+
+
+def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """The values of an option that sets a key with a choice of them."""
+    from hpc_gpt.keys import choices_of
+    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.settings.presets import PRESETS
+
+    key = str(parameter.name).replace("__", ".")
+    found = tuple(PRESETS) if key == "model.preset" else choices_of(Experiment, key)
+    return [value for value in found if value.startswith(begun)]
+
+
+def engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Engines, after those and commas already typed."""
+    from hpc_gpt.settings.experiment import ENGINE_NAMES
+
+    done, comma, last = begun.rpartition(",")
+    return [f"{done}{comma}{name}" for name in ENGINE_NAMES if name.startswith(last)]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
-from hpc_gpt.cli import completion
 from hpc_gpt.cli.status import first_submit
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.run_folder import find_run
+from hpc_gpt.words import counted, plain
 
+PLACE = 180
+
+_MOST_NAMES = 20
 _DEMO_VOCAB = 256  # the demo reads bytes
 
 
@@ -31,7 +29,8 @@ _DEMO_VOCAB = 256  # the demo reads bytes
     show_default=True,
     help="megatron: a pair of files, OUTPUT.bin and OUTPUT.idx.",
 )
-def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
+@click.option("--begin-token", is_flag=True, help="Write the tokenizer's begin-of-text token before each document.")
+def data(source: str, output: Path | None, tokenizer: str, form: str, begin_token: bool) -> None:
     """Make a token file from SOURCE.
 
     SOURCE is a text file or a jsonl file, either also as .gz or .zst, a folder of these, or `stdlib`: the sources of
@@ -44,43 +43,43 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
     from hpc_gpt.tokens.tokenizer import open_tokenizer
 
-    if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens":
+    if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens" and not begin_token:
         file = build_stdlib()
         click.echo(f"{stdlib_path()}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
         return
     name = Path(Path(source.rstrip("/")).name)
     if form == "megatron":
         path = output or name.with_suffix("")
-        count, vocab = build_megatron(source, path, tokenizer), open_tokenizer(tokenizer).vocab
+        count, vocab = build_megatron(source, path, tokenizer, begin_token), open_tokenizer(tokenizer).vocab
         click.echo(f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}")
     else:
         path = output or name.with_suffix(".tokens")
-        file = build_tokens(source, path, tokenizer)
+        file = build_tokens(source, path, tokenizer, begin_token)
         vocab = file.vocab
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
+    for line in _files_lines(Path(source)) if source != STDLIB else []:
+        click.echo(line, err=True)
     settings = [f"data.source={form}", f"data.path={path}"]
     settings += [f"data.tokenizer={tokenizer}"] if tokenizer != "byte" else []
     settings += [f"model.vocab={vocab}"] if vocab > _DEMO_VOCAB else []
     click.echo(f"next: {first_submit(*settings)}", err=True)
 
 
-@click.command()
-@click.argument("run", shell_complete=completion.runs)
-@click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."
-)
-@click.option("--step", type=int, help="The checkpoint of this step; the newest unless given.")
-def export(run: str, form: str, out: Path | None, step: int | None) -> None:
-    """Write the weights of RUN for transformers.
+def _files_lines(folder: Path) -> list[str]:
+    """The files of a folder that were read, and those left out with the reason; nothing for a file."""
+    if not folder.is_dir():
+        return []
+    from hpc_gpt.tokens.sources import listed_files
 
-    Writes the newest intact checkpoint as a folder with safetensors and config.json, which
-    transformers.AutoModelForCausalLM.from_pretrained loads as GPT-2. Needs pip install 'hpc-gpt[hf]'.
-    """
-    found = find_run(run, logs_folder())
-    folder = out or Path(f"{found.run_id}-{form}")
-    # In another process: the launcher never imports torch.
-    command = [sys.executable, "-m", "hpc_gpt.train.export", str(found.path), str(folder)]
-    command += [] if step is None else [str(step)]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    sys.exit(subprocess.run(command, env=environment, check=False).returncode)
+    taken, left = [], []
+    for path, why in listed_files(folder):
+        name = str(path.relative_to(folder))
+        left.append(f"{name} ({why})") if why else taken.append(name)
+    lines = [f"read: {_some(taken)}"]
+    return [*lines, f"left out: {_some(left)}"] if left else lines
+
+
+def _some(names: list[str]) -> str:
+    """How many names, and the first of them."""
+    more = f", and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options
-from hpc_gpt.doctor.checks import Check, SlowNode, check_all, slow_nodes_of_runs
+from hpc_gpt.cli.experiment_options import experiment_options, name_of, words_of_small
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prepare import Request, choose_profile
+from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import BadNode, listed
 from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.words import plain
+
+if TYPE_CHECKING:
+    from hpc_gpt.doctor.checks import Check, SlowNodeOfRun
+
+PLACE = 20
 
 
 @click.command()
@@ -31,7 +36,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
 
     On the machine where it is started, a login node or this one: whether Slurm answers and has what the profile asks
     for, what sbatch says of the script, versions, GPUs, the data, folders, room for the checkpoints, the clock, the
-    cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN. Exit code 1 if a check fails.
+    cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is checked as it was submitted;
+    with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 
@@ -40,10 +46,19 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
+    from hpc_gpt.doctor.checks import check_all, slow_nodes_of_runs  # needs numpy
+
     run = _run_named(request)
-    profile = run.resolved().cluster if run is not None else choose_profile(request, queueing=False)
+    if run is not None:
+        profile = run.resolved().cluster
+        _check_unchanged(run, request, profile.name)
+    else:
+        profile = choose_profile(request, queueing=False)
     if forgive is not None:
         return _forgive(profile.name, forgive)
+    if run is None and (small := with_small(request, profile)) is not request:
+        request = small
+        click.echo(f"no EXPERIMENT and no size: takes {' '.join(words_of_small(request.overrides))}", err=True)
     checks = check_all(request, run, profile, probe)
     bad = list(listed(profile.name).values())
     slow = slow_nodes_of_runs(logs_folder(), profile.name)
@@ -79,6 +94,23 @@ def _run_named(request: Request) -> RunFolder | None:
     return None
 
 
+def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
+    """ConfigError for options that would make another run of RUN; --cluster may name its own."""
+    ctx = click.get_current_context()
+    others = [
+        name_of(parameter)
+        for parameter in ctx.command.params
+        if parameter.name not in ("experiment", "probe", "forgive", "as_json")
+        and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+        and not (parameter.name == "cluster" and request.cluster == cluster)
+    ]
+    if others:
+        raise ConfigError(
+            f"{run.run_id} is a run of {cluster}, checked as it was submitted; {', '.join(others)} would be another",
+            f"leave {', '.join(others)} out, or name the experiment: hpc-gpt doctor {run.resolved().name} …",
+        )
+
+
 def _forgive(cluster: str, node: str) -> int:
     if not bad_nodes.forgive(cluster, node):
         known = ", ".join(listed(cluster)) or "none"
@@ -87,7 +119,7 @@ def _forgive(cluster: str, node: str) -> int:
     return 0
 
 
-def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[SlowNode]) -> None:
+def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[SlowNodeOfRun]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         click.echo(f"{check.level.ljust(4)}  {check.name.ljust(width)}  {check.words}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.prepare import Request
+    from hpc_gpt.launch.request import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
@@ -28,7 +28,12 @@ _VERBS = ("plan", "render", "submit", "rehearse", "bench")
 
 # (names, key, type, help). Each long name has its variable, as `variables_of` makes it.
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
-    (("--model",), "model.preset", str, "Model preset: gpt2, gpt2-xl, 18b, 48b, …"),
+    (
+        ("--model",),
+        "model.preset",
+        str,
+        "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder.",
+    ),
     (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
     (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
@@ -63,7 +68,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 
 # The options that set the size of a run.
-_SIZES = {"model.preset", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
+_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
 
 # What only `plan` has as options; other verbs take these keys by `--set`.
 _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
@@ -125,7 +130,10 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
     command: Any = call
     for names, key, kind, text in reversed(options):
         variables = variables_of(names)
-        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=variables, help=text)(command)
+        decorate = click.option(
+            *names, key.replace(".", "__"), type=kind, envvar=variables, shell_complete=completion.values, help=text
+        )
+        command = decorate(command)
     for decorate in more:
         command = decorate(command)
     return cast(F, command)
@@ -159,15 +167,19 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.prepare import Request
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.launch.request import Request
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, OF_A_MODEL, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)
     given = {name: values.pop(name) for name in list(values) if "__" in name}
     named = values["experiment"] is not None
-    settings = dict(parse_override(text) for text in values.pop("settings"))
-    by_option, by_variable = (_keys_given(given, by_variable=variable) for variable in (False, True))
+    texts = values.pop("settings")
+    settings = dict(parse_override(text) for text in texts)
+    for key in settings:
+        if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
+            click.echo(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
+    by_option, by_variable = (_with_file(_keys_given(given, by_variable=variable)) for variable in (False, True))
     if ctx.get_parameter_source("settings") is click.core.ParameterSource.ENVIRONMENT:
         by_variable, settings_on_line = settings | by_variable, {}
     else:
@@ -175,13 +187,16 @@ def _request(values: dict[str, Any]) -> Request:
     # Any option on the command line, --set included, wins over a variable; a key's own option wins over --set.
     on_line = settings_on_line | by_option
     overrides = by_variable | on_line
+    # Before anything can fail: an error may be of such a value, and names its key.
+    if said := _by_environment(ctx, [key for key in by_variable if key not in on_line]):
+        click.echo(f"from the environment: {', '.join(said)}", err=True)
     if "layout.nodes" in overrides and "layout.gpus" not in overrides:
         overrides["layout.gpus"] = None  # those of the nodes, not the experiment's number
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
         overrides["layout.nodes"] = None
-    if "model.preset" in overrides:
-        # The preset's sizes, not those of the experiment's own model.
-        overrides = {"model.hidden": None, "model.layers": None, "model.heads": None} | overrides
+    if "model.preset" in overrides or "model.hf" in overrides:
+        # Its sizes, not those of the experiment's own model.
+        overrides = dict.fromkeys(("model.preset", *OF_A_MODEL)) | overrides
     sized = bool(
         _SIZES & {*by_option, *by_variable}
         or any(key.startswith(("layout.", "model.")) for key in settings)
@@ -202,6 +217,18 @@ def _request(values: dict[str, Any]) -> Request:
     )
 
 
+def words_of_small(overrides: Mapping[str, Any]) -> list[str]:
+    """The words of a command line for what `prepare.with_small` takes, given the overrides that it made.
+
+    >>> words_of_small({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
+    ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']
+    """
+    from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT
+
+    sizes = ((name, overrides.get(f"layout.{name}")) for name in ("gpus", "tp", "pp"))
+    return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
+
+
 def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
     """Dotted key -> value of the options set by HPC_GPT_* variables, or on the command line."""
     source = click.get_current_context().get_parameter_source
@@ -212,7 +239,30 @@ def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
     }
 
 
+def _with_file(given: dict[str, Any]) -> dict[str, Any]:
+    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
+    from hpc_gpt.settings.presets import PRESETS
+
+    name = given.get("model.preset")
+    if name is None or name.lower() in PRESETS:
+        return given
+    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
+        return given
+    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
+
+
 # --- HPC_GPT_* variables
+
+
+def _by_environment(ctx: click.Context, keys: Sequence[str]) -> list[str]:
+    """`NAME=value` of each variable that gives one of the keys its value."""
+    found = []
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        gives = name.replace("__", ".") in keys if "__" in name else name == "settings" and keys
+        if gives and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT:
+            found += [f"{each}={os.environ[each]}" for each in _names(parameter) if os.environ.get(each)][:1]
+    return found
 
 
 def variables_of(names: Iterable[str]) -> list[str]:
@@ -222,6 +272,11 @@ def variables_of(names: Iterable[str]) -> list[str]:
     (['HPC_GPT_NODES'], ['HPC_GPT_MICRO_BATCH_SIZE', 'HPC_GPT_MBS'])
     """
     return [PREFIX + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
+
+
+def name_of(parameter: click.Parameter) -> str:
+    """An option as it is usually written: its last long name."""
+    return [*parameter.opts, *(name for name in parameter.opts if name.startswith("--"))][-1]
 
 
 def check_variables(ctx: click.Context) -> None:
@@ -239,7 +294,7 @@ def _check_one(parameter: click.Parameter, ctx: click.Context) -> None:
     if differ:
         pair = (first, differ[0])
         raise ConfigError(
-            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {parameter.opts[-1]}, and "
+            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {name_of(parameter)}, and "
             "differ",
             f"unset {pair[0]}, or {pair[1]}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.experiment_options import planning_options
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.plan_question import PlanAsked, ask_plan
-from hpc_gpt.launch.prepare import Request
+from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
+from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
-from hpc_gpt.plan.training import Training, engine_for
+from hpc_gpt.plan.training import engine_for
 from hpc_gpt.report.plan_explanation import explain
 from hpc_gpt.report.plan_table import (
     can_draw_blocks,
@@ -24,9 +26,11 @@ from hpc_gpt.report.plan_table import (
     heading,
     left_out_text,
     legend,
+    needs,
     search_table,
     search_tables,
     settings_text,
+    slow_text,
     unchecked,
     wrapped,
 )
@@ -35,9 +39,20 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.tables import toml_value
 from hpc_gpt.terminal import width, write_heading
 
+PLACE = 10
+
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _FILE = click.Path(path_type=Path)
-_FLAGS = {"model.preset": "--model", "model.seq": "--seq"}
+_FLAGS = {
+    "model.preset": "--model", "model.seq": "--seq", "engine.name": "--engine", "engine.zero_stage": "--zero-stage",
+}  # fmt: skip
+# What plan has an option for besides. The model of --max-model is given by its sizes.
+_PLAN_FLAGS = _FLAGS | {
+    "model.vocab": "--vocab", "engine.recompute": "--recompute", "engine.offload": "--offload",
+    "layout.gpus": "--gpus", "layout.nodes": "--nodes", "layout.tp": "--tp", "layout.pp": "--pp", "layout.dp": "--dp",
+    "layout.micro_batch": "--mbs", "layout.micro_batches": "--gas", "layout.global_batch": "--gbs",
+}  # fmt: skip
+_OF_THE_LARGEST = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The command gives these by options of its own.
 _GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",
           "layout.global_batch")  # fmt: skip
@@ -122,10 +137,19 @@ def plan(
     if max_model:
         if why is not None:
             raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
-        _largest(ask_plan(request, tokens, calibration, largest=True), as_json, html)
+        asked = ask_plan(request, tokens, calibration, largest=True)
+        _print_stand_in(asked)
+        _largest(asked, calibration, as_json, html)
         return
     asked = ask_plan(request, tokens, calibration, why=why)
+    _print_stand_in(asked)
     _print(asked, _search(asked, must_fit=why is None), as_json, html, why)
+
+
+def _print_stand_in(asked: PlanAsked) -> None:
+    if asked.stands_in:
+        words = f"no cluster is chosen: planned for {STAND_IN}, {asked.profile.description}"
+        click.echo(f"{words}; --cluster plans for another, and hpc-gpt profile list names them", err=True)
 
 
 def _search(asked: PlanAsked, must_fit: bool) -> Searched:
@@ -134,13 +158,12 @@ def _search(asked: PlanAsked, must_fit: bool) -> Searched:
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    fixed = [name for name in ("tp", "pp", "dp") if name in asked.question.fixed]
+    fixed = [name for name in ("tp", "pp", "dp", "offload") if name in asked.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
-        f"{nearest.training.engine} with {settings_text(nearest.training)}, needs {nearest.need_gib:.1f} of "
-        f"{nearest.card_gib:.4g} GiB on stage {nearest.memory.deciding}",
+        f"{nearest.training.engine} with {settings_text(nearest.training)}, needs {needs(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )
 
@@ -148,7 +171,10 @@ def _search(asked: PlanAsked, must_fit: bool) -> Searched:
 def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
-    command = _submit_command(asked, best.training) if best is not None else ""
+    command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
+    if asked.stands_in:
+        command = "hpc-gpt profile list"
+    slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
     _write_page(html, asked, searched, figures, command)
     if as_json:
         _print_json(asked, searched, figures, command)
@@ -157,23 +183,36 @@ def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | Non
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
-        _print_table(asked, searched, figures[0])
+        _print_table(asked, searched, figures[0], slow)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
 
 
-def _print_table(asked: PlanAsked, searched: Searched, figures: Figures) -> None:
+def _without_offload(asked: PlanAsked) -> Candidate | None:
+    """The best layout that offloads nothing, if only some that offload were searched."""
+    if asked.question.fixed.get("offload", "none") == "none":
+        return None
+    question = replace(asked.question, fixed={**asked.question.fixed, "offload": "none"})
+    return search(question, asked.machine, asked.constants).best
+
+
+def _print_table(asked: PlanAsked, searched: Searched, figures: Figures, slow: str) -> None:
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
+    if searched.best is None:
+        more = fewest_gpus(searched.question, asked.machine)
+        hint = f", or use --gpus {more}, on which a layout fits" if more else ""
+        click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
     click.echo("\n" + search_table(searched, columns, can_draw_blocks()))
     best = searched.candidates[0]
-    words = [legend(searched), f"best, {best.layout}:"]
+    words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
     words += [
         f"  constants: {asked.source}; the range of the step time is their error",
+        slow,
         left_out_text(searched),
-        unchecked(searched),
+        unchecked(searched) if searched.best else "",
     ]
     for text in words:
         for line in wrapped(text, columns) if text else []:
@@ -183,7 +222,7 @@ def _print_table(asked: PlanAsked, searched: Searched, figures: Figures) -> None
 def _print_json(
     asked: PlanAsked, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
 ) -> None:
-    model = {"name": asked.name, **asdict(asked.model), "params": asked.model.params}
+    model = {"name": asked.name, **asked.model.table(), "params": asked.model.params}
     tables = search_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
@@ -202,33 +241,66 @@ def _figures(asked: PlanAsked, candidate: Candidate) -> Figures:
     return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
-def _largest(asked: PlanAsked, as_json: bool, html: Path | None) -> None:
+def _largest(asked: PlanAsked, calibration: str | None, as_json: bool, html: Path | None) -> None:
     found = largest(asked.question, asked.model, asked.machine, asked.constants)
+    slow = _slow_largest(asked, found.searched.candidates[0])
     model = found.model
     name = f"{model.layers} x {model.hidden}"
     asked = replace(asked, model=model, name=name)
     figures = [_figures(asked, candidate) for candidate in found.searched.candidates]
-    words = ["hpc-gpt", "plan", "--hidden", model.hidden, "--layers", model.layers, "--heads", model.heads]
-    words += ["--gpus", asked.question.gpus, *(["--cluster", asked.request.cluster] if asked.request.cluster else [])]
-    if not asked.request.names_experiment:
-        engine = asked.request.overrides.get("engine.name")
-        words += [*(["--engine", engine] if engine else []), "--set", f"train.dtype={asked.question.dtype}"]
-    command = shlex.join(map(str, words))
+    command = _plan_command(asked, calibration)
+    offload = asked.question.fixed["offload"]
     _write_page(html, asked, found.searched, figures, command)
     if as_json:
-        next_larger = {**vars(found.next_larger), "params": found.next_larger.params} if found.next_larger else None
+        next_larger = {**found.next_larger.table(), "params": found.next_larger.params} if found.next_larger else None
         _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": next_larger})
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
-        click.echo(f"largest: {count_text(model.params)} parameters, {sizes}")
+        how = "without offload" if offload == "none" else f"with offload {offload}"
+        click.echo(f"largest {how}: {count_text(model.params)} parameters, {sizes}")
         if found.next_larger is not None:
             larger = found.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
             click.echo(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
+        if offload == "none":
+            click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
         click.echo(f"family: {FAMILY}\n")
-        _print_table(asked, found.searched, figures[0])
+        _print_table(asked, found.searched, figures[0], slow)
     if not as_json:
         click.echo(f"next: {command}", err=True)
+
+
+def _slow_largest(asked: PlanAsked, best: Candidate) -> str:
+    """That the largest model with offload trains far slower than the largest without; empty if it does not."""
+    if asked.question.fixed["offload"] == "none":
+        return ""
+    question = replace(asked.question, fixed={**asked.question.fixed, "offload": "none"})
+    try:
+        other = largest(question, asked.model, asked.machine, asked.constants)
+    except LayoutError:  # none fits without
+        return ""
+    what = f"the largest without offload, {count_text(other.model.params)} parameters,"
+    return slow_text(best, other.searched.best, what)
+
+
+def _plan_command(asked: PlanAsked, calibration: str | None) -> str:
+    """The `hpc-gpt plan` that shows the largest model's table again: what was asked, and the model's sizes."""
+    request, model, fixed = asked.request, asked.model, asked.question.fixed
+    words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
+    words += ["--row", request.row] if request.row is not None else []
+    words += ["--cluster", request.cluster] if request.cluster is not None else []
+    words += ["--hidden", str(model.hidden), "--layers", str(model.layers), "--heads", str(model.heads)]
+    given = {key: value for key, value in request.given.items() if key not in _OF_THE_LARGEST}
+    given |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
+    given |= {"engine.offload": fixed["offload"], "layout.gpus": asked.question.gpus}
+    given["train.dtype"] = asked.question.dtype
+    if not request.names_experiment:
+        given |= {"model.vocab": model.vocab, "model.seq": model.seq}
+    for key, value in given.items():
+        words += _option(key, value, _PLAN_FLAGS)
+    words += ["--calibration", calibration] if calibration is not None else []
+    words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != _TOKENS else []
+    return shlex.join(words)
 
 
 def _submit_command(asked: PlanAsked, training: Training) -> str:
@@ -264,8 +336,7 @@ def _submit_command(asked: PlanAsked, training: Training) -> str:
     return shlex.join(words)
 
 
-def _option(key: str, value: Any) -> list[str]:
-    flags = {**_FLAGS, "engine.name": "--engine", "engine.zero_stage": "--zero-stage"}
+def _option(key: str, value: Any, flags: Mapping[str, str] = _FLAGS) -> list[str]:
     if key == "layout.allow_tp_across_nodes":
         return ["--allow-tp-across-nodes"] if value else []
     if key in flags and value is not None:

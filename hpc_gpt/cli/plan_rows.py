@@ -20,7 +20,7 @@ from hpc_gpt.plan.calibration import (
     stored_calibration,
 )
 from hpc_gpt.plan.row_files import read_any, read_rows
-from hpc_gpt.plan.rows import LeftOut, Row
+from hpc_gpt.plan.rows import LeftOut, PublishedRow
 from hpc_gpt.plan.validation import (
     SCHEMA,
     Errors,
@@ -94,7 +94,7 @@ def run_validate(
 def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None = None, as_json: bool = False) -> None:
     """Fits the planner's constants to rows or records and stores them in the user's profile of `cluster`."""
     profile = load_profile(cluster)
-    rows: list[Row] = []
+    rows: list[PublishedRow] = []
     left_out: list[LeftOut] = []
     for path in files:
         read = read_any(path, profile)
@@ -123,7 +123,7 @@ def _print_unused(entries: Sequence[LeftOut]) -> None:
 
 
 def _fitted_for(
-    profile: ClusterProfile, rows: Sequence[Row], left_out: Sequence[LeftOut], calibration: str | None
+    profile: ClusterProfile, rows: Sequence[PublishedRow], left_out: Sequence[LeftOut], calibration: str | None
 ) -> Calibrated:
     """Constants fitted to the rows of the cluster `calibration`, else to those of the profile's device and node size.
 

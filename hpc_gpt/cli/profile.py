@@ -13,11 +13,15 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completion
-from hpc_gpt.doctor.site import choice_lines, choose_partition, profile_text, read_site
+from hpc_gpt.cli.experiment_options import words_of_small
+from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, profile_text, read_site
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import config_dir
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
+from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.tables import toml_value
+
+PLACE = 190
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -94,7 +98,10 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     except FileExistsError:
         raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name") from None
     click.echo(f"wrote {path}")
-    click.echo(f"next: hpc-gpt doctor --cluster {shlex.quote(name or str(path))}", err=True)
+    found = load_profile(name or str(path))
+    sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))
+    words = ["hpc-gpt", "doctor", *words_of_small(sizes), "--cluster", name or str(path)]
+    click.echo(f"next: {shlex.join(words)}", err=True)
 
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpc_gpt.chain.forecast import Forecast
-from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
 from hpc_gpt.errors import ConfigError, JobFailed
-from hpc_gpt.launch.prepare import Prepared, Request, prepare
+from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, SmallRun, make_small, with_slurm
+from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import compare
 
 if TYPE_CHECKING:
     from hpc_gpt.rehearsal.life import Stage
-    from hpc_gpt.rehearsal.small_run import Outcome
+    from hpc_gpt.rehearsal.small_run import RehearsalOutcome, SmallRun
+
+PLACE = 40
 
 # A rehearsal is of one run, and always small.
 _NOT_HERE = ("smoke", "sweep")
@@ -41,7 +43,8 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     The job script that submit would send runs here, at --smoke size, with stand-ins for Slurm's commands. It is
     submitted, saves, gets USR2 before its time limit, saves and is requeued, resumes, is preempted once, resumes again
     and finishes, with the same losses as an uninterrupted run. Waiting times are skipped. What cannot be shown here is
-    listed. Nothing is left running, and nothing of yours is written except to --keep. Takes a minute or two.
+    listed. Nothing is left running, and nothing of yours is written except to --keep. Takes a minute or two. With
+    neither EXPERIMENT nor a size it is demo.
 
     \b
     hpc-gpt rehearse demo
@@ -50,6 +53,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
+    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, with_slurm  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
@@ -65,6 +69,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     request, note = with_slurm(request)
     if note:
         click.echo(note, err=True)
+    request = with_small(request, choose_profile(request, queueing=False))
     real = prepare(request)
     small = make_small(real.resolved, len(list_gpus()))
     script = render_script(small.resolved, request.template)
@@ -109,7 +114,9 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     click.echo(f"next: {_next_text(request)}", err=True)
 
 
-def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | None, took_s: float) -> dict[str, Any]:
+def _tables(
+    real: Prepared, small: SmallRun, outcome: RehearsalOutcome, folder: str | None, took_s: float
+) -> dict[str, Any]:
     return {
         "schema": 1,
         "experiment": real.resolved.name,
@@ -128,8 +135,8 @@ def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | Non
 
 
 def _next_text(request: Request) -> str:
-    """The `hpc-gpt submit` that was rehearsed: this command line without the options of rehearse, and with the default
-    experiment named, about which submit would ask."""
+    """The `hpc-gpt submit` that was rehearsed: this command line without the options of rehearse, and with the
+    experiment that it took for want of one."""
     words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
     while left:
         word = left.pop(0)
@@ -137,7 +144,7 @@ def _next_text(request: Request) -> str:
             left = left[1:]
         elif word not in ("--quick", "--json") and not word.startswith("--keep="):
             words.append(word)
-    named = [] if request.names_experiment or request.sized else [request.experiment]
+    named = [] if request.names_experiment or request.sized else words_of_small(request.overrides)
     return shlex.join(["hpc-gpt", "submit", *named, *words])
 
 

@@ -8,7 +8,11 @@ import click
 
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import Request, prepare, prepare_sweep
+from hpc_gpt.launch.prepare import prepare
+from hpc_gpt.launch.prepare_sweep import prepare_sweep
+from hpc_gpt.launch.request import Request
+
+PLACE = 30
 
 
 @click.command()
@@ -19,8 +23,8 @@ def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
     The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or the name of a file or folder under
-    experiments/. Without EXPERIMENT it is seed 001's own 64-GPU run; if --model is given, the default of every key
-    (hpc-gpt help keys). Needs no Slurm.
+    experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs; if --model is
+    given, the default of every key (hpc-gpt help keys). Needs no Slurm.
 
     \b
     hpc-gpt render demo --cluster generic-slurm > job.sh

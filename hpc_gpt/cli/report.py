@@ -13,7 +13,6 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir
-from hpc_gpt.report.seed_tables import SEED_TABLES, SweepLines, lines_in_columns_of, only_sweep, seed_text, sweep_lines
 from hpc_gpt.report.tables import (
     COLUMNS,
     choose_columns,
@@ -24,11 +23,14 @@ from hpc_gpt.report.tables import (
     sort_records,
 )
 from hpc_gpt.terminal import width
-from hpc_gpt.words import counted, plain
+from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, plain, without_figures
 
 if TYPE_CHECKING:
     from hpc_gpt.report.audit.row_checks import FormulaName
     from hpc_gpt.report.gather import Gathered
+    from hpc_gpt.report.seed_tables import SweepLines
+
+PLACE = 120
 
 
 @click.command()
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="SET|KEY,...",
     shell_complete=completion.columns,
-    help="The name of a seed's table, such as gpt2-meg; usual; keys of a record, such as gpus,tp,step_s; "
-    "auto: the seed's if all runs are of its sweep.",
+    help="The name of a published table, such as gpt2-meg; usual; keys of a record, such as gpus,tp,step_s; "
+    "auto: that table's if all runs are of its sweep.",
 )
 @click.option(
     "--sort",
@@ -101,8 +103,8 @@ def report(
 
     PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
     folder of run folders (logs/ unless given); a run id, prefix or job id; a bench folder, for its rows; or a sweep
-    such as experiments/gpt2-meg, for its runs under logs/ in the seed's columns. Updates the record.json of our own
-    runs and writes nothing else. The step time is the median of the steps after warm-up.
+    such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table. Updates the
+    record.json of our own runs and writes nothing else. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.report.gather import gather_paths
 
@@ -150,6 +152,8 @@ def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | 
 
 def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
+    from hpc_gpt.report.seed_tables import SEED_TABLES
+
     if columns not in ("auto", "usual", "seed", *SEED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
@@ -182,6 +186,8 @@ def _sort(gathered: Gathered, sort: str) -> None:
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without runs."""
+    from hpc_gpt.report.seed_tables import seed_text
+
     lines = _seed_lines(gathered, columns)
     if lines is not None:
         return seed_text(lines, form, width())
@@ -199,6 +205,8 @@ def _predicted(gathered: Gathered, form: str) -> str:
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     """The lines of a seed's own table; None if --columns asks for others."""
+    from hpc_gpt.report.seed_tables import SEED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
+
     if columns not in ("auto", "seed", *SEED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
@@ -230,12 +238,21 @@ _MOST_FLAGS = 60
 
 
 def _flags(gathered: Gathered) -> list[str]:
-    """Each flag once, with the runs that have it."""
+    """Each flag once, with the runs that have it; flags that differ only in their figures once, if there are many."""
     runs: dict[str, list[str]] = {}
     for record in gathered.records:
         for flag in record.flags:
             runs.setdefault(flag, []).append(show_name(record))
+    shapes: dict[str, list[str]] = {}
+    for flag in runs:
+        shapes.setdefault(without_figures(flag), []).append(flag)
     lines = []
+    for alike in shapes.values():
+        if len(alike) > FEW_ALIKE:
+            together = dict.fromkeys(name for flag in alike for name in runs[flag])
+            runs[f"{alike[0]} ({ALIKE})"] = list(together)
+            for flag in alike:
+                del runs[flag]
     for flag, names in runs.items():
         more = f" and {len(names) - 3:,} more runs" if len(names) > 4 else ""
         lines.append(f"{', '.join(names[:3] if more else names)}{more}: {flag}")

@@ -5,23 +5,42 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import click
 
 from hpc_gpt.cli import completion
+from hpc_gpt.columns import Column, column, grid
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.slurm import has_sbatch
-from hpc_gpt.launch.status import RunStatus, SweepStatus, by_sweep, fold, follow_logs, log_path, read_status, read_tail
-from hpc_gpt.runs.run_folder import find_run, find_runs, singles_out
+from hpc_gpt.launch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
+from hpc_gpt.output import reader_left
+from hpc_gpt.runs.run_folder import RunFolder, find_runs, singles_out
 from hpc_gpt.settings.cluster import user_default
-from hpc_gpt.terminal import Screen
-from hpc_gpt.words import Grid, plain
+from hpc_gpt.terminal import Screen, width
+from hpc_gpt.words import plain, show_value
 
-_HEADINGS = ("run", "experiment", "layout", "state", "job", "attempts", "step", "loss", "tokens/s")
-_RIGHT = {"attempts", "step", "loss", "tokens/s"}
+PLACE = 60
+
+_COLUMNS = (
+    column("run", "run", right=False),
+    column("experiment", "name", right=False),
+    column("layout", "layout", right=False),
+    column("state", "state", right=False),
+    column("job", "job_id", right=False),
+    column("attempts", "attempts"),
+    Column("step", ("step", "steps"), lambda row: f"{show_value(row.step)}/{show_value(row.steps)}"),
+    column("loss", "loss", "{:.4f}".format),
+    column("tokens/s", "tokens_per_s", "{:.0f}".format),
+)
+
+
+# On a narrow terminal the first of these go, one after the other, until the others fit. --json has them all.
+_LEFT_OUT = ("attempts", "layout", "tokens_per_s", "job_id", "loss", "name")
 
 
 @click.command()
@@ -43,92 +62,69 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
 
-    def rows() -> list[RunStatus]:
+    def chosen() -> list[RunFolder]:
         runs = find_runs(names, logs)
-        if not (show_all or names):
-            runs = [run for group in by_sweep(runs)[-20:] for run in group]
-        return read_status(runs)
+        return runs if show_all or names else [run for group in by_sweep(runs)[-20:] for run in group]
 
+    runs = chosen()
     if as_json:
-        click.echo(json.dumps({"schema": 1, "runs": [row.to_dict() for row in rows()]}, indent=1))
-        return
-    found = rows()
-    if not found:
+        rows, silence = ask_status(runs)
+        click.echo(json.dumps({"schema": 1, "runs": [row.to_dict() for row in rows]}, indent=1))
+    elif not runs:
         click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
         return
-    if not watch:
-        for line in _table(found, opened):
-            click.echo(line)
+    elif watch:
+        _watch(chosen, interval, opened)
         return
+    else:
+        rows, silence = _print_rows(runs, opened)
+    # Where there is no Slurm, an ended run needs no answer of it.
+    if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
+        click.echo(silence_note(silence), err=True)
+
+
+def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:
+    """Prints the table, and returns what `ask_status` does. If Slurm is slow, the runs that have ended come first."""
+    shown: list[dict[str, Any]] = []  # a loss that is NaN equals nothing
+
+    def show(groups: Iterable[list[RunStatus]]) -> None:
+        rows = [row for group in groups if any(row.to_dict() not in shown for row in group) for row in group]
+        for line in _table(rows, opened) if rows else ():
+            click.echo(line)
+        shown.extend(row.to_dict() for row in rows)
+
+    rows, silence = ask_status(
+        runs, lambda known: show(group for group in by_sweep(known) if all(row.is_known_over for row in group))
+    )
+    show(by_sweep(rows))
+    return rows, silence
+
+
+def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool) -> None:
     display = Screen()
+
+    def show(rows: list[RunStatus]) -> None:
+        display.show("\n".join(_table(rows, opened)))
+
     while True:
-        display.show("\n".join(_table(found, opened)))
-        if all(row.is_over for row in found):
+        rows, _ = ask_status(chosen(), show)
+        show(rows)
+        if all(row.is_over for row in rows) or reader_left():
             break
         time.sleep(interval)
-        found = rows()
 
 
 def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     lines = rows if opened else fold(rows)
     shown = [row for row in lines if not isinstance(row, SweepStatus)]
-    cells = [_sweep_cells(row) if isinstance(row, SweepStatus) else _cells(row) for row in lines]
-    table = Grid(_HEADINGS, [heading in _RIGHT for heading in _HEADINGS], cells).aligned().splitlines()
-    return table + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state != "done"]
-
-
-def _sweep_cells(sweep: SweepStatus) -> tuple[str, ...]:
-    done = sum(row.step or 0 for row in sweep.runs)
-    return (
-        sweep.id,
-        sweep.name,
-        f"{len(sweep.runs)} runs",
-        sweep.states,
-        " ".join(sweep.jobs) or "-",
-        str(sum(row.attempts for row in sweep.runs)),
-        f"{done}/{sum(row.steps or 0 for row in sweep.runs)}",
-        "-",
-        "-",
-    )
-
-
-def _cells(row: RunStatus) -> tuple[str, ...]:
-    return (
-        row.run,
-        row.name,
-        row.layout,
-        row.state,
-        row.job_id or "-",
-        str(row.attempts),
-        f"{'-' if row.step is None else row.step}/{'-' if row.steps is None else row.steps}",
-        f"{row.loss:.4f}" if row.loss is not None else "-",
-        f"{row.tokens_per_s:.0f}" if row.tokens_per_s is not None else "-",
-    )
-
-
-@click.command()
-@click.argument("run", shell_complete=completion.runs)
-@click.option(
-    "--follow", "-f", is_flag=True, help="Print what the run writes, over all its attempts, until it has ended."
-)
-@click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
-@click.option("--path", is_flag=True, help="Print the log's path instead.")
-def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
-    """Print RUN's log.
-
-    The log has the output of all ranks of the last attempt. RUN is a run id, an unambiguous prefix, a job id or a
-    folder.
-    """
-    found = find_run(run, logs_folder())
-    if path:
-        click.echo(str(log_path(found, attempt)))
-    elif follow:
-        follow_logs(found, attempt, tail, sys.stdout.buffer)
-    else:
-        text, _ = read_tail(log_path(found, attempt), tail)
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+    columns, room = list(_COLUMNS), width()
+    for key in _LEFT_OUT:
+        if room is None or grid(columns, lines).width <= room:
+            break
+        columns = [each for each in columns if each.keys[0] != key]
+    table = grid(columns, lines).aligned().splitlines()
+    said = [(row.run, words) for row in shown if row.state != "done" for words in (row.cause, row.pace) if words]
+    return table + [plain(f"{run}: {words}") for run, words in said]
 
 
 def first_submit(*settings: str) -> str:

@@ -10,7 +10,9 @@ from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import experiment_options
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.prepare import Request
+    from hpc_gpt.launch.request import Request
+
+PLACE = 50
 
 
 @click.command()
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completion.runs,
               help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip
+@click.option("--from-start", is_flag=True, envvar="HPC_GPT_FROM_START",
+              help="With --resume: train RUN's experiment again from step 0, as a new run.")  # fmt: skip
 def submit(
     request: Request,
     dry_run: bool,
@@ -39,13 +43,14 @@ def submit(
     skip_unfit: bool,
     until: tuple[str, ...],
     resume: str | None,
+    from_start: bool,
 ) -> None:
     """Submit EXPERIMENT to Slurm, or start it here.
 
-    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a
-    file or folder under experiments/. Without EXPERIMENT it is seed 001's own 64-GPU run, which is queued if an option
-    gives its size, if you agree at the terminal, or with --yes; if --model is given, the default of every key (hpc-gpt
-    help keys).
+    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a file
+    or folder under experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs,
+    which is queued if an option gives its size, if you agree at the terminal, or with --yes; if --model is given, the
+    default of every key (hpc-gpt help keys).
 
     If the time limit ends a run, its job chain continues it, as `chain` in the profile says: Slurm requeues the job
     (requeue), or further jobs wait for it (singleton). --until prints what the chain will take, from earlier runs with
@@ -65,4 +70,4 @@ def submit(
     if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:
-        submit_one(request, until, resume, dry_run, yes, wait)
+        submit_one(request, until, resume, from_start, dry_run, yes, wait)

@@ -11,47 +11,51 @@ from typing import TypeVar
 
 import click
 
-from hpc_gpt.chain.forecast import Forecast
+from hpc_gpt.cli.experiment_options import name_of
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import wait_for, wait_for_all
-from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
-from hpc_gpt.launch.submission import (
-    Submitted,
-    SubmittedSweep,
+from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
+from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
+from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.resumption import (
     changed_length,
     check_resumption,
-    check_submission,
-    dry_run,
     forecast_same,
-    hold_here,
-    plan_jobs,
     prepare_resumption,
-    queue_sweep,
     resume_elsewhere,
-    resume_run,
-    start_held,
-    submit_run,
-    write_sweep,
 )
-from hpc_gpt.launch.until import parse_until
+from hpc_gpt.launch.slurm_start import Start
+from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run
+from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
+from hpc_gpt.launch.until import Until, parse_until
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import can_ask
+from hpc_gpt.tokens.run_data import describe_data, located
+from hpc_gpt.words import counted
 
 T = TypeVar("T")
 
 
 def submit_one(
-    request: Request, until: tuple[str, ...], resume: str | None, dry_run: bool, yes: bool, wait: bool
+    request: Request,
+    until: tuple[str, ...],
+    resume: str | None,
+    from_start: bool,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
 ) -> None:
     """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
+    if from_start and resume is None:
+        raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
     if resume is not None:
-        submitted = _resume(resume, request, dry_run)
+        submitted = _resume(resume, request, dry_run, from_start)
         if submitted is None:
             return
     else:
@@ -89,7 +93,7 @@ def _ask_first(prepared: Prepared, request: Request) -> None:
         return
     words = (
         f"no EXPERIMENT and no size: this would queue {run.name}, {count_text(run.model.params)} parameters as "
-        f"{run.layout} on {run.gpus} GPUs of {run.cluster.name}"
+        f"{run.layout} on {counted(run.gpus, 'GPU')} of {run.cluster.name}"
     )
     if not can_ask():
         cluster = f" --cluster {request.cluster}" if request.cluster else ""
@@ -114,18 +118,18 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
-    """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; None for a dry
-    run."""
+def _resume(name: str, request: Request, dry_run: bool, from_start: bool) -> Submitted | None:
+    """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
+    a new run without a checkpoint. None for a dry run."""
     ctx = click.get_current_context()
     given = [
         parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "wait", "dry_run", "yes", "force", "until")
+        if parameter.name not in ("resume", "from_start", "wait", "dry_run", "yes", "force", "until")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     others = [
-        one.human_readable_name if one.name == "experiment" else one.opts[0]
+        one.human_readable_name if one.name == "experiment" else name_of(one)
         for one in given
         if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
     ]
@@ -136,49 +140,59 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
         )
     run = find_run(name, logs_folder())
     assert request.until is not None
-    if not given and not changed_length(run.resolved(), request.until, request.given):
-        return _resume_same(run, forecast_same(run, request.until, earlier_runs()), dry_run)
+    if not given and not from_start and not changed_length(run.resolved(), request.until, request.given):
+        return _resume_same(run, request.until, dry_run)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = ctx.get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE
     profile = load_profile(request.cluster) if request.cluster and has_cluster else None
     prepared, parent = prepare_resumption(
-        run, request.given, profile, request.template, request.force, request.until, earlier_runs()
+        run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
     for note in prepared.notes:
         click.echo(note, err=True)
     if dry_run:
-        _dry_run(prepared)
+        _dry_run(prepared, begins=parent is None)
         return None
-    click.echo(f"resumes {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
+    how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
     submitted = resume_elsewhere(prepared, parent, logs_folder())
     _print_predictions(prepared)
     return submitted
 
 
-def _resume_same(run: RunFolder, forecast: Forecast | None, dry_run: bool) -> Submitted | None:
-    """Starts the run's own job.sh again; a dry run only prints the forecast."""
+def _resume_same(run: RunFolder, until: Until, dry: bool) -> Submitted | None:
+    """Starts the run's own job.sh again; None for a dry run."""
+    resolved, point = check_resumption(run, dry)
+    for note in point.notes if point else ():
+        click.echo(f"note: {note}", err=True)
+    forecast = forecast_same(run, point.step if point else 0, until, earlier_runs())
     for line in forecast.lines if forecast else ():
         click.echo(line, err=True)
-    if dry_run:
-        check_resumption(run, dry=True)
-    if dry_run and forecast is None:
-        raise ConfigError(
-            "--resume without other options starts the run's own job.sh unchanged", f"see {run.job_script}"
-        )
-    if dry_run:
+    where = f"after step {point.step}" if point else "at step 0: it has no checkpoint"
+    click.echo(f"resumes {run.run_id} {where}", err=True)
+    if dry:
+        script = run.job_script.read_text(encoding="utf-8")
+        click.echo(script, nl=False)
         click.echo(f"would run: the run's own {run.job_script}", err=True)
+        _print_start(dry_run(resolved, script))
         click.echo("dry run: nothing was written or submitted", err=True)
         return None
-    return resume_run(run, forecast.jobs if forecast and run.resolved().cluster.chain == "singleton" else 1)
+    return start_run(run, resolved, forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1)
 
 
 def _print_predictions(prepared: Prepared) -> None:
-    for line in prepared.predictions:
+    """Prints what the data are, and what is predicted."""
+    for line in (*_data_lines(prepared), *prepared.predictions):
         click.echo(line, err=True)
 
 
-def _dry_run(prepared: Prepared) -> None:
-    check_submission([prepared], logs_folder(), dry=True)
+def _data_lines(prepared: Prepared) -> tuple[str, ...]:
+    return describe_data(located(prepared.resolved, prepared.data_beside))
+
+
+def _dry_run(prepared: Prepared, begins: bool = True) -> None:
+    check_submission([prepared], logs_folder(), dry=True, begins=begins)
+    start = dry_run(prepared.resolved, prepared.script)
     click.echo(prepared.script, nl=False)
     _print_predictions(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":
@@ -186,10 +200,20 @@ def _dry_run(prepared: Prepared) -> None:
         command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
         command += f", {prepared.jobs} times" if prepared.jobs > 1 else ""
     else:
-        command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
+        command = f"bash job.sh, for each of {counted(prepared.resolved.gpus, 'rank')}"
     click.echo(f"would run: {command}", err=True)
-    click.echo(dry_run(prepared.resolved, prepared.script), err=True)
+    _print_start(start)
     click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _print_start(start: Start) -> None:
+    click.echo(start.answer, err=True)
+    _print_waits(start.waits)
+
+
+def _print_waits(why: str) -> None:
+    if why:
+        click.echo(f"it cannot start now: {why}", err=True)
 
 
 def _print_submitted(submitted: Submitted, wait: bool) -> None:
@@ -204,6 +228,7 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
             click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     else:
         click.echo(f"started {run.run_id} as process {submitted.job_id}")
+    _print_waits(submitted.waits)
     click.echo(f"run folder {run.path}", err=True)
     if not wait:
         name = submitted.job_id if submitted.scheduler == "slurm" else run.run_id
@@ -232,7 +257,7 @@ def submit_sweep(
     prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
     rows = prepared.rows
     _print_rows(prepared)
-    click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, with links in {sweep.folder}", err=True)
+    click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
         _run_here(sweep, rows)
         return
@@ -259,7 +284,7 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
     except RowFaults as refusal:
         left = [row for row in prepared.rows if row.resolved.row not in refusal.faults]
         if not skip_unfit:
-            raise refusal.offering(len(left)) from None
+            raise refusal.with_hint_to_skip(len(left)) from None
         if not left:
             raise
         faults = refusal.faults
@@ -268,7 +293,7 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    for note in prepared.messages:
+    for note in (*dict.fromkeys(line for row in prepared.rows for line in _data_lines(row)), *prepared.messages):
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)
@@ -277,22 +302,31 @@ def _print_rows(prepared: PreparedSweep) -> None:
 
 
 def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
-    """Prints a line for each job it would make, with its rows, and what sbatch says of it."""
-    for job in [[row] for row in rows] if here else plan_jobs(rows):
+    """Prints a line for each job it would make, with its rows, and what sbatch says of it. Raises JobRefused."""
+    jobs = [[row] for row in rows] if here else plan_jobs(rows)
+    refused: list[JobRefused] = []
+    for job in jobs:
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
         each = f"{first.gpus} GPU{'s' if first.gpus > 1 else ''}" + (
             f" on {first.nodes} nodes" if first.nodes > 1 else ""
         )
         click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
-        click.echo(dry_run(first, job[0].script), err=True)
+        try:
+            _print_start(dry_run(first, job[0].script))
+        except JobRefused as fault:
+            refused.append(fault)
+            click.echo(f"refused: {fault}", err=True)
     click.echo("dry run: nothing was written or submitted", err=True)
+    if refused:
+        raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
 
 def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}")
+        _print_waits(sweep.waits.get(job.id, ""))
     for refusal in sweep.refusals:
         click.echo(f"not queued: {refusal}", err=True)
     if not wait and sweep.jobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +12,12 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.state import RETRY_WORDS
+from hpc_gpt.words import class_and_words
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
+
+PLACE = 150
 
 
 @click.command()
@@ -30,12 +34,26 @@ def why(run: str, as_json: bool) -> None:
     from hpc_gpt.report.why import explain
 
     found = explain(run, logs_folder())
+    silence = ""
+    if found.is_open and found.own is not None:
+        from hpc_gpt.launch.status import ask_status
+
+        (row,), silence = ask_status([found.own], limit_s=0)
+        found = found.as_status_says(row.state, row.cause)
+    if found.unnamed_canceller is not None:
+        from hpc_gpt.launch.slurm import who_cancelled
+
+        found = replace(found, cancelled_by=who_cancelled(found.unnamed_canceller))
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     else:
         click.echo("\n".join(_lines(found)))
     for words in found.cannot:
         click.echo(f"note: not read: {words}", err=True)
+    if silence:
+        from hpc_gpt.launch.status import silence_note
+
+        click.echo(silence_note(silence), err=True)
     if not found.is_explained:
         sys.exit(1)
 
@@ -45,18 +63,22 @@ def _lines(found: Why) -> list[str]:
 
     record, last, advice = found.record, found.last, found.advice
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
-    lines = [f"{one_line(record.run or 'the run')}{name}: {found.ended}: {advice.means}"]
+    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_words(found.ended, advice.means)}"]
     if last is not None:
         lines += _cause_lines(last, found)
+    elif found.words:
+        lines.append(f"cause    {found.words}")
+    if found.status:
+        lines.append(f"status   {found.status}")
     if found.ended not in ("done", "pending", "running"):
-        lines += ["", f"to do    {advice.to_do}", f"retry    {RETRY_WORDS[advice.retry]}"]
-    if found.chain:
+        lines += ["", f"to do    {found.to_do}", f"retry    {RETRY_WORDS[advice.retry]}"]
+    if found.chain and not found.status:  # the status has it
         lines.append(f"chain    {found.chain}")
     if found.exclude:
         lines.append(f"exclude  {found.exclude}")
-    if len(found.attempts) > 1:
+    if len(found.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {each.attempt}  {each.ended}{f': {each.words}' if each.words else ''}" for each in found.attempts]
+        lines += [f"  {each.attempt}  {class_and_words(each.ended, each.words)}" for each in found.attempts]
     return lines
 
 
@@ -66,8 +88,8 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
 
     lines = []
     cause, failure = last.cause, last.failure
-    if last.words:
-        lines.append(f"cause    {last.words}")
+    if found.words and found.words != found.ended:
+        lines.append(f"cause    {found.words}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")
     if cause.node:

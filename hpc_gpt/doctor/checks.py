@@ -6,11 +6,13 @@ Also the preflight of a run on this machine alone, and the nodes that runs have 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import platform
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,20 +23,23 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write_table
-from hpc_gpt.doctor.site import Partition, Site, read_site
+from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
-from hpc_gpt.files import data_dir, logs_folder, read_json, state_dir, write_once
-from hpc_gpt.launch.prepare import Request, prepare
+from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
+from hpc_gpt.launch.prepare import prepare
+from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
 from hpc_gpt.preflight_lines import PREFLIGHT
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.run_folder import RunFolder, list_runs
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import close_matches
+from hpc_gpt.words import counted, show_bytes
 
 Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
@@ -75,6 +80,8 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     if resolved is not None:
         found += check_gpus(resolved)
         found += guarded("inputs", lambda: check_needs(resolved, beside))
+        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
+            found.append(check_init(resolved))
     folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
     found += check_folders(folders, shared=profile.scheduler == "slurm")
     if resolved is not None:
@@ -101,7 +108,39 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
     if found[0].level == "fail" or resolved is None:
         return found
     found += guarded("profile", lambda: check_profile(resolved, read_site()))
-    return found + guarded("sbatch", lambda: [Check("sbatch", "ok", " ".join(dry_run(resolved, script).split()))])
+    found += guarded("signals", lambda: check_signals(ask(["scontrol", "show", "config"]).stdout))
+    return found + guarded("sbatch", lambda: [_check_start(resolved, script)])
+
+
+def check_signals(config: str) -> list[Check]:
+    """A warning if a signal for an attempt can reach the next one; `config` is `scontrol show config`'s answer.
+
+    slurmctld repeats a signal without an answer within MessageTimeout 60 s later. A step that is being ended answers
+    after KillWait at most, and a requeued job, which has the same step, waits cred_expire seconds before it starts.
+    """
+    patterns = (r"KillWait\s*=\s*(\d+)", r"MessageTimeout\s*=\s*(\d+)", r"AuthInfo\s*=.*cred_expire=(\d+)")
+    found = [re.search(rf"(?m)^{pattern}", config) for pattern in patterns]
+    if not all(found):  # cred_expire is 120 unless it is given, which is long enough
+        return []
+    kill_wait, timeout, expires = (int(match[1]) for match in found if match)
+    if kill_wait <= timeout or expires >= timeout + 60:
+        return []
+    words = (
+        f"cred_expire is {expires} s and KillWait {kill_wait} s is above MessageTimeout {timeout} s: Slurm can repeat "
+        "an attempt's signal when the next one already runs, which then goes back to the queue once more"
+    )
+    hint = f"ask for cred_expire={timeout + 60} or more, or a MessageTimeout above KillWait"
+    return [Check("signals", "warn", words, hint)]
+
+
+def _check_start(resolved: Resolved, script: str) -> Check:
+    start = dry_run(resolved, script)
+    answer = " ".join(start.answer.split())
+    return (
+        Check("sbatch", "warn", f"{answer}; it cannot start now", start.waits)
+        if start.waits
+        else Check("sbatch", "ok", answer)
+    )
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
@@ -145,6 +184,25 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
 
 
+def check_init(resolved: Resolved) -> Check:
+    """Whether our model and transformers' compute the same logits from the folder that the run begins from."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        return Check("weights", "warn", f"not compared: no {missing[0]} here", "pip install 'hpc-gpt[hf]'")
+    # Both models in fp32, and what torch needs besides.
+    needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
+    free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if needed_gib > free_gib:
+        words = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
+        return Check("weights", "warn", words, "run doctor on a machine with more memory")
+    command = [sys.executable, "-m", "hpc_gpt.train.compare_init"]
+    done = subprocess.run(command, input=resolved.to_json(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check("weights", "fail", f"the comparison with transformers failed: {last[:200]}", "see hpc_gpt.train")
+    return Check("weights", **json.loads(done.stdout.splitlines()[-1]))
+
+
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
     """Whether each folder can be written, and is not on a file system of this machine alone if nodes must share it."""
     checks = []
@@ -172,7 +230,13 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        return [Check("space", "ok", f"{free:,.1f} GiB free, checkpoints to come take about {every:,.2f} GiB")]
+        return [
+            Check(
+                "space",
+                "ok",
+                f"{show_bytes(free * 2**30)} free, checkpoints to come take about {show_bytes(every * 2**30)}",
+            )
+        ]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 
@@ -210,7 +274,7 @@ def check_profile(resolved: Resolved, site: Site) -> list[Check]:
     return checks + _check_gpus_asked(resolved, partitions)
 
 
-def _check_gpus_asked(resolved: Resolved, partitions: list[Partition]) -> list[Check]:
+def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> list[Check]:
     profile = resolved.cluster
     kinds = [kind for partition in partitions for kind in partition.kinds]
     if profile.gpu_flag == "none" or not kinds:
@@ -295,7 +359,11 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not preflight.findings:
-        return [Check("probe", "ok", f"{resolved.ranks_per_node} ranks measured here in {preflight.took_s:.1f} s")]
+        return [
+            Check(
+                "probe", "ok", f"{counted(resolved.ranks_per_node, 'rank')} measured here in {preflight.took_s:.1f} s"
+            )
+        ]
     return [
         Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
         for finding in preflight.findings
@@ -303,7 +371,7 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
 
 
 @dataclass(frozen=True)
-class SlowNode:
+class SlowNodeOfRun:
     """A node that a run has found slow or broken."""
 
     node: str
@@ -311,18 +379,16 @@ class SlowNode:
     words: str
 
 
-def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNode]:
+def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
     """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest finding."""
-    found: dict[str, SlowNode] = {}
+    found: dict[str, SlowNodeOfRun] = {}
     for run in _runs_on(logs, cluster):
         for attempt in run.attempts():
             for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
-                found[slow.node] = SlowNode(slow.node, run.run_id, str(slow))
-            findings = read_json(attempt.folder / PREFLIGHT).get("findings")
-            for finding in findings if isinstance(findings, list) else []:
-                if isinstance(finding, dict) and finding.get("node"):
-                    node = str(finding["node"])
-                    found[node] = SlowNode(node, run.run_id, f"preflight: {finding.get('words')}")
+                found[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
+            for finding in read_stored(attempt.folder / PREFLIGHT).get("findings") or []:
+                if node := finding.get("node"):
+                    found[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
     return sorted(found.values(), key=lambda each: each.node)
 
 

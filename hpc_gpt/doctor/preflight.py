@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,15 +22,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpc_gpt.chain.forecast import checkpoint_bytes, newest_checkpoint_bytes
+from hpc_gpt.columns import Column, grid
 from hpc_gpt.doctor.probe_protocol import Probe, in_sight
-from hpc_gpt.doctor.verdict import (
-    Finding,
-    NodeReport,
-    choose_nodes,
-    judge_devices,
-    judge_exchanges,
-    judge_space,
-)
+from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
@@ -37,7 +32,7 @@ from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 SCHEMA = 1
 GIB = 2**30
@@ -48,13 +43,6 @@ _ALONE = 0.65
 _SIGHT_S = 10.0
 # The message of a rank that failed because another one did.
 _CONSEQUENCE = re.compile(r"connect|peer|time|socket|abort|store", re.IGNORECASE)
-# The table's headings, each with the rank's figure.
-_COLUMNS = (
-    ("free GiB", "memory_free_gib"),
-    ("matmul TFLOP/s", "matmul_tflops"),
-    ("to device GB/s", "host_to_device_gb_s"),
-    ("disk MB/s", "write_mb_s"),
-)
 _MOST_NODES = 64
 
 
@@ -226,19 +214,10 @@ def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
     """
     nodes, ranks = len(preflight.nodes), preflight.resolved.ranks_per_node
     out.write(f"preflight of {nodes} node{'s' * (nodes != 1)} x {ranks}, {preflight.took_s:.1f} s\n")
-    rows = [["node", "device", *(heading for heading, _ in _COLUMNS), "pairs GB/s", "all-reduce GB/s", "clock s"]]
     wrong = {finding.node for finding in preflight.findings}
     shown = sorted(preflight.nodes, key=lambda node: node not in wrong)[:_MOST_NODES]
-    for node in preflight.nodes:
-        if node in shown:
-            rows.append(_row(node, probe))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        out.write("  " + "  ".join(cells).rstrip() + "\n")
+    rows = [(node, probe) for node in preflight.nodes if node in shown]
+    out.write(textwrap.indent(grid(_COLUMNS, rows).aligned(), "  "))
     if nodes > len(shown):
         out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
     for finding in preflight.findings:
@@ -250,24 +229,39 @@ def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
     out.flush()
 
 
-def _row(node: str, probe: Probe) -> list[str]:
-    report = probe.reports[node]
-    device = next(
-        (str(each.get("device")) for each in report.figures.values()), "no answer" if not report.here else "?"
-    )
-    skew = "-" if report.ahead_s is None else f"{report.ahead_s:+.1f}"
-    worst = [_number(report, figure) for _, figure in _COLUMNS]
-    return [node, device, *worst, _slowest(probe, node, "pair"), _slowest(probe, node, "ring"), skew]
+def _device(row: tuple[str, Probe]) -> str:
+    report = row[1].reports[row[0]]
+    devices = (str(each.get("device")) for each in report.figures.values())
+    return next(devices, "no answer" if not report.here else "?")
 
 
-def _number(report: NodeReport, figure: str) -> str:
-    found = report.worst(figure)
-    return "-" if found is None else f"{found:.3g}"
+def _worst(heading: str, figure: str) -> Column:
+    """A column of the worst figure of a node's ranks."""
+    return Column(heading, (figure,), lambda row: row[1].reports[row[0]].worst(figure), "{:.3g}".format)
 
 
-def _slowest(probe: Probe, node: str, kind: str) -> str:
-    rates = [each.gb_s for each in probe.measures.values() if each.kind == kind and node in each.nodes]
-    return f"{min(rates):.3g}" if rates else "-"
+def _slowest(heading: str, kind: str) -> Column:
+    """A column of the slowest exchange of a kind that a node took part in."""
+
+    def rate(row: tuple[str, Probe]) -> float | None:
+        node, probe = row
+        rates = [each.gb_s for each in probe.measures.values() if each.kind == kind and node in each.nodes]
+        return min(rates, default=None)
+
+    return Column(heading, (kind,), rate, "{:.3g}".format)
+
+
+_COLUMNS = (
+    Column("node", ("node",), lambda row: row[0], right=False),
+    Column("device", ("device",), _device, right=False),
+    _worst("free GiB", "memory_free_gib"),
+    _worst("matmul TFLOP/s", "matmul_tflops"),
+    _worst("to device GB/s", "host_to_device_gb_s"),
+    _worst("disk MB/s", "write_mb_s"),
+    _slowest("pairs GB/s", "pair"),
+    _slowest("all-reduce GB/s", "ring"),
+    Column("clock s", ("ahead_s",), lambda row: row[1].reports[row[0]].ahead_s, "{:+.1f}".format),
+)
 
 
 # --- room for checkpoints -------------------------------------------------------------------------------------------

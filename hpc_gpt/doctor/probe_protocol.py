@@ -222,7 +222,9 @@ def main(nodes: str, ranks_per_node: str, *command: str) -> int:
     for number, node in enumerate(nodes.split()):
         for local in range(int(ranks_per_node)):
             own = {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local), "SLURM_NODEID": str(number)}
-            ranks.append(subprocess.Popen(command, env=os.environ | own, stdin=subprocess.PIPE))
+            # One thread each, as in a job that gives no CPUs per task.
+            environment = {"OMP_NUM_THREADS": "1", **os.environ, **own}
+            ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
 
     def copy_stdin() -> None:
         text = sys.stdin.buffer.read()

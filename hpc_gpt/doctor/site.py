@@ -15,6 +15,7 @@ from hpc_gpt.launch.slurm import ask
 from hpc_gpt.settings.cluster import DEVICES
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.tables import close_matches
+from hpc_gpt.words import counted
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
@@ -40,7 +41,7 @@ class NodeKind:
 
 
 @dataclass(frozen=True)
-class Partition:
+class SlurmPartition:
     """One partition: the settings of `scontrol show partition`, and its nodes by kind, the most frequent first."""
 
     name: str
@@ -71,7 +72,7 @@ class Site:
 
     name: str
     config: dict[str, str]
-    partitions: dict[str, Partition]
+    partitions: dict[str, SlurmPartition]
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     features: frozenset[str] = frozenset()
@@ -100,7 +101,7 @@ def read_site() -> Site:
         name = settings.get("PartitionName")
         if name:
             most_first = sorted(kinds.get(name, {}).items(), key=lambda each: -len(each[1]))
-            partitions[name] = Partition(name, settings, dict(most_first))
+            partitions[name] = SlurmPartition(name, settings, dict(most_first))
     name = config.get("ClusterName", "cluster")
     accounts, qos = _of_user(name)
     return Site(name, config, partitions, accounts, qos, frozenset(features))
@@ -162,7 +163,7 @@ def _answer(*command: str) -> str:
 # --- a commented cluster profile --------------------------------------------------------------------------------------
 
 
-def choose_partition(site: Site, name: str | None) -> Partition:
+def choose_partition(site: Site, name: str | None) -> SlurmPartition:
     """The partition of that name; without a name the default if it has GPUs, else the one with the most GPU nodes.
 
     Raises ConfigError for an unknown name, or if there is no partition.
@@ -180,9 +181,17 @@ def choose_partition(site: Site, name: str | None) -> Partition:
     )
 
 
-def choose_kind(partition: Partition) -> NodeKind | None:
+def choose_kind(partition: SlurmPartition) -> NodeKind | None:
     """The most frequent kind of node with GPUs, else the most frequent; None if the partition has no node."""
     return next((kind for kind in partition.kinds if kind.gpus), next(iter(partition.kinds), None))
+
+
+def count_gpus(partition: SlurmPartition, gpus_per_node: int) -> int:
+    """The GPUs, or ranks, that one job can have on the partition's chosen kind of nodes."""
+    kind = choose_kind(partition)
+    most = partition.settings.get("MaxNodes", "")
+    nodes = len(partition.kinds[kind]) if kind is not None else 0
+    return gpus_per_node * (min(nodes, int(most)) if most.isdigit() else nodes)
 
 
 def guess_device(kind: NodeKind) -> list[str]:
@@ -196,7 +205,7 @@ def guess_device(kind: NodeKind) -> list[str]:
     return of_family
 
 
-def choice_lines(site: Site, partition: Partition) -> list[str]:
+def choice_lines(site: Site, partition: SlurmPartition) -> list[str]:
     """Lines that name the choice of partition and kind of node, and the alternatives; empty if there are none."""
     lines = []
     others = [name for name, each in site.partitions.items() if name != partition.name and each.kinds]
@@ -208,11 +217,11 @@ def choice_lines(site: Site, partition: Partition) -> list[str]:
             f"{partition.name} has {len(partition.kinds)} kinds of nodes; the profile is for the first that has GPUs:"
         )
         for kind, nodes in partition.kinds.items():
-            lines.append(f"  {'*' if kind == chosen else ' '} {len(nodes)} nodes: {kind.text}")
+            lines.append(f"  {'*' if kind == chosen else ' '} {counted(len(nodes), 'node')}: {kind.text}")
     return lines
 
 
-def profile_text(site: Site, partition: Partition) -> str:
+def profile_text(site: Site, partition: SlurmPartition) -> str:
     """The profile's TOML, each key with its source in Slurm. Raises ConfigError if the partition has no nodes."""
     kind = choose_kind(partition)
     if kind is None:
@@ -268,7 +277,7 @@ def _asking(kind: NodeKind, node: str) -> Iterable[str]:
     yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, if the site's own default is less"
 
 
-def _partition(site: Site, partition: Partition, kind: NodeKind) -> Iterable[str]:
+def _partition(site: Site, partition: SlurmPartition, kind: NodeKind) -> Iterable[str]:
     yield f"partition = {_text(partition.name)}{'  # the default' if partition.is_default else ''}"
     others = [name for name, each in site.partitions.items() if name != partition.name]
     if others:
@@ -285,7 +294,7 @@ def _partition(site: Site, partition: Partition, kind: NodeKind) -> Iterable[str
         yield "exclusive = true  # the partition gives whole nodes"
 
 
-def _user(site: Site, partition: Partition) -> Iterable[str]:
+def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
     for key, names, allow in (("account", site.accounts, "AllowAccounts"), ("qos", site.qos, "AllowQos")):
         usable = partition.allowed(allow, names)
         if not names:
@@ -297,7 +306,7 @@ def _user(site: Site, partition: Partition) -> Iterable[str]:
             yield f"{key} = {_text(usable[0])}{more}"
 
 
-def _time(partition: Partition) -> Iterable[str]:
+def _time(partition: SlurmPartition) -> Iterable[str]:
     most, usual = partition.settings.get("MaxTime", "UNLIMITED"), partition.settings.get("DefaultTime", "NONE")
     limit = _limit_s(most)
     if _limit_s(usual) is not None:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from hpc_gpt.runs.live import SLOW
+from hpc_gpt.words import show_bytes
 
 # Seconds by which a node's clock differs from the others': the first gives a warning, the second a bad node.
 SKEW_WARN_S = 2.0
@@ -120,11 +121,11 @@ def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: 
     as disk_full. All in GiB; `free_gib` is None if unknown."""
     if free_gib is None or all_gib <= 0 or free_gib >= all_gib:
         return []
-    room = f"{free_gib:,.2f} GiB are free in {folder}"
+    room = f"{show_bytes(free_gib * 2**30)} are free in {folder}"
     if free_gib < one_gib:
-        text = f"{room}, the next checkpoint takes about {one_gib:,.2f}"
+        text = f"{room}, the next checkpoint takes about {show_bytes(one_gib * 2**30)}"
         return [Finding("space", text, None, "disk_full", free_gib, one_gib, "GiB")]
-    text = f"{room}, the checkpoints to come take about {all_gib:,.2f}"
+    text = f"{room}, the checkpoints to come take about {show_bytes(all_gib * 2**30)}"
     return [Finding("space", text, None, None, free_gib, all_gib, "GiB")]
 
 

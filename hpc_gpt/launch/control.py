@@ -12,21 +12,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, RunFolderError, UserError
 from hpc_gpt.launch.slurm import cancel_job, interrupt_job
-from hpc_gpt.launch.status import NO_ANSWER, RunStatus, count_states, read_own_status, read_status
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.launch.sweep_status import count_states
 from hpc_gpt.process import send
+from hpc_gpt.runs.end_policy import cannot_continue
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.live import Request, answer_of, ask
+from hpc_gpt.runs.live import RunRequest, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
-from hpc_gpt.runs.standing import newest_chain, newest_submission
+from hpc_gpt.runs.run_state import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.terminal import ProgressLine
 
 GOOD_ENDS = ("done", "stopped", "budget")
@@ -52,7 +53,7 @@ class Asked:
     words: str
     refused: bool = False
     attempt: Attempt | None = None
-    request: Request | None = None
+    request: RunRequest | None = None
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
@@ -63,8 +64,10 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
-        ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
-        return Asked(run, verb, f"nothing to {verb}, {ended}", refused=True)
+        return Asked(run, verb, nothing_to(verb, status), refused=True)
+    if status.moved_from and status.state != "pending":
+        words = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
+        return Asked(run, verb, f"{words}: move it back, or use hpc-gpt cancel", refused=True)
     try:
         if words := _impossible(run, verb):
             return Asked(run, verb, words, refused=True)
@@ -88,6 +91,12 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     return Asked(run, verb, f"nothing to {verb}, {waits}", refused=True)
 
 
+def nothing_to(verb: str, status: RunStatus) -> str:
+    """Why nothing is asked of a run that is neither queued nor running."""
+    ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
+    return f"nothing to {verb}, {ended}"
+
+
 _DOES = {
     "stop": "save after this step and end",
     "save": "save after this step and continue",
@@ -103,30 +112,25 @@ _DOES_UNSAVED = {
 def _impossible(run: RunFolder, verb: str) -> str:
     """Why a run cannot do what is asked; empty if it can."""
     resolved = run.resolved()
-    if verb == "save" and resolved.engine.name == MEGATRON_LM:
-        return "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
-    if verb == "requeue" and resolved.cluster.chain == "none":
-        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and resume it with submit --resume'
-    if verb == "requeue" and not can_resume(resolved.engine):
-        return "what is offloaded to NVMe is in no checkpoint: it would start from the beginning"
+    if verb == "save" and (why := engine_named(resolved.engine.name).no_save):
+        return why
+    if verb == "requeue" and (why := cannot_continue(resolved)):
+        resumes = can_resume(resolved.engine)
+        return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
     return ""
 
 
 def _mark(run: RunFolder, status: RunStatus) -> None:
     """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
-    marks = [run.stop_mark(job_id) for job_id in job_ids(run)]
-    if status.state == "pending" and newest_submission(run).get("queue"):
-        marks = [run.cancelled_mark(IN_QUEUE)]
-    _touch(run, marks, "", f"hpc-gpt cancel {run.run_id}")
-
-
-def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
-    """Make marks, empty files, in a run's folder. RunFolderError if the disk refuses."""
     try:
-        for mark in marks:
-            mark.touch()
+        if status.state == "pending" and newest_submission(run).get("queue"):
+            run.mark_cancelled(IN_QUEUE)
+            return
+        for job_id in job_ids(run):
+            run.stop_mark(job_id).touch()
     except OSError as fault:
-        raise RunFolderError(f"cannot write {what}in {run.path}: {fault.strerror}", hint) from None
+        words = f"cannot write in {run.path}: {fault.strerror}"
+        raise RunFolderError(words, f"hpc-gpt cancel {run.run_id}") from None
 
 
 def await_answer(asked: Asked) -> tuple[bool, str]:
@@ -200,7 +204,8 @@ def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
     """The line of submissions.jsonl of a job that may still run; None if there is none."""
-    unknown = status.state == "unknown" and status.scheduler == "slurm" and status.job_id
+    doubt = status.state == "unknown" or status.cause == NO_ANSWER
+    unknown = doubt and status.scheduler == "slurm" and status.job_id
     if status.state not in LIVE and not unknown:
         return None
     lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
@@ -214,7 +219,11 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*later, job_id):
-        _touch(run, [run.cancelled_mark(each)], "the cancel mark ", f"scancel {each} ends a Slurm job")
+        try:
+            run.mark_cancelled(each)
+        except OSError as fault:
+            words = f"cannot write the cancel mark in {run.path}: {fault.strerror}"
+            raise RunFolderError(words, f"scancel {each} ends a Slurm job") from None
     if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
     if line.get("scheduler") == "local":

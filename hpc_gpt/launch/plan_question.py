@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.foresight import constants_of
-from hpc_gpt.launch.prepare import Request, choose_profile, read_asked
+from hpc_gpt.launch.prediction import constants_of
+from hpc_gpt.launch.request import Request, choose_profile, read_asked, usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
-from hpc_gpt.plan.question import USUAL_ENGINES, Question, check_possible, question_of
+from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.rates import Constants
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.hf_config import name_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape
+
+# Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
+STAND_IN = "a100-80g-8"
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class PlanAsked:
     """What to plan: everything that is decided before the search.
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
-    planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`.
+    planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`. `stands_in`: the profile is
+    not the user's, as none is chosen.
     """
 
     request: Request
@@ -37,6 +43,8 @@ class PlanAsked:
     source: str
     question: Question
     tokens: float
+    profile: ClusterProfile
+    stands_in: bool = False
 
 
 def ask_plan(
@@ -51,22 +59,30 @@ def ask_plan(
     if why is not None:
         overrides |= _layout_of(why, overrides)
     profile = choose_profile(request, queueing=False)
+    stands_in = request.cluster is None and user_default() is None and profile.device is None
+    if stands_in:
+        profile = load_profile(STAND_IN)
     under: dict[str, Any] = {}
     if not request.names_experiment:
         own = read_experiment(DEFAULT_EXPERIMENT).tables
         # Layouts are compared at one global batch for any model. The search for the largest model starts from one.
-        under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
+        under = {"layout": {"global_batch": usual_batch()}}
         under |= {"model": own["model"]} if largest else {}
     file = read_asked(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
+    if largest and not model.is_gpt2:
+        raise ConfigError(
+            "the largest model is searched among GPT-2's shapes, but the model is of another kind",
+            "name no --model, or one such as gpt2",
+        )
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}
     if request.names_experiment:
         holds.add("engine.name")
-    engines = (*USUAL_ENGINES, "megatron-lm") if profile.megatron_lm is not None else USUAL_ENGINES
+    engines = searched_engines(profile)
     if largest:
         # The smallest batch unless one is given: one sample in a pass, one pass in a step.
         sizes = {"micro_batch": 1, "micro_batches": 1}
@@ -90,7 +106,10 @@ def ask_plan(
                 f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
             )
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
-    return PlanAsked(request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens)
+    return PlanAsked(
+        request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
+        stands_in,
+    )  # fmt: skip
 
 
 def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
@@ -109,4 +128,5 @@ def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
     sizes = {f"model.{name}" for name in ("hidden", "layers", "heads")}
     if any(request.overrides.get(key) is not None for key in sizes):
         return f"{model.layers} x {model.hidden}"
-    return experiment.model.preset or experiment.name
+    of_file = experiment.model.hf and name_of(Path(experiment.model.hf))
+    return experiment.model.preset or of_file or experiment.name

@@ -16,7 +16,9 @@ from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.settings.resolve import Resolved, folder_name
+from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.tables import close_matches
+from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,7 +55,8 @@ _JOB_NAME = "--job-name="
 
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
-    """The job script, from the engine's template or from `template`, the user's own child of base.sh.j2.
+    """The job script, from the engine's template if it has one, else from base.sh.j2, or from `template`, the user's
+    own child of it.
 
     Raises ConfigError for a value that a directive cannot carry, RenderError (with file, line and variable) for a
     template.
@@ -61,9 +64,15 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     import jinja2
 
     check_job(resolved)
-    name = f"{resolved.engine.name}.sh.j2" if template is None else template.name
+    names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
+    name = names[0]
     try:
-        text = _environment(template).get_template(name).render(variables(resolved))
+        environment = _environment(template)
+        if template is not None and template.is_file():
+            _check_blocks(environment, template)
+        text = environment.select_template(names).render(variables(resolved))
+    except RenderError:
+        raise
     except jinja2.UndefinedError as fault:
         where = _innermost_line(fault, template)
         raise RenderError(f"{where}: {fault.message}", "hpc-gpt help template lists the variables") from None
@@ -78,6 +87,23 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     except (TypeError, ValueError, ArithmeticError, jinja2.TemplateError) as fault:
         raise RenderError(f"{_innermost_line(fault, template)}: {fault}", "correct the template there") from None
     return text if text.endswith("\n") else text + "\n"
+
+
+def _check_blocks(environment: Environment, template: Path) -> None:
+    """RenderError for a block of the user's child that base.sh.j2 does not have: jinja would leave it out."""
+    from jinja2 import nodes
+
+    base = environment.parse((templates_dir() / "base.sh.j2").read_text(encoding="utf-8"))
+    known = [block.name for block in base.find_all(nodes.Block)]
+    tree = environment.parse(template.read_text(encoding="utf-8"))
+    if not any(isinstance(node, nodes.Extends) for node in tree.body):
+        return
+    for block in tree.body:
+        if isinstance(block, nodes.Block) and block.name not in known:
+            raise RenderError(
+                f"{template}:{block.lineno}: base.sh.j2 has no block {block.name!r}",
+                close_matches(block.name, known) or f"its blocks: {', '.join(known)}",
+            )
 
 
 def array_script(name: str, scripts: Sequence[str]) -> str:
@@ -119,7 +145,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
         "title": f"{resolved.slug}: {shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, "
-        f"{resolved.layout} on {resolved.gpus} GPUs",
+        f"{resolved.layout} on {counted(resolved.gpus, 'GPU')}",
         "slug": resolved.slug,
         "version": resolved.version,
         "scheduler": profile.scheduler,

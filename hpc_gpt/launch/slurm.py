@@ -1,5 +1,8 @@
 """Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel), and a submission's environment.
 
+A client of a controller that hangs retries for a minute. Every question has a limit, and what does not need its answer
+does not wait for it.
+
 No variable of an enclosing job is passed to a new one.
 """
 
@@ -15,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.run_folder import user_name
+from hpc_gpt.settings.resolved import Resolved
 
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
@@ -24,8 +28,11 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
-_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
+PATIENCE = "HPC_GPT_SLURM_S"
 _PING_S = 20.0
+# For what is only told of a job that has ended.
+_ENDED_S = 5.0
 # The cluster and the user's identity there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
@@ -41,6 +48,7 @@ _NAMES = _OF_ONE_JOB | {
 OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
     "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
+    PATIENCE,
 }  # fmt: skip
 
 
@@ -62,7 +70,9 @@ class Answer:
     def sentence(self) -> str:
         """The message on one line, without `error:`."""
         return "; ".join(
-            re.sub(r"^(error|fatal): ", "", line).strip() for line in self.words.splitlines() if line.strip()
+            re.sub(r"^(error|fatal|allocation failure): ", "", line).strip()
+            for line in self.words.splitlines()
+            if line.strip()
         )
 
     @property
@@ -82,34 +92,79 @@ def has_sbatch() -> bool:
     return shutil.which("sbatch") is not None
 
 
+class Client:
+    """A Slurm client that has been started. It is killed at the end of a `with` block.
+
+    SlurmUnreachable if it is not installed, or if SLURM_CONF names no file: it would wait for one for a minute.
+    """
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str] | None = None, text: str | None = None
+    ) -> None:
+        configuration = (os.environ if environment is None else environment).get("SLURM_CONF")
+        if configuration and not os.path.exists(configuration):
+            raise SlurmUnreachable(f"SLURM_CONF names {configuration}, which does not exist", "correct it, or unset it")
+        self.name = command[0]
+        self._text = text
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                env=dict(environment) if environment is not None else None,
+            )
+        except FileNotFoundError:
+            raise SlurmUnreachable(
+                f"no {self.name} on this machine", "run on a login node of the cluster, or use --cluster local"
+            ) from None
+
+    def answer(self, timeout_s: float) -> Answer | None:
+        """Its answer; None if there is none within `timeout_s`, after which it may be asked again."""
+        try:
+            stdout, stderr = self._process.communicate(self._text, timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+        return Answer(self._process.returncode, stdout, stderr)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            if self._process.poll() is None:
+                self._process.kill()
+
+
 def ask(
     command: list[str],
     environment: Mapping[str, str] | None = None,
     text: str | None = None,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> Answer:
-    """Run a Slurm client. SlurmUnreachable if it is not installed or does not answer in time."""
+    """Run a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
+    with Client(command, environment, text) as client:
+        answer = client.answer(timeout_s)
+    if answer is None:
+        raise SlurmUnreachable(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
+    return answer
+
+
+def patience_s() -> float:
+    """Seconds in all to wait for Slurm's answer about runs that have ended: HPC_GPT_SLURM_S, else 5. ConfigError if it
+    is no number."""
+    given = os.environ.get(PATIENCE) or "5"
     try:
-        done = subprocess.run(
-            command,
-            input=text,
-            stdin=None if text is not None else subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            env=dict(environment) if environment is not None else None,
-            timeout=timeout_s,
-            check=False,
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise ConfigError(
+            f"{PATIENCE} is {given!r}, and no number of seconds", "5 unless set; 20 for a busy controller"
         )
-    except FileNotFoundError:
-        raise SlurmUnreachable(
-            f"no {command[0]} on this machine", "run on a login node of the cluster, or use --cluster local"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise SlurmUnreachable(
-            f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later"
-        ) from None
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return seconds
 
 
 def check_reachable() -> None:
@@ -152,26 +207,20 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
-def test_only(script: str, environment: Mapping[str, str]) -> str:
-    """The answer of `sbatch --test-only`: when and where a script would start. Raises as sbatch_failed."""
-    answer = ask(["sbatch", "--test-only"], environment, script)
-    if answer.code != 0:
-        raise sbatch_failed(answer)
-    return answer.words
+def squeue() -> Client:
+    """The question for the user's jobs, recently ended ones too; `queued_jobs` reads the answer. Raises as Client."""
+    command = ["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"]
+    return Client(command)
 
 
-def queued_jobs() -> dict[str, QueuedJob] | None:
-    """{job id: job} of the user's jobs that squeue knows, recently ended ones too; None if Slurm is not reachable.
+def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
+    """{job id: job} of the jobs in squeue's answer. Raises SlurmUnreachable if it is none.
 
     The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
     a job minutes after its end.
     """
-    try:
-        answer = ask(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"])
-    except SlurmUnreachable:
-        return None
     if answer.code != 0:
-        return None
+        raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
     jobs = {}
     for line in answer.stdout.splitlines():
         job_id, _, rest = line.partition("|")
@@ -180,22 +229,33 @@ def queued_jobs() -> dict[str, QueuedJob] | None:
     return jobs
 
 
-def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
-    """{job id: last state by sacct}, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
+def sacct(job_ids: Iterable[str]) -> Client | None:
+    """The question to the accounting for jobs, which `accounted_states` reads; None if there is nothing to ask."""
     wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
     if not wanted or shutil.which("sacct") is None:
-        return {}
-    try:
-        answer = ask(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(wanted)])
-    except SlurmUnreachable:
-        return {}
-    if answer.code != 0:
-        return {}
+        return None
+    return Client(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(wanted)])
+
+
+def accounted_states(answer: Answer) -> dict[str, str]:
+    """{job id: last state} in sacct's answer, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
     states = {}
-    for line in answer.stdout.splitlines():
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
         job_id, _, state = line.partition("|")
         states[job_id] = state.split(" ")[0].rstrip("+")
     return states
+
+
+def who_cancelled(job_id: str) -> str | None:
+    """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
+    if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
+        return None
+    try:
+        answer = ask(["sacct", "-n", "-X", "-P", "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S)
+    except SlurmUnreachable:
+        return None
+    found = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
+    return f"{user_name(int(found[1]))} cancelled it on {found[2]} at {found[3]}" if found else None
 
 
 def largest_array() -> int:

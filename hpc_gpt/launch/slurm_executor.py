@@ -12,7 +12,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.launch.slurm import ask, check_dependency, job_python, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolve import Resolved, folder_name
+from hpc_gpt.settings.resolved import Resolved, folder_name
 
 ARRAY_SCRIPT = "array.sh"
 

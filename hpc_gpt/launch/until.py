@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.foresight import Foresight
+from hpc_gpt.launch.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.chain.forecast import Forecast
@@ -50,7 +51,7 @@ class Until:
                 f"{each:,} tokens each"
             )
         elif self.steps is not None:
-            said.append(f"{self.steps:,} steps, {self.steps * each:,} tokens")
+            said.append(f"{counted(self.steps, 'step')}, {self.steps * each:,} tokens")
         if self.loss is not None:
             said.append(f"until the loss is {self.loss:g} or less")
         return ", ".join(said)
@@ -110,7 +111,7 @@ def length_settings(until: Until, resolved: Resolved, given: Mapping[str, Any]) 
 
 
 @dataclass(frozen=True)
-class Ahead:
+class ForecastInputs:
     """What the forecast of a run's job chain depends on, besides the run's settings.
 
     `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are used.
@@ -131,7 +132,7 @@ def wants_forecast(resolved: Resolved, until: Until) -> bool:
     return until != Until() or resolved.job.max_gpu_hours is not None or singleton
 
 
-def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tuple[Resolved, Forecast]:
+def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> tuple[Resolved, Forecast]:
     """(the settings with the signal's lead that a save needs, the forecast).
 
     Raises ConfigError if the training cannot reach its end.
@@ -139,22 +140,22 @@ def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tu
     from hpc_gpt.chain.forecast import Known, make_forecast
     from hpc_gpt.chain.measured import measure_run
 
-    step = foresight.tables["step"] if foresight.tables is not None else None
+    step = prediction.tables["step"] if prediction.tables is not None else None
     before = None
-    if ahead.parent is not None:
+    if inputs.parent is not None:
         try:
-            before = measure_run(ahead.parent)
+            before = measure_run(inputs.parent)
         except UserError:  # a damaged folder has measured nothing
             before = None
     known = Known(
-        done=ahead.done,
-        alike=ahead.earlier().newest_alike(resolved),
+        done=inputs.done,
+        alike=inputs.earlier().newest_alike(resolved),
         parent=before,
         predicted=step,
-        spent=ahead.spent,
-        no_prediction=foresight.line if step is None else "",
+        spent=inputs.spent,
+        no_prediction=prediction.line if step is None else "",
     )
-    forecast = make_forecast(resolved, known, ahead.lead_is_given)
+    forecast = make_forecast(resolved, known, inputs.lead_is_given)
     if forecast.lead_s is not None:
         resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=forecast.lead_s))
     return resolved, forecast

@@ -6,22 +6,24 @@ means.
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import read_json
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.provenance import collect
+from hpc_gpt.runs.checkpoints import faults_of, list_complete, newest_sound
+from hpc_gpt.runs.provenance import INIT, collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
-from hpc_gpt.runs.snapshot import ARCHIVE, FOLDER, SUMS, code_files, read_archive, submitted_sha256, unpacked_files
+from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256
+from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.runs.unpack import ARCHIVE, FOLDER, SUMS, unpacked_files
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
-from hpc_gpt.settings.resolve import NO_EXPERIMENT, Resolved
+from hpc_gpt.settings.resolve import NO_EXPERIMENT
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.weights_folder import changes_since, read_folder
 from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
 # {check: what a difference means for the run}.
@@ -33,12 +35,11 @@ MEANS = {
     "profile": "the run keeps the profile it was submitted under; a new submission would follow the present one",
     "experiment": "the run keeps the settings it was submitted with; a new submission would follow the file",
     "data": "the trainer refuses to resume from the checkpoint with other data",
+    "init": "the trainer refuses to begin from other weights; a run that has a checkpoint needs them no more",
     "script": "the run keeps its own job.sh; a new submission would get another",
     "settings": "ranks read resolved.json, and each start compares it with job.sh: one of them was edited",
     "checkpoint": "the trainer sets it aside and resumes from the one before",
 }
-_HERE_DOCUMENT = re.compile(r"<<'HPC_GPT_RESOLVED'[^\n]*\n(.*?)^HPC_GPT_RESOLVED$", re.DOTALL | re.MULTILINE)
-_PIECE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def verify(run: RunFolder) -> Verification:
         "profile": lambda: _profile(resolved),
         "experiment": lambda: _experiment(run.path, resolved),
         "data": lambda: _data(run, resolved),
+        "init": lambda: _init(run, resolved),
         "script": lambda: _script(run, resolved),
         "settings": lambda: _settings(run),
         "checkpoint": lambda: _checkpoint(run),
@@ -119,8 +121,8 @@ def _files(check: str, submitted: Mapping[str, bytes], now: Mapping[str, bytes])
 
 
 def _versions(run: Path) -> Iterator[Difference]:
-    then = read_json(run / "provenance.json").get("versions")
-    if not isinstance(then, dict):
+    then = read_stored(run / "provenance.json").get("versions")
+    if then is None:
         raise LookupError("provenance.json has no versions")
     yield from _keys("versions", then, collect()["versions"])
 
@@ -146,7 +148,7 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
         raise LookupError("the run's experiment.toml was written from its settings")
     if (run / "experiment.toml").read_text(encoding="utf-8").startswith(f"# {NO_EXPERIMENT}\n"):
         raise LookupError("no EXPERIMENT was named: there is no file")
-    then = Path(str(read_json(run / "provenance.json").get(EXPERIMENT_FILE)))
+    then = Path(str(read_stored(run / "provenance.json").get(EXPERIMENT_FILE)))
     file = then if then.is_file() else find_experiment(resolved.sweep or resolved.name)
     if file.read_bytes() != (run / "experiment.toml").read_bytes():
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")
@@ -154,8 +156,8 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
 
 def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
     newest = _newest_checkpoint(run)
-    then = read_json(newest / "complete.json").get("data") if newest else None
-    if not isinstance(then, str):
+    then = read_stored(newest / "complete.json").get("data") if newest else None
+    if then is None:
         raise LookupError("no checkpoint says yet which data were read")
     resolved = located(resolved, run.data_beside)
     path = data_path(resolved)
@@ -169,16 +171,26 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
         yield Difference("data", str(path or "random"), f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read")
 
 
+def _init(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
+    if resolved.train.init is None:
+        return
+    then = read_stored(run.path / "provenance.json").get(INIT)
+    if then is None:
+        raise LookupError("provenance.json has no hashes of the weights that the run begins from")
+    for name in changes_since(read_folder(Path(resolved.train.init)), then):
+        yield Difference("init", f"{resolved.train.init}/{name}", "changed, added or removed")
+
+
 def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
     if run.job_script.read_text(encoding="utf-8") != render_script(resolved):
         yield Difference("script", "job.sh", "differs from what is rendered now; one of --template's own does, too")
 
 
 def _settings(run: RunFolder) -> Iterator[Difference]:
-    carried = _HERE_DOCUMENT.search(run.job_script.read_text(encoding="utf-8"))
+    carried = run.carried_settings()
     if carried is None:
         raise LookupError("job.sh carries no settings")
-    if carried[1] != (run.path / "resolved.json").read_text(encoding="utf-8"):
+    if carried != (run.path / "resolved.json").read_text(encoding="utf-8"):
         yield Difference("settings", "resolved.json", "differs from the settings that job.sh carries")
 
 
@@ -187,40 +199,13 @@ def _checkpoint(run: RunFolder) -> Iterator[Difference]:
     newest = _newest_checkpoint(run)
     if newest is None:
         raise LookupError("the run has no checkpoint yet")
-    files = read_json(newest / "complete.json").get("files")
-    if not isinstance(files, dict) or not files:
-        yield Difference("checkpoint", newest.name, "no complete.json that names its files")
-        return
-    for name, sums in files.items():
-        if not isinstance(sums, dict) or not _is_inside(newest, name):
-            yield Difference("checkpoint", newest.name, f"complete.json is damaged: it names {name!r}")
-            continue
-        try:
-            size, crc = _read_through(newest / name)
-        except OSError as fault:
-            yield Difference("checkpoint", f"{newest.name}/{name}", str(fault.strerror))
-            continue
-        if (size, crc) != (sums.get("bytes"), sums.get("crc32")):
-            words = f"{size} bytes, CRC-32 {crc:08x}: not what was written"
-            yield Difference("checkpoint", f"{newest.name}/{name}", words)
+    faults = list(faults_of(newest))
+    for name, fault in faults:
+        yield Difference("checkpoint", f"{newest.name}/{name}", fault.text)
+    if faults and newest_sound(run.checkpoints)[0] is None:
+        words = "none is sound: submit --resume refuses the run, unless --from-start is given"
+        yield Difference("checkpoint", run.checkpoints.name, words)
 
 
 def _newest_checkpoint(run: RunFolder) -> Path | None:
-    return max((path for path in run.checkpoints.glob("step-*") if path.is_dir()), default=None)
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    """Whether it names a file of the folder, or nothing. Reading a pipe would block."""
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or "\0" in name:
-        return False
-    return (folder / path).is_file() or not (folder / path).exists()
-
-
-def _read_through(path: Path) -> tuple[int, int]:
-    size = crc = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            size += len(piece)
-            crc = zlib.crc32(piece, crc)
-    return size, crc
+    return next(iter(list_complete(run.checkpoints)), None)

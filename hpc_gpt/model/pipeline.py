@@ -9,30 +9,37 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding, loss_of
+from hpc_gpt.model.gpt import Block, PositionEmbedding, loss_of
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.norm import norm_kind
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ChunkedLoss, Techniques
-from hpc_gpt.model.tensor_parallel import InitialWeights, TensorParallel, VocabParallelEmbedding, VocabParallelHead
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
 from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 
 
-def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, techniques: Techniques) -> list[Any]:
-    """The model as DeepSpeed's layer specifications: embedding, positions, blocks, norm, head.
+def layer_specs(shape: ModelShape, initial: InitialWeights, tp: TensorParallel, techniques: Techniques) -> list[Any]:
+    """The model as DeepSpeed's layer specifications: embedding, learned positions if there are any, blocks, norm, head.
 
     Only a stage's own layers are built. The positions are not in the tied embedding's module: DeepSpeed marks every
     parameter of a tied module as a replica and leaves it out of the gradient norm.
     """
-    initial = InitialWeights(seed, shape.layers)
     rows, hidden = shape.padded_vocab, shape.hidden
     embedding: tuple[Any, ...] = (VocabParallelEmbedding, "embedding", rows, hidden, tp, initial)
     first, last = LayerSpec(*embedding), LayerSpec(VocabParallelHead, "head", rows, hidden, tp, initial)
     if shape.tied:
         first = TiedLayerSpec("embedding", *embedding)
         last = TiedLayerSpec("embedding", *embedding, forward_fn=_logits)
-    blocks = [LayerSpec(Block, f"blocks.{number}", shape, tp, initial, techniques) for number in range(shape.layers)]
-    position = LayerSpec(PositionEmbedding, "position", shape.seq, hidden, tp, initial)
-    return [first, position, *blocks, LayerSpec(Norm, "norm", hidden, tp), last]
+    blocks = [LayerSpec(Block, number, shape, tp, initial, techniques) for number in range(shape.layers)]
+    position = [LayerSpec(PositionEmbedding, "position", shape.seq, hidden, tp, initial)]
+    norm = LayerSpec(norm_kind(shape), "norm", shape, tp)
+    return [first, *position[: _before_blocks(shape) - 1], *blocks, norm, last]
+
+
+def _before_blocks(shape: ModelShape) -> int:
+    """Layers before the blocks: the embedding, and learned positions."""
+    return 2 if shape.positions == "learned" else 1
 
 
 def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
@@ -55,7 +62,8 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         self.partition = partition
         tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
         loss = loss_of(shape, tp, techniques)
-        super().__init__(layers=layer_specs(shape, seed, tp, techniques), topology=topology, loss_fn=loss)
+        self._initial = tp.initial(seed, shape.layers)
+        super().__init__(layers=layer_specs(shape, self._initial, tp, techniques), topology=topology, loss_fn=loss)
         # A chunked loss computes the logits itself, so the last stage does not run the head. (The layer stays in the
         # list, by which DeepSpeed saves.)
         self._layers_run = len(self.forward_funcs)
@@ -78,11 +86,13 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         DeepSpeed's own methods build every layer on every rank to count parameters.
         """
         blocks = partition_layers(self.shape, self.num_stages, self.partition)
-        blocks[0] += 2
+        before = _before_blocks(self.shape)
+        blocks[0] += before
         blocks[-1] += 2
         self.parts = [0, *accumulate(blocks)]
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+        self._initial.end = min(self.parts[stage + 1] - before, self.shape.layers)
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:

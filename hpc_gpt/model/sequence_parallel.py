@@ -10,15 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
 from hpc_gpt.model.tensor_parallel import TensorParallel
-
-# torch 2.13 renamed them, and warns about the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class SequenceParallel(TensorParallel):
@@ -31,7 +26,7 @@ class SequenceParallel(TensorParallel):
     @staticmethod
     def over(tp: TensorParallel) -> TensorParallel:
         """The same group with split sequences; a group of one is returned unchanged."""
-        return SequenceParallel(tp.rank, tp.size, tp.group) if tp.size > 1 else tp
+        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given) if tp.size > 1 else tp
 
     def enter(self, hidden: Tensor) -> Tensor:
         return _apply(_Gather, hidden, self)
@@ -39,7 +34,7 @@ class SequenceParallel(TensorParallel):
     def leave(self, partial: Tensor) -> Tensor:
         return _apply(_Scatter, partial, self)
 
-    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _apply(_GatherLinear, hidden, weight, bias, self)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -55,9 +50,7 @@ class SequenceParallel(TensorParallel):
     def gather(self, own: Tensor) -> Tensor:
         """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
         batch, count, hidden = own.shape
-        stacked = own.new_empty(self.size * batch, count, hidden)
-        _all_gather(stacked, own.contiguous(), group=self.group)
-        by_rank = stacked.view(self.size, batch, count, hidden)
+        by_rank = self.gather_rows(own).view(self.size, batch, count, hidden)
         return by_rank.transpose(0, 1).reshape(batch, self.size * count, hidden)
 
     def scatter(self, partial: Tensor) -> Tensor:
@@ -65,10 +58,7 @@ class SequenceParallel(TensorParallel):
         batch, seq, hidden = partial.shape
         count = seq // self.size
         by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)
-        own = partial.new_empty(batch, count, hidden)
-        stacked = by_rank.reshape(self.size * batch, count, hidden)
-        _reduce_scatter(own, stacked.contiguous(), group=self.group)
-        return own
+        return self.scatter_rows(by_rank.reshape(self.size * batch, count, hidden))
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
@@ -106,7 +96,7 @@ class _GatherLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, weight: Tensor, bias: Tensor, tp: SequenceParallel) -> Tensor:
+    def forward(ctx: Any, own: Tensor, weight: Tensor, bias: Tensor | None, tp: SequenceParallel) -> Tensor:
         ctx.save_for_backward(own, weight)
         ctx.tp = tp
         return F.linear(tp.gather(own), weight, bias)

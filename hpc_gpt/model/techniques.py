@@ -18,6 +18,7 @@ from hpc_gpt.model.tensor_parallel import (
     TensorParallel,
     VocabParallelEmbedding,
     VocabParallelLoss,
+    losses_of,
     overwrite_with_gradient,
 )
 from hpc_gpt.settings.experiment import Engine, Recompute
@@ -119,12 +120,12 @@ class ChunkedLoss(VocabParallelLoss):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for own, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
             if torch.is_grad_enabled():
-                total = total + checkpoint(self._piece, own, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + checkpoint(self.piece, own, wanted, use_reentrant=False, preserve_rng_state=False)
             else:
-                total = total + self._piece(own, wanted)
+                total = total + self.piece(own, wanted)
         return total / targets.numel()
 
-    def _piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """[tokens, hidden], [tokens] -> the sum of the losses."""
         return self.total(self._scores(tokens), targets)
 
@@ -137,7 +138,8 @@ class OnePassLoss(ChunkedLoss):
     the loss of one, and keeps these instead of the logits. The backward pass multiplies them by the loss's true
     gradient. Each chunk is computed once.
 
-    On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients it is a `ChunkedLoss`.
+    On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients, in an evaluation, the
+    same kernels only read the logits.
     """
 
     def attach(self, head: VocabParallelEmbedding) -> None:
@@ -151,6 +153,11 @@ class OnePassLoss(ChunkedLoss):
         loss = _OnePass.apply(tokens, self._weight(), targets.flatten(), self)  # type: ignore[no-untyped-call]
         assert isinstance(loss, Tensor)
         return loss
+
+    def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        elementwise = _elementwise(tokens.device)
+        losses: Tensor = elementwise.losses_of(self._scores(tokens), targets, self.real_rows, self.tp)
+        return losses.sum()
 
 
 class _OnePass(torch.autograd.Function):
@@ -172,6 +179,7 @@ class _OnePass(torch.autograd.Function):
             ).sum()
             torch.mm(logits, weight, out=slope)
             product = logits.t() @ own
+            del logits  # before the next piece's are there
             # Several pieces are added in fp32.
             of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)
         ctx.save_for_backward(of_tokens, of_weight)
@@ -190,6 +198,7 @@ class _Plain:
     """The element-wise work in plain PyTorch; `triton_kernels` has the same functions."""
 
     overwrite_with_gradient = staticmethod(overwrite_with_gradient)
+    losses_of = staticmethod(losses_of)
 
     @staticmethod
     def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,14 +2,12 @@
 
 Shoeybi et al. 2019 (Megatron-LM), section 3: a column-parallel layer followed by a row-parallel one needs one
 all-reduce forward (after the row-parallel layer) and one backward (before the column-parallel one). Embedding and
-cross-entropy split the vocabulary. With a group of one every layer here is the plain layer. Initial weights are a
-function of the seed and the parameter's name, so every layout starts from the same model.
+cross-entropy split the vocabulary. With a group of one every layer here is the plain layer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,57 +16,62 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STD = 0.02  # GPT-2's standard deviation of initial weights
+from hpc_gpt.model.given_weights import GivenWeights, NothingDrawn
+from hpc_gpt.model.initial_weights import InitialWeights
 
-
-class InitialWeights:
-    """Draws a model's weights, one parameter in full size at a time.
-
-    Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU. So all ranks draw
-    the same numbers, whatever layers, shards or devices they have. A rank draws only the parameters of its own stage;
-    for the 48B model on 16 stages these are 3.3e9 numbers, 15 s on one core, and at most 1.6 GiB at once.
-    """
-
-    def __init__(self, seed: int, layers: int) -> None:
-        self.seed = seed
-        self.layers = layers
-
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
-        """Normal numbers of mean 0 in fp32."""
-        generator = torch.Generator().manual_seed(self._seed_of(name))
-        return torch.empty(shape).normal_(0.0, std, generator=generator)
-
-    def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Weights of a layer that adds to the residual stream: narrower by sqrt(2 layers).
-
-        Source: Radford et al. 2019 (GPT-2), section 2.3; two such layers in each block.
-        """
-        return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
-
-    def _seed_of(self, name: str) -> int:
-        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1  # manual_seed takes 63 bits for certain
+# torch 2.13 renamed them, and warns about the old names.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is split over a tensor-parallel group: along `dim`, each of `parts` equal pieces by itself.
+    """How a parameter is split over a tensor-parallel group: along `dim`, each of its parts by itself.
 
-    The fused QKV weight has parts = 3: every rank holds its heads of Q, of K and of V.
+    `parts` is the number of equal parts, or the rows of each. The fused QKV weight has parts = 3, with grouped queries
+    the rows of Q, of K and of V: every rank holds its share of each.
     """
 
     dim: int
-    parts: int = 1
+    parts: int | tuple[int, ...] = 1
 
     def shard(self, full: Tensor, rank: int, size: int) -> Tensor:
         """The piece of `full` that `rank` of `size` holds; a copy that keeps nothing of `full` alive."""
-        pieces = [part.chunk(size, self.dim)[rank] for part in full.chunk(self.parts, self.dim)]
+        pieces = [part.chunk(size, self.dim)[rank] for part in self._parts(full, 1)]
         return torch.cat(pieces, self.dim)
+
+    def ranges(self, length: int, rank: int, size: int) -> list[tuple[int, int]]:
+        """(begin, length) in the full tensor, of `length` along `dim`, of what `shard` puts together."""
+        parts = [length // self.parts] * self.parts if isinstance(self.parts, int) else list(self.parts)
+        begins = [sum(parts[:number]) for number in range(len(parts))]
+        return [(begin + rank * (own // size), own // size) for begin, own in zip(begins, parts, strict=True)]
 
     def merge(self, shards: list[Tensor]) -> Tensor:
         """The full tensor from the shards of all ranks, in rank order; undoes `shard`."""
-        parts = zip(*(shard.chunk(self.parts, self.dim) for shard in shards), strict=True)
+        parts = zip(*(self._parts(shard, len(shards)) for shard in shards), strict=True)
         return torch.cat([torch.cat(list(part), self.dim) for part in parts], self.dim)
+
+    def _parts(self, tensor: Tensor, size: int) -> tuple[Tensor, ...]:
+        """The parts of the full tensor, or of a shard of one of `size` ranks."""
+        if isinstance(self.parts, int):
+            return tensor.chunk(self.parts, self.dim)
+        parts: tuple[Tensor, ...] = torch.split(tensor, [rows // size for rows in self.parts], self.dim)
+        return parts
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the shards of all ranks, one after the other, are in another order than the full tensor."""
+        return self.parts != 1
+
+    def stored(self) -> list[Any]:
+        """As a list for JSON, which `of_stored` reads."""
+        return [self.dim, self.parts if isinstance(self.parts, int) else list(self.parts)]
+
+    @staticmethod
+    def of_stored(stored: Sequence[Any]) -> Split:
+        """The split that `stored` wrote."""
+        dim, parts = stored
+        return Split(dim, parts if isinstance(parts, int) else tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,25 @@ class TensorParallel:
     """A rank's place in its tensor-parallel group, and the collectives of that group.
 
     Here the activations between two blocks are the same on every rank; `SequenceParallel` splits them by position.
-    Layers call `enter` and `leave` at the part of the model whose weights are split.
+    Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, from
+    the initial values that it gets or, if there are any, from `given` weights.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        group: dist.ProcessGroup | None = None,
+        given: GivenWeights | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.group = group
+        self.given = given
+
+    def initial(self, seed: int, layers: int) -> InitialWeights:
+        """What draws the initial weights; it draws nothing if they are given."""
+        return (InitialWeights if self.given is None else NothingDrawn)(seed, layers)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduces `tensor` over the group, in place."""
@@ -152,7 +167,7 @@ class TensorParallel:
         """A row-parallel layer's product on this rank (overwritten) -> its sum over the ranks, between blocks."""
         return self.sum_forward(partial)
 
-    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`enter`, then the column-parallel layer's product."""
         return F.linear(self.enter(hidden), weight, bias)
 
@@ -164,13 +179,42 @@ class TensorParallel:
         """The positions in the sequence of the `count` positions on this rank."""
         return slice(0, count)
 
+    def gather_rows(self, own: Tensor) -> Tensor:
+        """[rows, ...] of each rank -> [tp x rows, ...] on all, in rank order."""
+        found = own.new_empty(self.size * own.shape[0], *own.shape[1:])
+        all_gather(found, own.contiguous(), group=self.group)
+        return found
+
+    def scatter_rows(self, partial: Tensor) -> Tensor:
+        """[tp x rows, ...] of each rank -> this rank's rows of their sum; undoes `gather_rows` in a backward pass."""
+        own = partial.new_empty(partial.shape[0] // self.size, *partial.shape[1:])
+        reduce_scatter(own, partial.contiguous(), group=self.group)
+        return own
+
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
         """This rank's share of the `full` tensor as a parameter."""
-        return name_parameter(nn.Parameter(self.share(full, split)), name, split)
+        return name_parameter(nn.Parameter(self.share(name, full, split)), name, split)
 
-    def share(self, full: Tensor, split: Split | None) -> Tensor:
-        """This rank's share of the `full` tensor."""
-        return full if split is None else split.shard(full, self.rank, self.size)
+    def share(self, name: str, full: Tensor, split: Split | None) -> Tensor:
+        """This rank's share of the parameter whose initial value is `full`. If weights are given, only its size
+        counts."""
+        if self.given is not None:
+            return self._given_share(self.given, name, full, split)
+        return full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+
+    def _given_share(self, given: GivenWeights, name: str, full: Tensor, split: Split | None) -> Tensor:
+        if split is None:
+            split, rank, size = Split(0), 0, 1
+        else:
+            rank, size = self.rank, self.size
+        ranges = split.ranges(full.shape[split.dim], rank, size)
+        own = list(full.shape)
+        own[split.dim] = sum(length for _, length in ranges)
+        share, at = torch.empty(own), 0
+        for begin, length in ranges:
+            given.read(name, share.narrow(split.dim, at, length), split.dim, begin)
+            at += length
+        return share
 
 
 class _SumForward(torch.autograd.Function):
@@ -345,6 +389,24 @@ def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: Tens
 
     Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as of `split_softmax`.
     """
+    return torch.cat([_overwrite(*piece, real, tp, slope) for piece in _in_pieces(logits, targets)])
+
+
+def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+    """The losses in fp32 without gradients: [tokens, rows / tp], [tokens] -> [tokens]. Logits in fp32 are overwritten.
+
+    Arguments as of `split_softmax`.
+    """
+    return torch.cat([split_softmax(own.float(), wanted, real, tp)[0] for own, wanted in _in_pieces(logits, targets)])
+
+
+def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Eighths of the tokens: the copies in fp32 of half logits are half a byte a logit instead of four."""
+    count = max(1, min(8, len(targets)))
+    return zip(logits.tensor_split(count), targets.tensor_split(count), strict=True)
+
+
+def _overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     scores = logits.float()  # the same tensor if it is fp32
     losses, weights, total, index, here = split_softmax(scores, targets, real, tp)
     weights.mul_((slope / total).unsqueeze(-1))

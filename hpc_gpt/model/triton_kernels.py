@@ -20,11 +20,11 @@ _LEAST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """(largest, sum of the exponentials) of a row's first REAL columns."""
     top = tl.full((), _LEAST, tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    for start in range(0, ROWS, BLOCK):
+    for start in tl.range(0, ROWS, BLOCK, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK)
         # The mask ends at the padded size, a multiple of 16 bytes, so that a thread loads 16 bytes at once.
         scores = tl.load(base + columns, mask=columns < ROWS, other=0.0, eviction_policy="evict_last").to(tl.float32)
@@ -37,10 +37,21 @@ def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _write_row(base, index, top, total, slope, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _write_row(
+    base,
+    index,
+    top,
+    total,
+    slope,
+    REAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Overwrites a row with its gradient; `index` is the target's column, or none of the row's."""
     factor = slope / total
-    for start in range(0, ROWS, BLOCK):
+    # The loads ahead are of later columns than those that are stored.
+    for start in tl.range(0, ROWS, BLOCK, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK)
         scores = tl.load(base + columns, mask=columns < ROWS, other=0.0, eviction_policy="evict_first").to(tl.float32)
         gradient = tl.where(columns < REAL, tl.exp(scores - top) * factor, 0.0)
@@ -49,35 +60,66 @@ def _write_row(base, index, top, total, slope, REAL: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
-def _whole(logits, targets, losses, slope, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Losses and gradients of a vocabulary that is not split: one program a row."""
+def _whole(
+    logits,
+    targets,
+    losses,
+    slope,
+    REAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr = 3,
+    WRITES: tl.constexpr = True,
+):
+    """Losses, and with WRITES gradients, of a vocabulary that is not split: one program a row."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * ROWS
     target = tl.load(targets + row)
     hit = tl.load(base + target).to(tl.float32)
-    top, total = _read_row(base, REAL, ROWS, BLOCK)
+    top, total = _read_row(base, REAL, ROWS, BLOCK, STAGES)
     tl.store(losses + row, tl.log(total) + top - hit)
-    _write_row(base, target, top, total, slope, REAL, ROWS, BLOCK)
+    if WRITES:
+        _write_row(base, target, top, total, slope, REAL, ROWS, BLOCK, STAGES)
 
 
 @triton.jit
-def _statistics(logits, index, tops, totals, hits, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _statistics(
+    logits,
+    index,
+    tops,
+    totals,
+    hits,
+    REAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr = 3,
+):
     """A rank's part of a split vocabulary: largest, total, and the target's score, 0 if another rank has the target."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * ROWS
     target = tl.load(index + row)
     here = (target >= 0) & (target < ROWS)
     tl.store(hits + row, tl.load(base + target, mask=here, other=0.0).to(tl.float32))
-    top, total = _read_row(base, REAL, ROWS, BLOCK)
+    top, total = _read_row(base, REAL, ROWS, BLOCK, STAGES)
     tl.store(tops + row, top)
     tl.store(totals + row, total)
 
 
 @triton.jit
-def _gradients(logits, index, tops, totals, slope, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _gradients(
+    logits,
+    index,
+    tops,
+    totals,
+    slope,
+    REAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr = 3,
+):
     row = tl.program_id(0).to(tl.int64)
     target, top, total = tl.load(index + row), tl.load(tops + row), tl.load(totals + row)
-    _write_row(logits + row * ROWS, target, top, total, slope, REAL, ROWS, BLOCK)
+    _write_row(logits + row * ROWS, target, top, total, slope, REAL, ROWS, BLOCK, STAGES)
 
 
 @triton.jit
@@ -152,26 +194,48 @@ def _join_sums(
     tl.store(place + columns, tl.sum(total, 0), mask=columns < WIDTH)
 
 
+# Of the loss, whose programs have a row each: the columns held at once, the pieces of so many columns that are loaded
+# at once, the warps, and the registers a thread may have. So two rows are on a multiprocessor of sm_90, and the second
+# read of a row finds it in the cache: 2 x 132 rows of GPT-2's vocabulary are 27 MB of its 50. Four would be 53.
+_LOSS = {"BLOCK": 8192, "STAGES": 3, "num_warps": 16, "maxnreg": 64}
+
+
 def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     """As `tensor_parallel.overwrite_with_gradient`, for contiguous logits.
 
     Without tensor parallelism a logit is read and written once in memory: the second read of a row finds it in the
     cache. With it, the group's largest and total come between two kernels.
     """
+    return _losses(logits, targets, real, tp, slope)
+
+
+def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+    """As `tensor_parallel.losses_of`, for contiguous logits. They are read once and stay as they are."""
+    return _losses(logits, targets, real, tp, None)
+
+
+def _losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float | None) -> Tensor:
+    """The losses; with a `slope` the gradients overwrite the logits."""
     count, rows = logits.shape
-    block = min(16384, triton.next_power_of_2(rows))
-    how: dict[str, Any] = {"REAL": real, "ROWS": rows, "BLOCK": block, "num_warps": max(4, block // 512)}
+    how = _shape_of_loss(rows) | {"REAL": real, "ROWS": rows}
     losses = torch.empty(count, dtype=torch.float32, device=logits.device)
     if tp.size == 1:
-        _whole[(count,)](logits, targets, losses, slope, **how)
+        _whole[(count,)](logits, targets, losses, slope or 0.0, WRITES=slope is not None, **how)
         return losses
     index = targets - tp.rank * rows
     own, total, hit = torch.empty((3, count), dtype=torch.float32, device=logits.device)
     _statistics[(count,)](logits, index, own, total, hit, **how)
     top = tp.all_reduce(own.clone(), dist.ReduceOp.MAX)
     total, hit = tp.all_reduce(torch.stack([total * (own - top).exp(), hit]))
-    _gradients[(count,)](logits, index, top, total, slope, **how)
+    if slope is not None:
+        _gradients[(count,)](logits, index, top, total, slope, **how)
     return total.log() + top - hit
+
+
+def _shape_of_loss(rows: int) -> dict[str, Any]:
+    """_LOSS, with as few columns and warps as a narrow vocabulary needs."""
+    block = min(_LOSS["BLOCK"], triton.next_power_of_2(rows))
+    return _LOSS | {"BLOCK": block, "num_warps": max(4, _LOSS["num_warps"] * block // _LOSS["BLOCK"])}
 
 
 def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
-from hpc_gpt.plan.rows import Row
+from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Training
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.tables import close_matches
 
@@ -142,9 +142,9 @@ class Calibrated:
         }
 
 
-def fastest(rows: Iterable[Row]) -> list[Row]:
+def fastest(rows: Iterable[PublishedRow]) -> list[PublishedRow]:
     """The rows whose time counts: not noisy ones, and of a source's several times for one layout only the shortest."""
-    best: dict[tuple[object, ...], Row] = {}
+    best: dict[tuple[object, ...], PublishedRow] = {}
     for row in rows:
         seconds = row.published.step_s
         if seconds is None or row.published.noisy:
@@ -156,12 +156,12 @@ def fastest(rows: Iterable[Row]) -> list[Row]:
     return list(best.values())
 
 
-def samples_of(rows: Iterable[Row]) -> list[_Sample]:
+def samples_of(rows: Iterable[PublishedRow]) -> list[_Sample]:
     """(training, machine, seconds) of the rows whose time counts, for `fit`."""
     return [(row.training, row.machine, row.published.step_s) for row in fastest(rows) if row.published.step_s]
 
 
-def calibrate(name: str, rows: Sequence[Row]) -> Calibrated:
+def calibrate(name: str, rows: Sequence[PublishedRow]) -> Calibrated:
     """The constants of one cluster; the defaults if no row has a time."""
     counted = fastest(rows)
     fitted = fit(samples_of(counted))
@@ -177,15 +177,15 @@ def calibrate(name: str, rows: Sequence[Row]) -> Calibrated:
     )
 
 
-def calibrate_clusters(rows: Sequence[Row]) -> list[Calibrated]:
+def calibrate_clusters(rows: Sequence[PublishedRow]) -> list[Calibrated]:
     """Every cluster that has a time, in the file's order."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[PublishedRow]] = {}
     for row in rows:
         groups.setdefault(row.cluster or cluster_name(row), []).append(row)
     return [calibrate(name, group) for name, group in groups.items() if fastest(group)]
 
 
-def cluster_name(row: Row) -> str:
+def cluster_name(row: PublishedRow) -> str:
     """A name from a row's machine, for rows that name no cluster: `a100-80g-8-infiniband-4x200g`."""
     name = f"{row.machine.device}-{row.machine.gpus_per_node}-{row.fabric}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -203,7 +203,7 @@ def named(clusters: Sequence[Calibrated], name: str) -> Calibrated:
     )
 
 
-def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
+def chosen_for(row: PublishedRow, clusters: Sequence[Calibrated]) -> Calibrated | None:
     """The cluster whose constants predict a row: one of the same device and node size; None if there is none.
 
     Of several, those with rows of the same source, else of the same fabric, else all. If several are left, their
@@ -228,7 +228,7 @@ def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
     )
 
 
-def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float]:
+def _shares(rows: Sequence[PublishedRow], logarithms: Sequence[float]) -> dict[str, float]:
     """Predicted over published less 1, by id; rows that share an id get a number."""
     shares: dict[str, float] = {}
     for row, logarithm in zip(rows, logarithms, strict=True):
@@ -260,7 +260,7 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
     path = calibration_path(cluster)
     path = path.resolve() if path.is_symlink() else path
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else f'extends = "{path.stem}"\n'
+        before = path.read_text(encoding="utf-8-sig") if path.exists() else f'extends = "{path.stem}"\n'
         tables = tomllib.loads(before)
     except (OSError, ValueError) as fault:
         raise ConfigError(f"{path}: {' '.join(str(fault).split())[:300]}", "mend the file first") from None

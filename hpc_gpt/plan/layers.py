@@ -1,7 +1,5 @@
 """Parameters and activations of a layer and of a pipeline stage on one GPU, from the shape alone.
 
-Parameters of a layer over tp: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
-
 Activations: Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, s = seq, b = micro-batch,
 h = hidden, a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)) bytes; with sequence parallelism the 10 is
 divided too. Here the 24 is split up, for grouped queries and gated MLPs: Q 2, K and V 2 kv/a each, the attention's
@@ -15,43 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hpc_gpt.plan.training import Training
-from hpc_gpt.settings.model_shape import ModelShape, stage_layers
-
-
-@lru_cache(maxsize=4096)
-def layer_params(shape: ModelShape, tp: int) -> float:
-    """Parameters of one transformer layer over `tp`.
-
-    Matrices, and biases of column-parallel ones, are divided; biases after an all-reduce and norms are not. With fewer
-    key-value heads than `tp` every rank keeps one.
-
-    >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
-    True
-    """
-    hidden, ffn = shape.hidden, shape.mlp
-    kv = kv_width(shape, tp)
-    columns = 2 if shape.gated else 1
-    params = 2 * hidden * hidden / tp + 2 * hidden * kv + (columns + 1) * hidden * ffn / tp
-    if shape.biases:
-        return params + (hidden + columns * ffn) / tp + 2 * kv + 2 * hidden + 4 * hidden
-    return params + 2 * hidden
+from hpc_gpt.engines import engine_of, states_of
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.settings.model_shape import ModelShape, layer_params, outer_params, stage_layers
 
 
 def kv_width(shape: ModelShape, tp: int) -> float:
     """Width of the keys, and of the values, on one GPU: at least one head."""
-    return max(shape.hidden * shape.kv_share / tp, shape.hidden / shape.heads)
-
-
-def vocab_rows(shape: ModelShape, tp: int) -> int:
-    """Rows of the embedding on one GPU."""
-    return -(-shape.padded_vocab // tp)
+    return max(shape.key_heads / tp, 1) * shape.head_width
 
 
 def largest_matrix(shape: ModelShape, tp: int) -> float:
-    """Parameters of a layer's largest matrix on one GPU: the MLP's, or Q, K and V as one."""
-    attention = shape.hidden * (shape.hidden / tp + 2 * kv_width(shape, tp))
-    return max((2 if shape.gated else 1) * shape.hidden * shape.mlp / tp, attention)
+    """Parameters of a layer's largest weight on one GPU: Q, K and V are one, and so are gate and up."""
+    return max(sum(matrix.size_on(tp) for matrix in parts) for parts in shape.products.values())
 
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
@@ -62,22 +36,6 @@ def layers_of_stages(training: Training) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _even(layers: int, pp: int) -> tuple[int, ...]:
     return tuple(stage_layers(layers, pp))
-
-
-def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
-    """Parameters outside the layers: embeddings on the first stage, final norm and head on the last.
-
-    A tied head is the embedding itself on a single stage, and a copy of it on the last of several.
-    """
-    rows = vocab_rows(shape, tp) * shape.hidden
-    params = 0.0
-    if stage == 0:
-        params += rows + (shape.seq * shape.hidden if shape.positions else 0)
-    if stage == pp - 1:
-        params += (2 if shape.biases else 1) * shape.hidden
-        if pp > 1 or not shape.tied:
-            params += rows
-    return params
 
 
 def stage_params(training: Training, stage: int) -> float:
@@ -111,27 +69,25 @@ class LayerBytes:
 
 def has_dropout(training: Training) -> bool:
     """Whether layers keep dropout masks: GPT-2's kind in Megatron-LM and in others' DeepSpeed runs; ours have none."""
-    if training.engine in ("fsdp", "ddp") or not training.shape.biases:
-        return False
-    return training.engine == "megatron-lm" or training.bytes_rule is not None
+    return training.shape.bias == "all" and states_of(training).has_dropout
 
 
 def layer_bytes(training: Training) -> LayerBytes:
     """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
     tokens = shape.seq * training.micro_batch * (2 if training.dtype == "fp32" else 1)
-    hidden, key = shape.hidden, kv_width(shape, tp)
-    stream = 2 * tokens * hidden / (tp if training.sequence_parallel else 1)
+    key = kv_width(shape, tp)
+    stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
     scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
-    fused = training.engine == "megatron-lm" or training.compiled
-    columns = (2 if shape.gated else 1) * shape.mlp / tp
+    fused = engine_of(training).has_fused_gate or training.compiled
+    ffn, queries = shape.mlp_width / tp, shape.query_width / tp
     return LayerBytes(
         stream=stream,
         around=stream * (5 if dropout else 4),
-        attention=2 * tokens * (2 * hidden / tp + 2 * key),
+        attention=2 * tokens * (2 * queries + 2 * key),
         scores=0.0 if training.flash else scores,
-        mlp=((6 if fused else 8) if shape.gated else 4) * tokens * shape.mlp / tp,
-        products=2 * tokens * (hidden / tp + 2 * key + columns) + 2 * stream,
+        mlp=((6 if fused else 8) if shape.is_gated else 4) * tokens * ffn,
+        products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * ffn) + 2 * stream,
         dropout=dropout,
     )
 
@@ -146,7 +102,7 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
     if training.recompute == "full":
         return layer.stream
     if training.recompute == "selective":
-        if training.engine == "fsdp" and training.flash:
+        if engine_of(training).selects_operators and training.flash:
             return min(layer.kept, layer.stream * 2 + layer.products / 2)
         return layer.kept - layer.scores
     return layer.kept

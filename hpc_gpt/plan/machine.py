@@ -28,9 +28,10 @@ class Machine:
 
     Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
     the others of its node, `network_gb_s` from a whole node to the others (0 without a network), `host_gb_s` between a
-    GPU and the host. A node is what NVLink connects: if that is several hosts, `gpus_per_node` and `network_gb_s` are
-    for all of them. `power_w` is the card's limit, `full_power_w` the limit at which its peak is measured, if that is
-    higher, `sustained` the share of the peak's clock that large products hold.
+    GPU and the host. A node is what NVLink connects: if that is several `hosts`, `gpus_per_node` and `network_gb_s` are
+    for all of them, and `host_memory_gib` is of one; None: not known. `power_w` is the card's limit, `full_power_w` the
+    limit at which its peak is measured, if that is higher, `sustained` the share of the peak's clock that large
+    products hold.
     """
 
     device: str
@@ -47,6 +48,7 @@ class Machine:
     power_w: float | None = None
     full_power_w: float | None = None
     sustained: float | None = None
+    hosts: int = 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ def machine_of(profile: ClusterProfile) -> Machine:
     where = f"profile {profile.name}"
     if profile.device is None:
         known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
-        raise ConfigError(f"{where} names no device", f"set in it device = one of {known}; and fabric")
+        raise ConfigError(
+            f"{where} names no device",
+            "--cluster takes another profile, hpc-gpt profile list names them; in one of yours set device = one of "
+            f"{known}; and fabric",
+        )
     if profile.fabric is None and "network_gb_s" not in given:
         raise ConfigError(
             f"{where} names no fabric",
@@ -153,6 +159,7 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         power_w=device.power_w,
         full_power_w=device.full_power_w,
         sustained=device.sustained,
+        hosts=hosts,
     )
 
 

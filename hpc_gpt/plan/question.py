@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpc_gpt.engines import engine_named
+from hpc_gpt.engines import engines as all_engines
+from hpc_gpt.engines.base.facts import RECOMPUTES
+from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.plan.training import PLANNED, Offload, OptimizerMode, Training, traits_of, update_mode
+from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.ds_config import stage_that_runs
-from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment, Partition, Recompute
 from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_split, partition_layers
+from hpc_gpt.settings.model_shape import ModelShape, check_split, partition_layers, split_obstacle
 from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted
 
-# In ascending order, so that the plainer of two equal candidates comes first.
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+# In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
-# Engines that need nothing from the user: megatron-lm needs a checkout, hf-deepspeed trains another model.
-USUAL_ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp")
 # A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
 NO_ENGINE = "no engine that is asked for splits so"
 _TP_SPANS = "tp would span nodes"
@@ -47,7 +48,7 @@ class Question:
     gpus_per_node: int
     dtype: str
     global_batch: int | None
-    engines: tuple[str, ...] = USUAL_ENGINES
+    engines: tuple[str, ...] = field(default_factory=lambda: searched_engines(None))
     fixed: Mapping[str, Any] = field(default_factory=dict)
     traits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tp_across_nodes: bool = False
@@ -83,7 +84,7 @@ class Question:
             if not self.techniques(engine, layout.tp):
                 continue
             for stage, offload, sharded in self._states(engine, layout):
-                has_ratio = "offload_ratio" in OFFERS[engine].switches and stage == 3 and offload != "none"
+                has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
                         self.shape,
@@ -102,13 +103,13 @@ class Question:
 
     def techniques(self, engine: str, tp: int) -> list[tuple[bool, Recompute]]:
         """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`."""
-        can_split = "sequence_parallel" in OFFERS[engine].switches and tp > 1 and self.shape.seq % tp == 0
-        known = [way for way in RECOMPUTES if engine != "hf-deepspeed" or way != "selective"]
+        facts = engine_named(engine)
+        can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % tp == 0
         return [
             (parallel, recompute)
             for parallel in self._choices("sequence_parallel", (False, True))
             for recompute in self._choices("recompute", RECOMPUTES)
-            if (can_split or not parallel) and recompute in known
+            if (can_split or not parallel) and recompute in facts.recomputes
         ]
 
     def can_run(self, layout: Layout) -> bool:
@@ -121,12 +122,8 @@ class Question:
 
     def _obstacle(self, layout: Layout) -> str | None:
         """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
-        if self.shape.heads % layout.tp:
-            return "tp does not divide the heads"
-        if self.shape.padded_vocab % layout.tp:
-            return "tp does not divide the padded vocabulary"
-        if layout.pp > self.shape.layers:
-            return "more stages than layers"
+        if (obstacle := split_obstacle(self.shape, layout)) is not None:
+            return obstacle.words
         if isinstance(self.partition, tuple):
             blocks = self.partition
             if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
@@ -139,25 +136,25 @@ class Question:
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
-        offer = OFFERS[engine]
-        if any(size > 1 and axis not in offer.axes for axis, size in (("tp", layout.tp), ("pp", layout.pp))):
+        facts = engine_named(engine)
+        if any(size > 1 and axis not in facts.axes for axis, size in (("tp", layout.tp), ("pp", layout.pp))):
             return
-        for asked in self._choices("zero_stage", offer.zero_stages):
-            stage = stage_that_runs(engine, asked, self.dtype)
+        for asked in self._choices("zero_stage", facts.zero_stages):
+            stage = facts.stage_that_runs(asked, self.dtype)
             # A stage that would run as another one is tried only if the user asks for it.
             searched_already = stage != asked and "zero_stage" not in self.fixed
-            if asked not in offer.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
+            if asked not in facts.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
                 continue
             for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
                     continue
                 for sharded in self._choices("sharded_optimizer", (False, True)):
-                    if not sharded or ("sharded_optimizer" in offer.switches and layout.dp > 1):
+                    if not sharded or ("sharded_optimizer" in facts.switches and layout.dp > 1):
                         yield stage, offload, sharded
 
     def _chunks(self, engine: str, pp: int) -> list[int]:
-        """Interleaved chunks of a stage. Only Megatron-LM has them, and all its stages and chunks are equally deep."""
-        if engine != "megatron-lm":
+        """Interleaved chunks of a stage. All stages and chunks of an engine that has them are equally deep."""
+        if not engine_named(engine).has_chunks:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         if self.shape.layers % pp:
             return []
@@ -169,14 +166,18 @@ class Question:
         return None if self.partition == "layers" or pp == 1 else _blocks(self.shape, pp, self.partition)
 
 
-def _can_offload(engine: str, stage: int, offload: Offload) -> bool:
+def searched_engines(profile: ClusterProfile | None) -> tuple[str, ...]:
+    """The engines that a plan for the profile tries unasked."""
+    return tuple(name for name, facts in all_engines().items() if facts.is_searched(profile))
+
+
+@functools.cache
+def _can_offload(name: str, stage: int, offload: Offload) -> bool:
+    """Whether the engine can run `engine.offload` under a ZeRO stage."""
     if offload == "none":
         return True
-    if "offload" not in OFFERS[engine].switches:
-        return False
-    if engine == "fsdp":
-        return offload == "full"
-    return stage >= 1 and (offload != "full" or stage == 3)
+    facts, asked = engine_named(name), Engine(name=name, zero_stage=stage, offload=offload)
+    return "offload" in facts.switches and not any(facts.offload_faults(asked))
 
 
 @functools.cache
@@ -195,46 +196,54 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def question_of(
-    experiment: Experiment,
+    asked: Experiment | Resolved,
     profile: ClusterProfile,
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
 ) -> Question:
-    """The question for an experiment: its model, batch, dtype and switches; its layout is open.
+    """The question for an experiment or a run: its model, GPUs, batch, dtype and switches; its layout is open.
 
-    `holds`: dotted keys whose values are fixed. `engines`: those to try, by default USUAL_ENGINES; if `holds` has
+    `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
     engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
-    _check_sizes(experiment)
-    shape, asked, engine = resolve_shape(experiment.model), experiment.layout, experiment.engine
-    fixed = {}
-    for key in _FIXABLE:
-        table, _, name = key.partition(".")
-        value = getattr(getattr(experiment, table), name)
-        if key in holds and value is not None:
-            fixed[name] = value
-    switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
-    tried = (engine.name,) if "engine.name" in holds else engines or USUAL_ENGINES
-    tried = tuple(name for name in tried if _takes(name, engine, switches))
-    batch = asked.global_batch
-    gpus = _gpus(experiment, profile)
+    if isinstance(asked, Resolved):
+        sizes = {**vars(asked.layout), **vars(asked.batch)}
+        _check_sizes({"model": asked.model.table(), "layout": sizes})
+        shape, gpus, across = asked.model, asked.gpus, bool(asked.ranks_per_node % asked.layout.tp)
+    else:
+        sizes = vars(asked.layout)
+        _check_sizes({"model": vars(asked.model), "layout": sizes})
+        shape, gpus, across = resolve_shape(asked.model), _gpus(asked, profile), asked.layout.allow_tp_across_nodes
+    engine, batch = asked.engine, sizes["global_batch"]
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
     elif batch is None:
-        batch = _own_batch(experiment, profile)
+        assert isinstance(asked, Experiment)
+        batch = _own_batch(asked, profile)
+    fixed = {}
+    for key in _FIXABLE:
+        table, _, name = key.partition(".")
+        value = sizes[name] if table == "layout" else getattr(engine, name)
+        if key in holds and value is not None:
+            fixed[name] = value
+    switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
+    tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
+    tried = tuple(name for name in tried if _takes(name, engine, switches))
+    if "engine.name" not in holds:
+        tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
     given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
     return Question(
         shape=shape,
         gpus=gpus,
         gpus_per_node=profile.gpus_per_node,
-        dtype=experiment.train.dtype,
+        dtype=asked.train.dtype,
         global_batch=batch,
         engines=tried,
         fixed=fixed,
         traits={name: traits_of(engine, name, profile.device) for name in tried},
-        tp_across_nodes=asked.allow_tp_across_nodes,
+        tp_across_nodes=across,
         partition="layers" if given_by_stage else engine.partition,
-        optimizer_mode=update_mode(experiment.train),
+        optimizer_mode=update_mode(asked.train),
         offload_ratio=engine.offload_ratio,
     )
 
@@ -272,7 +281,9 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
     if reasons == [_TP_SPANS]:
         hint += ", or --allow-tp-across-nodes to accept the slow links"
-    raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{given}: {', '.join(reasons)}", hint)
+    raise LayoutError(
+        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{given}: {', '.join(reasons)}", hint
+    )
 
 
 def working_counts(question: Question) -> list[int]:
@@ -309,10 +320,10 @@ def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
     return gpus
 
 
-def _check_sizes(experiment: Experiment) -> None:
+def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses sizes that no machine has, before anything is divided by them or by all their divisors."""
-    for table in ("model", "layout"):
-        for name, size in asdict(getattr(experiment, table)).items():
+    for table, sizes in tables.items():
+        for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 continue
             if size < 1:
@@ -332,7 +343,9 @@ def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
 def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
     """Whether the engine has every switch of `keys` that is not at its default."""
     plain = Engine()
-    return all(key in OFFERS[name].switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys)
+    return all(
+        key in engine_named(name).switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys
+    )
 
 
 def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:

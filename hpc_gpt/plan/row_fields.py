@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from hpc_gpt.plan.training import Offload, OptimizerMode
-from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.engines import engine_named, engines
+from hpc_gpt.engines.base.training import Offload, OptimizerMode
 from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.words import plain
 
@@ -279,7 +279,7 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     if zero >= 2 and pp > 1 and not fsdp:
         raise Unusable(f"zero_stage {zero} with pp {pp}: no engine shards gradients across a pipeline")
     sharded = bool(row.distributed_optimizer) or "distrib" in row.optimizer
-    if row.engine in OFFERS:
+    if row.engine in engines():
         engine = row.engine
     elif fsdp:
         engine = "ddp" if zero == 0 else "fsdp"
@@ -294,13 +294,10 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     else:
         engine = "megatron-lm"
         sharded = sharded or zero == 1
-    rule = None
-    if engine == "megatron-lm":
-        rule = "megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"
-    elif engine not in ("fsdp", "ddp") and row.program != OURS:
-        # Before BF16_Optimizer a pipeline in bf16 held the same as in fp16; sources that sum in fp32 state it.
-        sums_in_fp32 = engine == "deepspeed-3d" and re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype)
-        rule = "bf16-optimizer" if sums_in_fp32 else "deepspeed-fp16"
+    facts, rule = engine_named(engine), None
+    if row.program != OURS or facts.is_program:
+        sums_in_fp32 = bool(re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype))
+        rule = facts.published_states(dtype, sharded, sums_in_fp32)
     return Stack(engine, zero, rule, _offload_of(row), sharded)
 
 
@@ -337,17 +334,15 @@ def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
     if device.startswith("v100"):
         return False
     fused = bool(_FUSED_ATTENTION.search(f"{row.stack} {row.options}"))
-    return fused or engine == "fsdp" or device.startswith(_HOPPER_ON)
+    return fused or engine_named(engine).published.flash or device.startswith(_HOPPER_ON)
 
 
 def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
-    """Whether kept activations are on the host. DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and
-    only that program splits layers under ZeRO-3."""
+    """Whether kept activations are on the host: as stated, or as the program of that kind does."""
     if row.act_cpu_offload:
         return True
-    if stack.engine != "deepspeed-zero" or stack.zero_stage != 3 or recompute_of(row) != "full":
-        return False
-    return tp > 1 or "megatron" in row.stack + row.citation
+    is_split = tp > 1 or "megatron" in row.stack + row.citation
+    return recompute_of(row) == "full" and engine_named(stack.engine).offloads_activations(stack.zero_stage, is_split)
 
 
 def optimizer_mode_of(row: Fields) -> OptimizerMode:

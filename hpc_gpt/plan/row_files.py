@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import read_json
 from hpc_gpt.plan.machine import Machine, machine_named, machine_of
@@ -133,7 +134,8 @@ def _record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfil
     }
     row |= {name: value for key, name in _SWITCHES.items() if (value := _dotted(settings, key)) is not None}
     # Of PyTorch's attention kernels only `math` keeps the scores.
-    own = None if record.get("engine") == "megatron-lm" else _dotted(settings, "engine.attention")
+    facts = engines().get(str(record.get("engine")))
+    own = None if facts and "attention" not in facts.switches else _dotted(settings, "engine.attention")
     if (attention := record.get("attention_used") or own) is not None:
         row["flash_attention"] = attention != "math"
     if _dotted(settings, "engine.compile") not in (None, "none", False):
@@ -167,7 +169,7 @@ def _content(path: Path, hint: str, json_hint: str) -> object:
     """A file's JSON. ConfigError if it cannot be read. A number of 400 digits or more becomes infinite, so that only
     its row is refused."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", hint) from None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt import formulas
+from hpc_gpt.engines import engine_named
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine, machine_named
 from hpc_gpt.plan.row_fields import (
@@ -29,7 +31,6 @@ from hpc_gpt.plan.row_fields import (
     stack_of,
     stage_figures,
 )
-from hpc_gpt.plan.training import PublishedShape, Training
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
@@ -57,7 +58,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One published layout. `assumed`: values that the source does not state, and that were assumed."""
 
     id: str
@@ -84,18 +85,20 @@ class LeftOut:
 class Rows:
     """A file's rows in its order."""
 
-    entries: tuple[Row | LeftOut, ...]
+    entries: tuple[PublishedRow | LeftOut, ...]
 
     @property
-    def rows(self) -> list[Row]:
-        return [entry for entry in self.entries if isinstance(entry, Row)]
+    def rows(self) -> list[PublishedRow]:
+        return [entry for entry in self.entries if isinstance(entry, PublishedRow)]
 
     @property
     def left_out(self) -> list[LeftOut]:
         return [entry for entry in self.entries if isinstance(entry, LeftOut)]
 
 
-def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf = machine_named) -> Row | LeftOut:
+def row_of(
+    row: object, number: int, cluster: str | None, machine_of: MachineOf = machine_named
+) -> PublishedRow | LeftOut:
     """The row at place `number` of its list, counted from 1."""
     if not isinstance(row, Mapping):
         return LeftOut(f"row {number}", cluster or "", cluster, f"not a table of fields: {shown(row)}")
@@ -117,7 +120,7 @@ def _printable(value: object) -> str:
     return plain(str(value)[:200])
 
 
-def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: MachineOf) -> Row:
+def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: MachineOf) -> PublishedRow:
     refuse_unmodelled(row)
     if not row.device:
         raise Unusable("device is missing")
@@ -131,14 +134,15 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
+    facts = engine_named(stack.engine)
     if row.fsdp not in (0, 1, layout.dp):
         raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
-    shape = _shape(row, layout.tp, padded=stack.engine not in ("fsdp", "ddp"))
+    shape = _shape(row, layout.tp, padded=facts.published.pads_vocabulary)
     recompute = recompute_of(row)
     if recompute is None:
         assumed.append("recompute none")
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
-    tp_under_fsdp = stack.engine == "fsdp" and layout.tp > 1  # PyTorch's parallel styles split the sequence as well
+    splits_sequence = facts.published.sequence_parallel and layout.tp > 1
     training = Training(
         shape,
         **vars(layout),
@@ -147,14 +151,12 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         recompute=recompute or "none",
-        sequence_parallel=tp_under_fsdp if row.sequence_parallel is None else row.sequence_parallel,
+        sequence_parallel=splits_sequence if row.sequence_parallel is None else row.sequence_parallel,
         dtype=dtype,
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
         compiled="compile" in row.options,
-        # FSDP stacks with the flash-attn package use its loss too (flash_attn.losses.cross_entropy, the default of
-        # llm-foundry and others).
-        fused_loss=stack.engine == "fsdp" and bool(row.flash_attention),
+        fused_loss=facts.published.fused_loss and bool(row.flash_attention),
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
         optimizer_mode=optimizer_mode_of(row),
     )
@@ -170,7 +172,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
             raise Unusable("global_bs is missing beside a time")
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
         published = replace(published, step_s=None)
-    return Row(name, source, cluster, training, machine, row.fabric, published, tuple(assumed))
+    return PublishedRow(name, source, cluster, training, machine, row.fabric, published, tuple(assumed))
 
 
 def _layout(row: Fields, assumed: list[str]) -> Layout:
@@ -272,7 +274,7 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
     return stages if min(stages) > 0 else None
 
 
-def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
+def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
     if row.hidden % row.heads:
         raise Unusable(f"hidden {row.hidden} is not a multiple of heads {row.heads}")
     if row.kv_heads and row.heads % row.kv_heads:
@@ -280,7 +282,7 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
     gated = is_llama_like(row)
     # Llama's width if none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971).
     llama_width = -(-8 * row.hidden // 3 // 256) * 256
-    return PublishedShape(
+    return ModelShape(
         row.hidden,
         row.layers,
         row.heads,
@@ -290,9 +292,10 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
         vocab_multiple=_PADDED_TO * tp if padded else 1,
         kv_heads=row.kv_heads or None,
         ffn=row.ffn or (llama_width if gated else None),
-        gated=gated,
-        biases=not gated,
-        positions=not gated,
+        mlp="swiglu" if gated else "gelu",
+        norm="rmsnorm" if gated else "layernorm",
+        positions="rope" if gated else "learned",
+        bias="none" if gated else "all",
     )
 
 
@@ -390,8 +393,7 @@ def _tflops_of_one_second(kind: str, training: Training, batch: int) -> float | 
         return model
     if "hardware" not in kind:
         return None
-    if (
-        shape.gated or shape.kv_share != 1
-    ):  # eq. 3 is for GPT-2's shape, so the passes over these parameters are counted
+    # Eq. 3 is for GPT-2's shape; of others the passes over their parameters are counted.
+    if shape.is_gated or shape.key_heads != shape.heads:
         return model * (4 / 3 if recompute == "full" else 1.0)
     return formulas.tflops_hardware(vocab=shape.padded_vocab, recompute=recompute, **sizes, **counted)

@@ -15,13 +15,15 @@ from functools import cached_property
 from typing import Any
 
 from hpc_gpt import formulas
+from hpc_gpt.engines import engine_of
+from hpc_gpt.engines.base.facts import RECOMPUTES
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import Memory, StageMemory, fits, predict_memory
-from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, RECOMPUTES, Question
+from hpc_gpt.plan.memory import Memory, StageMemory, fits, host_need_gib, predict_memory
+from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
 from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import StepTime, predict_step
-from hpc_gpt.plan.training import Training
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
@@ -32,7 +34,8 @@ NEAR = 1.01
 # must be faster by the second figure than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
-_ENGINES = ("deepspeed-3d", "ddp", "deepspeed-zero", "fsdp", "megatron-lm", "hf-deepspeed")  # the plainest first
+# Offload that makes training slower by more than this is worth a word.
+SLOW = 20
 _DAY_S = 86400.0
 FAMILY = (
     "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
@@ -46,12 +49,17 @@ _LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the model, with its predictions. `step` is None if it does not fit."""
+    """One way to run the model, with its predictions. `step` is None if it does not fit.
+
+    A host must hold `host_gib` of what its GPUs offload, and has `host_memory_gib`, None if that is not known.
+    """
 
     training: Training
     memory: Memory
     card_gib: float
     step: StepTime | None = None
+    host_gib: float = 0.0
+    host_memory_gib: float | None = None
 
     @property
     def layout(self) -> Layout:
@@ -68,9 +76,24 @@ class Candidate:
         return self.deciding.nvidia_smi
 
     @property
+    def needs_unknown_host(self) -> bool:
+        """Whether it offloads to a host of which nobody knows how much it holds."""
+        return self.host_gib > 0 and self.host_memory_gib is None
+
+    @property
+    def host_share(self) -> float:
+        """The share of a host's memory that it needs; 0 if that is not known."""
+        return self.host_gib / self.host_memory_gib if self.host_memory_gib else 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of the card or of the host's memory that it needs, whichever is larger; above 1 it does not fit."""
+        return max(self.need_gib / self.card_gib, self.host_share)
+
+    @property
     def is_tight(self) -> bool:
         """Whether it may run out of memory within the prediction's own error."""
-        return self.need_gib > TIGHT * self.card_gib
+        return self.share > TIGHT
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -79,7 +102,8 @@ class Candidate:
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """The key to sort by, best first: speed in steps of NEAR (less for a tight candidate), then plainness."""
+        """The key to sort by, best first: what is known to fit, speed in steps of NEAR (less for a tight candidate),
+        plainness."""
         run = self.training
         plainness = (
             OFFLOADS.index(run.offload),
@@ -90,12 +114,13 @@ class Candidate:
             run.pp,
             run.tp,
             run.sharded_optimizer,
-            _ENGINES.index(run.engine),
+            engine_of(run).plan_order,
             run.zero_stage,
             run.micro_batch,
         )
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
-        return (-math.floor(math.log(speed) / math.log(NEAR)), self.is_tight, *plainness, -speed)
+        steps = -math.floor(math.log(speed) / math.log(NEAR))
+        return (self.needs_unknown_host, steps, self.is_tight, *plainness, -speed)
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,12 @@ class Searched:
     fitting: int
     not_fitting: int
     asked: int
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
+        first = self.candidates[0] if self.candidates else None
+        return None if first is None or first.needs_unknown_host else first
 
     @property
     def best_of_layouts(self) -> list[Candidate]:
@@ -135,7 +166,8 @@ class _Tally:
 def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False
 ) -> Searched:
-    """Tries everything that the question leaves open. `first`: stop at the first that fits, whatever its speed."""
+    """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
+    speed."""
     tally, candidates, too_large = _Tally(), [], []
     for layout, obstacle in question.layouts():
         if obstacle is not None:
@@ -145,13 +177,13 @@ def search(
         candidates += best
         if not best and nearest is not None:
             too_large.append(nearest)
-        if first and best:
+        if first and best and not best[0].needs_unknown_host:
             break
     return Searched(
         question,
         machine,
         sorted(candidates, key=lambda candidate: candidate.rank),
-        sorted(too_large, key=lambda candidate: candidate.need_gib),
+        sorted(too_large, key=lambda candidate: candidate.share),
         dict(tally.left_out.most_common()),
         tally.fitting,
         tally.not_fitting,
@@ -169,11 +201,11 @@ def _search_layout(
     for way in ways:
         for candidate, fit in _tried(question, way, batches, machine, tally):
             if not fit:
-                if nearest is None or candidate.need_gib < nearest.need_gib:
+                if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
                 continue
             timed = replace(candidate, step=predict_step(candidate.training, machine, constants))
-            if first:
+            if first and not timed.needs_unknown_host:
                 return [timed], None
             # The worst is on top of the heap; of equals the later one is worse.
             entry = (tuple(-each for each in timed.rank), -tally.fitting, timed)
@@ -211,9 +243,10 @@ def _tried(
             )
             memory = predict_memory(training, machine)
             tally.asked += 1
-            fit = fits(memory, machine) and _fits_host(training, memory, machine)
+            host = host_need_gib(training, memory, machine)
+            candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
+            fit = fits(memory, machine) and candidate.host_share <= 1
             tally.fitting += fit
-            candidate = Candidate(training, memory, machine.memory_gib)
             yield candidate, fit
             if fit:
                 continue
@@ -226,21 +259,14 @@ def _tried(
             break
 
 
-def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
-    """Whether the host's memory, if it is known, holds what a node's GPUs offload."""
-    if training.offload == "none" or machine.host_memory_gib is None:
-        return True
-    each = max(stage.host for stage in memory.stages)
-    return each * min(machine.gpus_per_node, training.gpus) <= machine.host_memory_gib
-
-
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
-    """The smallest doubling of the question's GPUs, in whole nodes, on which something fits; None up to `most`."""
+    """The smallest doubling of the question's GPUs, in whole nodes, on which something is known to fit; None up to
+    `most`."""
     per_node = question.gpus_per_node
     gpus = question.gpus
     while gpus < most:
         gpus = 2 * gpus if gpus >= per_node else min(2 * gpus, per_node)
-        if search(replace(question, gpus=gpus), machine, first=True).candidates:
+        if search(replace(question, gpus=gpus), machine, first=True).best:
             return gpus
     return None
 
@@ -271,13 +297,14 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card (TIGHT) under `question`.
+    """The largest model of the family that fits with room on the card and on the host (TIGHT) under `question`.
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
     """
     shapes = family(model)
-    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib)
+    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
+    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
     least = _LEAST_BYTES[question.fixed.get("offload", "full")]
     most = machine.memory_gib * 2**30 * question.gpus / least
     tried = 0
@@ -321,9 +348,16 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
     """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
     shape, gpus, step_s = training.shape, training.gpus, step.step_s
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
-    sizes: dict[str, Any] = {"layers": shape.layers, "hidden": shape.hidden}
-    model = formulas.tflops_model(params=shape.params, **sizes, **counted)
-    hardware = formulas.tflops_hardware(vocab=shape.padded_vocab, recompute=training.recompute, **sizes, **counted)
+    model = formulas.tflops_model(params=shape.params, layers=shape.layers, hidden=shape.query_width, **counted)
+    hardware = formulas.tflops_hardware(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        vocab=shape.padded_vocab,
+        recompute=training.recompute,
+        layer_weights=shape.layer_weights,
+        attention_width=shape.query_width,
+        **counted,
+    )
     peak = machine.peak_tflops[training.dtype]
     tokens_per_s = training.global_batch * shape.seq / step_s
     seconds = budget_tokens / tokens_per_s

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.plan.layers import layer_params, layers_of_stages
+from hpc_gpt.engines import engine_of, states_of
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.layers import layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
 from hpc_gpt.plan.states import moved_bytes
-from hpc_gpt.plan.training import Training
+from hpc_gpt.settings.model_shape import layer_params
 
-_TORCH = ("fsdp", "ddp", "hf-deepspeed")  # engines without hand-fused kernels
 _COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)
 _ODD_WIDTH = 1.1  # multiples of 8 but not of 64 (NVIDIA, "Matrix multiplication background", tile quantisation)
+# Of our loss, compiled: bytes of a 16-bit logit that its kernels read and write (inductor's code for GPT-2, sm_90).
+_COMPILED_LOSS_BYTES = 6.4
 _COMPILED_LAUNCHES = 0.4  # kernels of a compiled layer over those of an eager one (inductor's code for GPT-2)
-# Share of a step's synchronizations (scale, norm, clipping, logs) that DDP's plain loop has.
-_DDP_STOPS = 0.25
 # CPU Adam is limited by the host's memory: of a node's 200 GB/s it reaches about so many bytes/s.
 _HOST_MEMORY_B_S = 150e9
 # DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Its cost over one ring of the same
 # bytes: BigScience's V100 rows (3 to 10). Its hooks' seconds a layer and micro-batch: one H200, 124M and 1.5B
 # parameters (6 ms more than ZeRO-1 in both).
-_PER_PARAMETER = ("deepspeed-zero", "hf-deepspeed")
 _PER_PARAMETER_COST = 4.0
 _PER_PARAMETER_S = 6e-3
 
@@ -109,7 +109,7 @@ class _StepModel:
             bubble_s=bubble,
             p2p_s=micro_batches * sends,
             dp_s=dp,
-            optimizer_s=optimizer + constants.step_s * (_DDP_STOPS if training.engine == "ddp" else 1),
+            optimizer_s=optimizer + constants.step_s * states_of(training).synchronizations,
             offload_s=offload,
             band=self._band(training, waited > 0, across / (across + micro_batches * slot + bubble)),
         )
@@ -130,7 +130,7 @@ class _StepModel:
             return 0.0
         size = 2.0 * training.micro_batch * training.shape.seq * training.shape.hidden
         gathered = 0.0
-        if training.engine == "megatron-lm" or training.sequence_parallel:
+        if engine_of(training).scatters_outputs or training.sequence_parallel:
             gathered = 0.0 if training.sequence_parallel else self.links.ring_s(size, training.tp)
             size /= training.tp
         stride = training.tp * training.dp
@@ -140,8 +140,8 @@ class _StepModel:
     def _gathers_s(self, training: Training, busy: float) -> float:
         """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
         its gradients, as far as compute (`busy` seconds) does not hide them."""
-        one_by_one = training.engine in _PER_PARAMETER
-        if training.sharding < 3 or (training.dp == 1 and not one_by_one):
+        one_by_one = engine_of(training).gathers_one_by_one
+        if engine_of(training).sharding(training) < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp, training.tp, self.links.reduction_b_s)
@@ -152,22 +152,22 @@ class _StepModel:
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
         """Seconds a step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
         parameters, as far as they are not hidden behind `hidden_s` seconds of compute."""
-        if training.sharding >= 3 or training.dp == 1:
+        facts = engine_of(training)
+        if facts.sharding(training) >= 3 or training.dp == 1:
             return 0.0
-        summed = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
+        summed = params * facts.reduced_bytes(training)
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
         takes = self.links.ring_s(summed, training.dp, training.tp, self.links.reduction_b_s)
         takes += self.links.ring_s(back, training.dp, training.tp, self.links.reduction_b_s)
-        if training.engine in ("ddp", "fsdp") or training.sharded_optimizer:
+        if facts.overlaps_reduction or training.sharded_optimizer:
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
             return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """(seconds of the update on the GPU, seconds to copy and update what is offloaded)."""
-        sharded = training.sharding >= 1 or training.sharded_optimizer
-        own = params / training.dp if sharded else params
+        own = params / engine_of(training).optimizer_ranks(training)
         memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
         if training.offload == "none":
             return own * moved_bytes(training) / memory_b_s, 0.0
@@ -209,25 +209,21 @@ def _stage_params(training: Training, layers: int) -> float:
 def layer_time(training: Training, rates: Rates) -> LayerTime:
     """The time of one layer for one micro-batch on one GPU."""
     shape, tp = training.shape, training.tp
-    hidden, seq = shape.hidden, shape.seq
-    tokens = training.micro_batch * seq
-    width, ffn = hidden / tp, shape.mlp / tp
-    products = (
-        rates.product_s(tokens, width * (1 + 2 * shape.kv_share), hidden)
-        + rates.product_s(tokens, hidden, width)
-        + rates.product_s(tokens, ffn * (2 if shape.gated else 1), hidden)
-        + rates.product_s(tokens, hidden, ffn)
+    tokens = training.micro_batch * shape.seq
+    products = sum(
+        rates.product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
+        for parts in shape.products.values()
     )
     core, core_back = _attention(training, rates, tokens)
     passes = tokens * _pass_bytes(training) / rates.bytes
-    weights = (hidden * width * (2 + 2 * shape.kv_share) + hidden * ffn * (3 if shape.gated else 2)) * 8 / rates.bytes
+    weights = sum(matrix.size for matrix in shape.matrices) / tp * 8 / rates.bytes
     forward = products + passes + core
     again = 0.0
     if training.recompute == "full":
         again = forward
     elif training.recompute == "selective":
         # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
-        again = products / 2 + passes if training.engine == "fsdp" else core
+        again = products / 2 + passes if engine_of(training).selects_operators else core
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights, again)
 
 
@@ -241,21 +237,21 @@ def _pass_bytes(training: Training) -> float:
     is kept; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
     """
     shape = training.shape
-    width, ffn = shape.hidden / training.tp, shape.mlp / training.tp
+    width, ffn = shape.query_width / training.tp, shape.mlp_width / training.tp
+    keys = shape.key_heads * shape.head_width / training.tp
     split = training.tp if training.sequence_parallel else 1
-    eager = shape.gated and not training.compiled and training.engine in _TORCH
-    each = shape.hidden / split * (40 if eager else 22) + 4 * width * (1 + 2 * shape.kv_share)
-    each += ffn * ((10 if eager else 6) if shape.gated else 4)
-    if not shape.positions:
-        each += width * (1 + shape.kv_share) * (28 if eager else 4)
+    eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
+    each = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
+    each += ffn * ((10 if eager else 6) if shape.is_gated else 4)
+    if shape.positions == "rope":
+        each += (width + keys) * (28 if eager else 4)
     return each * (_COMPILED if training.compiled else 1)
 
 
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
     """(forward, backward) seconds of attention's core, between Q, K, V and the output."""
     shape = training.shape
-    width = shape.hidden / training.tp
-    head = shape.hidden // shape.heads
+    width, head = shape.query_width / training.tp, shape.head_width
     flops = 4 * tokens * shape.seq * width
     if training.flash:
         # Half of it for causality; backward has five products, forward two (Dao 2022, arXiv:2205.14135). With heads of
@@ -276,16 +272,20 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
 def head_s(training: Training, rates: Rates) -> float:
     """Seconds of the head and its loss for one micro-batch, both passes.
 
-    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient). A
-    loss in chunks computes them again in the backward pass. The loss in one pass counts as a compiled one, until a GPU
-    has shown how fast it is.
+    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient); what
+    our own compiled loss moves is counted. A loss in chunks computes them again in the backward pass. The loss in one
+    pass counts as a compiled one, until a GPU has shown how fast it is.
     """
     shape = training.shape
     tokens = training.micro_batch * shape.seq
     vocab = shape.padded_vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
-    fused = training.compiled or training.fused_loss or training.one_pass_loss
-    logits = tokens * vocab / rates.bytes * (_COMPILED if fused else 1)
-    forward = product + 18 * logits
+    ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
+    if ours:
+        moved = _COMPILED_LOSS_BYTES * (2 if training.dtype == "fp32" else 1)
+    else:
+        moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
+    loss = tokens * vocab / rates.bytes * moved
+    forward = product + 0.6 * loss
     again = forward if training.loss_chunks > 1 and not training.one_pass_loss else 0.0
-    return forward + (2 * product + 12 * logits + again)
+    return forward + (2 * product + 0.4 * loss + again)

@@ -10,7 +10,7 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.plan.calibration import DATA_SHEET, Calibrated, calibrate, chosen_for, fastest
 from hpc_gpt.plan.memory import Memory, fits, predict_memory
 from hpc_gpt.plan.rates import DEFAULT, Constants
-from hpc_gpt.plan.rows import LeftOut, Row, Rows
+from hpc_gpt.plan.rows import LeftOut, PublishedRow, Rows
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.runs.record import finite
 
@@ -30,7 +30,7 @@ Chosen = tuple[Constants, str]
 class Predicted:
     """A row with its predictions, and the name of the constants that were used."""
 
-    row: Row
+    row: PublishedRow
     step: StepTime
     memory: Memory
     fits: bool
@@ -64,22 +64,22 @@ class Predicted:
         return None if published is None else self.memory_gib / published - 1
 
 
-def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -> Callable[[Row], Chosen]:
+def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -> Callable[[PublishedRow], Chosen]:
     """A function from a row to its constants: `always`, else those of `chosen_for`, else those of data sheets."""
 
-    def choose(row: Row) -> Chosen:
+    def choose(row: PublishedRow) -> Chosen:
         cluster = always or chosen_for(row, clusters)
         return (cluster.constants, cluster.name) if cluster else (DEFAULT, DATA_SHEET)
 
     return choose
 
 
-def predict_rows(rows: Rows, choose: Callable[[Row], Chosen]) -> list[Predicted | LeftOut]:
+def predict_rows(rows: Rows, choose: Callable[[PublishedRow], Chosen]) -> list[Predicted | LeftOut]:
     """Every entry of a file in its order; a row that cannot be predicted is left out with the reason."""
     return [entry if isinstance(entry, LeftOut) else _predict_row(entry, *choose(entry)) for entry in rows.entries]
 
 
-def _predict_row(row: Row, constants: Constants, name: str) -> Predicted | LeftOut:
+def _predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicted | LeftOut:
     try:
         memory = predict_memory(row.training, row.machine)
         step = predict_step(row.training, row.machine, constants)
@@ -96,7 +96,7 @@ def predicted_only(entries: Iterable[Predicted | LeftOut]) -> list[Predicted]:
     return [entry for entry in entries if isinstance(entry, Predicted)]
 
 
-def without_source(rows: Sequence[Row]) -> list[Predicted]:
+def without_source(rows: Sequence[PublishedRow]) -> list[Predicted]:
     """Every source's rows, predicted with constants fitted to other sources: those of the same device if there are any.
 
     These are the errors to expect on unseen rows. Sources without a time are left out.
@@ -112,7 +112,7 @@ def without_source(rows: Sequence[Row]) -> list[Predicted]:
     return predicted
 
 
-def without_row(rows: Sequence[Row]) -> list[Predicted]:
+def without_row(rows: Sequence[PublishedRow]) -> list[Predicted]:
     """Every row of each cluster, predicted with constants fitted to the cluster's other rows.
 
     A cluster with more than FOLDS rows is split into FOLDS parts, each predicted from the others.
@@ -127,7 +127,7 @@ def without_row(rows: Sequence[Row]) -> list[Predicted]:
     return predicted
 
 
-def _predict_from(fitted_to: Sequence[Row], rows: Sequence[Row]) -> list[Predicted]:
+def _predict_from(fitted_to: Sequence[PublishedRow], rows: Sequence[PublishedRow]) -> list[Predicted]:
     """The rows, predicted with constants fitted to `fitted_to`, or with those of data sheets if none of these has a
     time."""
     chosen = (calibrate("others", fitted_to).constants, "others") if fastest(fitted_to) else (DEFAULT, DATA_SHEET)
@@ -276,7 +276,7 @@ def _picks(counted: Sequence[Predicted]) -> list[Pick]:
     for entry in counted:
         training, machine = entry.row.training, entry.row.machine
         shape = training.shape  # without its vocabulary, which is padded by tp
-        model = (shape.hidden, shape.layers, shape.heads, shape.kv_share, shape.mlp, shape.seq)
+        model = (shape.hidden, shape.layers, shape.heads, shape.key_heads, shape.mlp_width, shape.seq)
         where = (entry.row.source, machine.device, machine.gpus_per_node, entry.row.fabric)
         groups.setdefault((*where, training.gpus, training.global_batch, *model), []).append(entry)
     found = []

@@ -3,14 +3,17 @@
 The rules, in this order:
 
 1. A line that several patterns match is one failure, of the most specific class.
-2. A failure after which the same log has two or more steps was survived: it ended nothing.
+2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
+   have times of day, and what Python says it ignored.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
    it that explains it.
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
-6. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
+6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
+   that explains itself, printed before it in the same file or a minute earlier.
+7. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ _HOST = re.compile(r"^host +: ")
 _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
+IGNORED = "Exception ignored in"
+_LONGEST_TRACEBACK = 40  # lines
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
-_MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
+_MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
 # Our own watchdog's message names the rank without a heartbeat, or the late one.
 _WATCHDOG = re.compile(
     r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
@@ -47,11 +52,13 @@ _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$
 _FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
-SURVIVED_STEPS = 2
+ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_CAUSE = "nothing says why the log ends"
+# Classes that no signal causes.
+_NO_SIGNAL = ("gpu_memory", "host_memory", "disk_full", "nan", "node_failure")
 # The most specific class first: classes that explain other failures precede those that others explain.
 _SPECIFIC = (
     "gpu_memory",
@@ -113,16 +120,25 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
+    trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
     for part in parts:
-        rank, survived_before = _rank_of_file(part.file), _survived_before(part, reached_end)
+        rank = _rank_of_file(part.file)
+        # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
+        trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
         ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
-        for failure in _join_blocks(one_a_line([*part.failures, *(Failure(*end) for end in ends)])):
+        found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
+        for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             failures.append(failure)
-            (survived if failure.place.line < survived_before else open_).append(failure)
+            other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
+            before = failure.place.line < (trained_by_others if other else trained)
+            before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
+            (survived if before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
+    if chosen is not None and (limit := _time_limit(causes, chosen)) is not None:
+        chosen, sure = limit, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
@@ -150,7 +166,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     number = rank if chosen.rank is None else chosen.rank
     if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
         words = f"rank {number}: {words}"
-    if why:
+    if why and _MISSING.search(chosen.words):
+        words = f"{why}; {words}"  # who never came goes before who waited
+    elif why:
         words = f"{words}; {why}"
     return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
 
@@ -187,18 +205,52 @@ def _plainness(failure: Failure) -> tuple[bool, bool]:
     return failure.ended == "error" and not failure.echo, failure.ended == "error"
 
 
-def _survived_before(part: Part, reached_end: bool) -> int:
-    """Return the line before which failures were survived because training continued after it; 0 if there is none."""
-    needed = 1 if reached_end else SURVIVED_STEPS
+def _last_line(part: Part, steps_left: int) -> int:
+    """Return the line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
         # Of very many lines only a sample is kept: each represents several.
-        enough = needed if steps.stride == 1 else 1
-        found += [int(steps.line[-enough])] if len(steps) >= enough else []
-    if len(part.progress) >= needed:
-        found.append(part.progress[-needed][2])
+        nth = steps_left if steps.stride == 1 else 1
+        found += [int(steps.line[-nth])] if len(steps) >= nth else []
+    found += [part.progress[-steps_left][2]] if len(part.progress) >= steps_left else []
     return max(found)
+
+
+def _last_step_at(part: Part) -> float | None:
+    """Return the time of day of a part's last step, in epoch seconds; None without one."""
+    last = [steps["at"][-1] for steps in part.steps.values() if len(steps) and math.isfinite(steps["at"][-1])]
+    return float(max(last)) if last else None
+
+
+def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
+    """Return the failures, sorted by line, without those that Python says it ignored, each after its `IGNORED` line."""
+    kept: list[Failure] = []
+    ignored: Failure | None = None
+    for failure in failures:
+        if failure.words.startswith(IGNORED):
+            ignored = failure
+        elif ignored is not None and failure.place.line - ignored.place.line <= _LONGEST_TRACEBACK:
+            if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
+                ignored = None  # the last line of its traceback
+            else:
+                kept.append(failure)
+        else:
+            kept.append(failure)
+    return kept
+
+
+def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
+    """Return Slurm's message of the time limit if it is the cause rather than `chosen`, else None."""
+    limit = next((failure for failure in causes if failure.ended == "walltime"), None)
+    if limit is None or chosen.ended == "walltime":
+        return None
+    if chosen.at is not None and limit.at is not None:
+        return limit if limit.at - chosen.at <= ENDING_S else None
+    if chosen.ended in _NO_SIGNAL:
+        return None
+    earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
+    return None if earlier and chosen.ended in ("user_error", "data") else limit
 
 
 def _rank_of_class(ended: str) -> int:
@@ -294,7 +346,9 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
         if named := _WATCHDOG.search(failure.words):
             return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
         if named := _MISSING.search(failure.words):
-            return int(named[1]), f"rank {named[1]} did not reach the barrier"
+            absent = [int(rank) for rank in named[1].split(",")]
+            listed = ", ".join(map(str, absent[:8])) + (", …" if len(absent) > 8 else "")
+            return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
     reports: dict[int, Failure] = {}
     for failure in timeouts:
         if failure.rank is not None:

@@ -65,6 +65,9 @@ class Pattern:
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of state.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
+    weak: bool = (
+        False  # many programs print such a line: it shows no program, its total or end counts beside others only
+    )
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
@@ -186,6 +189,8 @@ STEP_FIELDS = (
     "nan",
     "consumed_samples",
     "consumed_tokens",
+    "consumed",  # steps, samples or tokens: the batch shows which
+    "throughput",  # samples or tokens a second, of the whole job: the batch and the times show which
     "elapsed_s",  # since the run's start
     "loss_eval",
     "epoch",  # passes over the data so far, to the program's rounding

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.pattern import STEP_FIELDS
 
-Column = NDArray[np.float64]
+StepColumn = NDArray[np.float64]
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -55,7 +55,7 @@ class StepTable:
     `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own.
     """
 
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, StepColumn] = field(default_factory=dict)
     line: Places = field(default_factory=no_places)
     attempt: Places = field(default_factory=no_places)
     counts: Mask = field(default_factory=_no_marks)
@@ -65,8 +65,8 @@ class StepTable:
     stride: int = 1
     count: int = 0
     totals: dict[str, float] = field(default_factory=dict)
-    eval_step: Column = field(default_factory=lambda: np.zeros(0))
-    eval_loss: Column = field(default_factory=lambda: np.zeros(0))
+    eval_step: StepColumn = field(default_factory=lambda: np.zeros(0))
+    eval_loss: StepColumn = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))
@@ -79,7 +79,7 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.line)
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> StepColumn:
         """Return the values of a field, all NaN if no line has it."""
         assert name in COLUMNS, name
         return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
@@ -173,7 +173,7 @@ class StepRows:
         self,
         count: int,
         line: Places,
-        columns: dict[str, Column],
+        columns: dict[str, StepColumn],
         totals: Mapping[str, float],
         last: tuple[dict[str, float], int],
     ) -> None:
@@ -268,6 +268,8 @@ _NOT_NEGATIVE = frozenset(
         "mfu",
         "consumed_samples",
         "consumed_tokens",
+        "consumed",
+        "throughput",
         "elapsed_s",
         "skipped",
         "nan",
@@ -277,7 +279,7 @@ _NOT_NEGATIVE = frozenset(
 _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
 
-def sound_columns(columns: Mapping[str, Column], left_out: dict[str, int]) -> dict[str, Column]:
+def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -> dict[str, StepColumn]:
     """Return the columns with NaN for impossible figures, such as a step time of 0; `left_out` counts them by field."""
     found = {}
     for name, column in columns.items():
@@ -306,7 +308,7 @@ def sound_step(step: float) -> bool:
     return 0 <= step <= MOST_STEP and step.is_integer()
 
 
-def steps_that_count(step: Column, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
+def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
     """Return which steps led to the run's last state.
 
     A later attempt resumes from a checkpoint, and what an earlier one trained after that checkpoint is lost: a step
@@ -352,7 +354,7 @@ class StepTimes:
     steady: Mask = field(default_factory=_no_marks, compare=False)
 
 
-def time_steps(steps: StepTable, step_s: Column, apart: Mask) -> StepTimes | None:
+def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes | None:
     """Return the step time over the steps that count and have a time, None without any; mark `steps.steady`.
 
     `step_s`: seconds of each row. `apart`: as in `measure_steps`.
@@ -364,7 +366,7 @@ def time_steps(steps: StepTable, step_s: Column, apart: Mask) -> StepTimes | Non
     return times
 
 
-def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | None:
+def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes | None:
     """Return the step time over all steps of a run, in order; None without any.
 
     The arrays have one entry per step. `apart`: the seconds include an evaluation or a save, or the step was skipped,
@@ -398,7 +400,7 @@ def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | N
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 
 
-def warmup_count(step_s: Column, apart: Mask) -> tuple[int, bool]:
+def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
     """Return (how many leading steps of an attempt are warm-up, whether step times settled after them)."""
     plain = step_s if apart.all() else step_s[~apart]
     if len(plain) < 2:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.rehearsal.job_request import (
-    Request,
+    JobRequest,
     RequestFault,
     compress_counts,
     compress_hosts,
-    expand_hosts,
     output_path,
+    read_hosts,
     spans,
 )
 from hpc_gpt.rehearsal.processes import signal_session
@@ -144,7 +144,7 @@ class Srun:
 
 
 @dataclass
-class Job:
+class RehearsedJob:
     """The scheduler's record of a job. Times are seconds since 1970, None if Slurm would print Unknown.
 
     `exclude`: hosts that it may not get. `errors`: a descriptor of the script's stderr, for Slurm's own lines.
@@ -154,7 +154,7 @@ class Job:
     """
 
     id: int
-    request: Request
+    request: JobRequest
     script: Path
     submit_folder: str
     environment: dict[str, str]
@@ -178,7 +178,7 @@ class Job:
     accounted: list[str] = field(default_factory=list)
     term_after: tuple[int | None, str] | None = None
     kill_at: float | None = None
-    signalled_ahead: bool = False
+    limit_signalled: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -232,7 +232,7 @@ class Job:
             self.errors = os.dup(out.fileno())
 
     def start_step(
-        self, srun: Srun, always: Mapping[str, str], devices: Callable[[Job, int], Mapping[str, str]]
+        self, srun: Srun, always: Mapping[str, str], devices: Callable[[RehearsedJob, int], Mapping[str, str]]
     ) -> Step:
         """Starts all ranks of a step. `devices`: a function from the job and a node's place to the node's variables.
 
@@ -263,9 +263,9 @@ class Job:
         return step
 
 
-def _places(job: Job, options: Mapping[str, str]) -> tuple[list[str], list[int]]:
+def _places(job: RehearsedJob, options: Mapping[str, str]) -> tuple[list[str], list[int]]:
     """(the step's nodes, the number of ranks on each) by srun's options, else by the job's."""
-    wanted = expand_hosts(options.get("nodelist", ""))
+    wanted = read_hosts(options.get("nodelist", ""))
     asked, per_node, ntasks = (
         int(options[name].partition("-")[0]) if name in options else None
         for name in ("nodes", "ntasks-per-node", "ntasks")
@@ -296,7 +296,7 @@ def task_counts(tasks: int, nodes: int, per_node: int | None = None) -> list[int
     return [tasks // nodes + (node < tasks % nodes) for node in range(nodes)]
 
 
-def _script_variables(job: Job) -> dict[str, str]:
+def _script_variables(job: RehearsedJob) -> dict[str, str]:
     """The SLURM_* variables of the job's script, which runs on its first node."""
     request = job.request
     shares = task_counts(request.ntasks, len(job.nodes), request.ntasks_per_node)
@@ -335,7 +335,7 @@ def _script_variables(job: Job) -> dict[str, str]:
 
 
 def _rank_variables(
-    job: Job, step: int, nodes: Sequence[str], shares: Sequence[int], rank: int, place: int
+    job: RehearsedJob, step: int, nodes: Sequence[str], shares: Sequence[int], rank: int, place: int
 ) -> dict[str, str]:
     """The SLURM_* variables of one rank of a step, which has `shares` ranks on its `nodes`; `place`: its node's
     index."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_gpt.launch.render import script_directives
+from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.settings.experiment import limit_s
 
 # Names with their letters: options with a value, with an optional value, without a value.
@@ -74,7 +75,7 @@ def not_rehearsed(what: str) -> RequestFault:
 
 
 @dataclass(frozen=True)
-class SignalAhead:
+class LimitSignal:
     """`--signal=[B:]NUMBER@SECONDS`: sent `lead_s` before the time limit, to the ranks or only to the script."""
 
     number: int
@@ -83,7 +84,7 @@ class SignalAhead:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """One job's request. `limit_s` None: no limit. `begin`: seconds since 1970. `options`: all of them, by long
     name."""
 
@@ -96,7 +97,7 @@ class Request:
     limit_s: int | None
     requeue: bool
     append: bool
-    signal: SignalAhead | None
+    signal: LimitSignal | None
     begin: float
     options: Mapping[str, str]
 
@@ -165,7 +166,7 @@ def _options_of(command: str) -> tuple[dict[str, str], dict[str, str]]:
     return names, letters
 
 
-def read_request(script: str, line: Mapping[str, str], name: str, now: float) -> Request:
+def read_request(script: str, line: Mapping[str, str], name: str, now: float) -> JobRequest:
     """The request of a script whose file is `name`. Options of sbatch's command `line` override the script's
     directives.
 
@@ -178,7 +179,7 @@ def read_request(script: str, line: Mapping[str, str], name: str, now: float) ->
     ntasks = _count(options, "ntasks")
     if nodes is None:
         nodes = -(-(ntasks or 1) // per_node) if per_node else 1
-    return Request(
+    return JobRequest(
         name=options.get("job-name", name),
         nodes=nodes,
         ntasks=ntasks or nodes * (per_node or 1),
@@ -230,11 +231,11 @@ def _limit(text: str | None) -> int | None:
     return None if limit is None else -(-limit // 60) * 60
 
 
-def read_signal(text: str | None) -> SignalAhead | None:
+def read_signal(text: str | None) -> LimitSignal | None:
     """The request of `--signal=USR2@120`. RequestFault if it names no signal.
 
     >>> read_signal("B:TERM")
-    SignalAhead(number=15, lead_s=60, to_script=True)
+    LimitSignal(number=15, lead_s=60, to_script=True)
     """
     if text is None:
         return None
@@ -242,7 +243,7 @@ def read_signal(text: str | None) -> SignalAhead | None:
     number = signal_number(found[2]) if found else None
     if found is None or number is None:
         raise RequestFault(f"Invalid --signal specification: {text}")
-    return SignalAhead(number, int(found[3] or _LEAD_S), "B" in (found[1] or ""))
+    return LimitSignal(number, int(found[3] or _LEAD_S), "B" in (found[1] or ""))
 
 
 def signal_number(text: str) -> int | None:
@@ -279,24 +280,12 @@ def output_path(pattern: str, fields: Mapping[str, str]) -> str:
     return re.sub(r"%(\d*)([a-zA-Z%])", fill, pattern)
 
 
-_HOSTS = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
-
-
-def expand_hosts(text: str) -> list[str]:
-    """The hosts of a Slurm hostlist, in its order. RequestFault if it is none.
-
-    >>> expand_hosts("a,n[08-10,12]")
-    ['a', 'n08', 'n09', 'n10', 'n12']
-    """
-    if text and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", text):
-        raise RequestFault(f"Invalid hostlist: {text}")
-    hosts = []
-    for name, numbers in re.findall(_HOSTS, text):
-        for part in numbers.split(","):
-            first, _, last = part.partition("-")
-            numbered = range(int(first), int(last or first) + 1) if first else ()
-            hosts += [f"{name}{number:0{len(first)}d}" for number in numbered] or [name]
-    return hosts
+def read_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm hostlist. RequestFault if it is none."""
+    try:
+        return expand_hosts(text)
+    except ValueError as fault:
+        raise RequestFault(str(fault)) from None
 
 
 def compress_hosts(hosts: Sequence[str]) -> str:

@@ -18,16 +18,17 @@ from typing import Any
 
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.submission import resume_run, submit_run
-from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
+from hpc_gpt.launch.submission import submit_run
+from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.processes import marked
 from hpc_gpt.rehearsal.scheduler import Scheduler
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 # Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24
@@ -149,14 +150,14 @@ class Life:
         job = self._job_of(attempt)
         if is_last:
             self.scheduler.hold(None)
-        ahead = job.request.signal
-        if ahead is None:
+        before_limit = job.request.signal
+        if before_limit is None:
             self.scheduler.bring_limit_forward(job, 0.0)
             evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
         else:
-            self.scheduler.bring_limit_forward(job, ahead.lead_s)
-            self._until("signal", "the signal", lambda: job.signalled_ahead, attempt)
-            evidence = f"USR2 to {self._ranks()}, {ahead.lead_s} s ahead of the limit (brought forward)"
+            self.scheduler.bring_limit_forward(job, before_limit.lead_s)
+            self._until("signal", "the signal", lambda: job.limit_signalled, attempt)
+            evidence = f"USR2 to {self._ranks()}, {before_limit.lead_s} s ahead of the limit (brought forward)"
         self.say("signal", evidence)
         self._interrupted(run, attempt, "walltime")
 
@@ -308,12 +309,12 @@ class Life:
             logs.append(attempt.log)
         return RehearsalFailed(stage, cause, next(filter(None, map(_tail, reversed(logs))), []))
 
-    def _job_of(self, attempt: Attempt) -> Job:
+    def _job_of(self, attempt: Attempt) -> RehearsedJob:
         job = self.scheduler.find(str(attempt.started().get("job_id")))
         assert job is not None
         return job
 
-    def _jobs_of(self, run: RunFolder) -> list[Job]:
+    def _jobs_of(self, run: RunFolder) -> list[RehearsedJob]:
         """The jobs of a run, by the HPC_GPT_RUN with which they were submitted."""
         jobs = self.scheduler.jobs.values()
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]

@@ -27,15 +27,15 @@ from types import TracebackType
 from typing import Any
 
 from hpc_gpt.rehearsal import processes
-from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, Job, Srun, Step
+from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, RehearsedJob, Srun, Step
 from hpc_gpt.rehearsal.job_request import (
     OptionFault,
     RequestFault,
     compress_hosts,
-    expand_hosts,
     ignored_options,
     not_rehearsed,
     parse_options,
+    read_hosts,
     read_request,
     read_time,
     signal_number,
@@ -50,7 +50,7 @@ _REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio"
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """A command's output and exit code."""
 
     out: str = ""
@@ -74,12 +74,14 @@ class LocalSlurm:
             line = _program("stand-in", str(self.folder), name)
             (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
             (commands / name).chmod(0o700)
+        nowhere = self.folder / "no-slurm.conf"
+        nowhere.touch()
         own = {
             MARK: str(self.folder),
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.folder / "tmp"),
             # If one of the site's own commands is called after all, it finds no cluster.
-            "SLURM_CONF": str(self.folder / "no-slurm.conf"),
+            "SLURM_CONF": str(nowhere),
             "HPC_GPT_STATE": str(self.folder / "state"),
             **(also or {}),
         }
@@ -139,18 +141,20 @@ class LocalSlurm:
                 try:
                     answer = self._answer(name, asked, files, connection)
                 except OptionFault as fault:
-                    answer = Answer(err=f'{name}: {fault}\nTry "{name} --help" for more information\n', code=255)
+                    answer = CommandAnswer(err=f'{name}: {fault}\nTry "{name} --help" for more information\n', code=255)
                 except RequestFault as fault:
-                    answer = Answer(err=f"{name}: error: {fault}\n", code=1)
+                    answer = CommandAnswer(err=f"{name}: error: {fault}\n", code=1)
                 except Exception as fault:  # without an answer the command would wait for ever
-                    answer = Answer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
+                    answer = CommandAnswer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
                 connection.sendall(json.dumps(asdict(answer)).encode())
                 connection.shutdown(socket.SHUT_WR)
             finally:
                 for file in files:
                     os.close(file)
 
-    def _answer(self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> Answer:
+    def _answer(
+        self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket
+    ) -> CommandAnswer:
         if name not in _ANSWERED:
             raise not_rehearsed(name)
         options, arguments = parse_options(name, asked["arguments"])
@@ -171,7 +175,7 @@ class LocalSlurm:
 
     def _sbatch(
         self, options: Mapping[str, str], arguments: Sequence[str], environment: Mapping[str, str], folder: str
-    ) -> Answer:
+    ) -> CommandAnswer:
         if len(arguments) != 1:
             raise not_rehearsed("a script on stdin" if not arguments else "a script with arguments")
         file = Path(folder) / arguments[0]
@@ -185,26 +189,26 @@ class LocalSlurm:
             )
         request = read_request(script, options, file.name, time.time())
         if "test-only" in options:
-            return Answer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
+            return CommandAnswer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
         self.ignored |= dict.fromkeys(ignored_options("sbatch", request.options))
         job = self.scheduler.submit(request, script, environment, folder)
-        return Answer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
+        return CommandAnswer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
 
-    def _srun(self, srun: Srun, connection: socket.socket) -> Answer:
+    def _srun(self, srun: Srun, connection: socket.socket) -> CommandAnswer:
         environment = dict(srun.environment)
         job = self.scheduler.find(environment.get("SLURM_JOB_ID", ""))
         if job is None:
             raise RequestFault("Unable to allocate resources: a rehearsal's srun runs inside a job")
         self.ignored |= dict.fromkeys(ignored_options("srun", srun.options))
         if not srun.command:
-            return Answer(err="srun: fatal: No command given to execute.\n", code=1)
+            return CommandAnswer(err="srun: fatal: No command given to execute.\n", code=1)
         # srun does not read SLURM_CPUS_PER_TASK since 22.05; it reads SRUN_CPUS_PER_TASK.
         if "SRUN_CPUS_PER_TASK" in environment:
             environment["SLURM_CPUS_PER_TASK"] = environment["SRUN_CPUS_PER_TASK"]
         step = self.scheduler.open_step(job, replace(srun, environment=environment))
         threading.Thread(target=self._forward, args=(connection, step), daemon=True).start()
         step.ended.wait()
-        return Answer(code=step.code)
+        return CommandAnswer(code=step.code)
 
     def _forward(self, connection: socket.socket, step: Step) -> None:
         """Forwards srun's signals to its ranks, and ends the ranks if srun is killed."""
@@ -213,34 +217,34 @@ class LocalSlurm:
                 self.scheduler.signal_step(step, int(line))
             self.scheduler.end_step(step)
 
-    def _scontrol(self, arguments: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
+    def _scontrol(self, arguments: Sequence[str], oneliner: bool, connection: socket.socket) -> CommandAnswer:
         match [argument.lower() if place < 2 else argument for place, argument in enumerate(arguments)]:
             case ["ping"]:
-                return Answer("Slurmctld(primary) at rehearsal is UP\n")
+                return CommandAnswer("Slurmctld(primary) at rehearsal is UP\n")
             case ["show", "config"]:
                 waits = f"{self.scheduler.timing.kill_wait_s:g} sec"
-                return Answer(f"ClusterName             = {CLUSTER}\nKillWait                = {waits}\n")
+                return CommandAnswer(f"ClusterName             = {CLUSTER}\nKillWait                = {waits}\n")
             case ["show", "hostnames", hosts]:
-                return Answer("".join(f"{host}\n" for host in expand_hosts(hosts)))
+                return CommandAnswer("".join(f"{host}\n" for host in read_hosts(hosts)))
             case ["show", "job", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
-                    return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
-                return Answer(show_job(job, oneliner))
+                    return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+                return CommandAnswer(show_job(job, oneliner))
             case ["update", *_]:
                 return self._update(arguments[1:])
             case ["requeue", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
-                    return Answer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+                    return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
                 try:
                     self.scheduler.requeue(job, _process_of(connection))
                 except RequestFault as fault:
-                    return Answer(err=f"{fault}\n", code=1)
-                return Answer()
+                    return CommandAnswer(err=f"{fault}\n", code=1)
+                return CommandAnswer()
         raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
 
-    def _update(self, arguments: Sequence[str]) -> Answer:
+    def _update(self, arguments: Sequence[str]) -> CommandAnswer:
         """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
         settings = {key.lower(): value for key, _, value in (argument.partition("=") for argument in arguments)}
         job_id = settings.pop("jobid", "")
@@ -248,15 +252,15 @@ class LocalSlurm:
             raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
         job = self.scheduler.find(job_id)
         if job is None:
-            return Answer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+            return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
         if "starttime" in settings:
             job.eligible = read_time(settings["starttime"], time.time())
         if "excnodelist" in settings:
-            expand_hosts(settings["excnodelist"])
+            read_hosts(settings["excnodelist"])
             job.exclude = settings["excnodelist"] or None
-        return Answer()
+        return CommandAnswer()
 
-    def _squeue(self, options: Mapping[str, str]) -> Answer:
+    def _squeue(self, options: Mapping[str, str]) -> CommandAnswer:
         """Answers squeue. All jobs are the user's, and none is an array, so --user and --array change nothing."""
         form = options.get("format", "")
         if unknown := set(re.findall("%[^%]*?[a-zA-Z]", form)) - {"%i", "%T", "%r"}:
@@ -268,16 +272,16 @@ class LocalSlurm:
             wanted = options["jobs"].split(",")
             jobs = [job for job in jobs if str(job.id) in wanted]
             if not jobs and len(wanted) == 1:
-                return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+                return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
         states = options.get("states", f"{PENDING},{RUNNING},{COMPLETING}").upper().split(",")
         lines = [
             form.replace("%i", str(job.id)).replace("%T", job.state).replace("%r", job.reason) + "\n"
             for job in jobs
             if job.state in states or states == ["ALL"]
         ]
-        return Answer("".join(lines))
+        return CommandAnswer("".join(lines))
 
-    def _scancel(self, options: Mapping[str, str], arguments: Sequence[str]) -> Answer:
+    def _scancel(self, options: Mapping[str, str], arguments: Sequence[str]) -> CommandAnswer:
         """Answers scancel. A job that does not exist or is over is ignored without a message."""
         if not arguments:
             raise not_rehearsed("scancel without a job id")
@@ -291,9 +295,9 @@ class LocalSlurm:
                 self.scheduler.cancel(job)
             else:
                 self.scheduler.signal_ranks(job, number)
-        return Answer()
+        return CommandAnswer()
 
-    def _sacct(self, options: Mapping[str, str]) -> Answer:
+    def _sacct(self, options: Mapping[str, str]) -> CommandAnswer:
         """Answers sacct: a line for each start of a job with --duplicates, else for its last one."""
         fields = options.get("format", "").lower().split(",")
         if set(fields) - {"jobid", "state"} or not {"noheader", "parsable2", "jobs"} <= options.keys():
@@ -305,10 +309,10 @@ class LocalSlurm:
                 states.append(RUNNING if job.state == COMPLETING else job.state)
             for state in states if "duplicates" in options else states[-1:]:
                 lines.append("|".join({"jobid": str(job.id), "state": state}[name] for name in fields) + "\n")
-        return Answer("".join(lines))
+        return CommandAnswer("".join(lines))
 
 
-def show_job(job: Job, oneliner: bool) -> str:
+def show_job(job: RehearsedJob, oneliner: bool) -> str:
     """The output of `scontrol show job` for one job, without what only a site has."""
     request = job.request
     starts = job.started if job.started is not None else job.eligible if job.reason == "BeginTime" else None

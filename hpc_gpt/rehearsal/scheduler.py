@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job, Srun, Step
-from hpc_gpt.rehearsal.job_request import Request, RequestFault, expand_hosts, not_rehearsed
+from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob, Srun, Step
+from hpc_gpt.rehearsal.job_request import JobRequest, RequestFault, not_rehearsed, read_hosts
 from hpc_gpt.rehearsal.processes import MARK, end_marked, marked, send, session_lives
 
 # The number of steps after which the ranks of an attempt wait for a signal (hpc_gpt.train.signals).
@@ -51,7 +51,7 @@ class Scheduler:
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.timing = timing or Timing()
         self.lock = threading.RLock()
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, RehearsedJob] = {}
         self.fault: Exception | None = None
         self._always = {**always, MARK: str(folder)}
         self._gpus = gpus
@@ -64,13 +64,13 @@ class Scheduler:
 
     # --- what the stand-ins ask for ---------------------------------------------------------------------------------
 
-    def submit(self, request: Request, script: str, environment: Mapping[str, str], folder: str) -> Job:
+    def submit(self, request: JobRequest, script: str, environment: Mapping[str, str], folder: str) -> RehearsedJob:
         """Queues a job whose sbatch was called in `folder`. Raises RequestFault for a request that cannot be met."""
         for condition in _conditions(request):
             if not re.fullmatch(r"singleton|afterany(:\d+)+", condition):
                 raise not_rehearsed(f"--dependency={condition}")
         exclude = request.options.get("exclude")
-        expand_hosts(exclude or "")
+        read_hosts(exclude or "")
         with self.lock:
             if self._closed.is_set():
                 raise RequestFault("Slurm is going down")
@@ -79,15 +79,15 @@ class Scheduler:
             spooled = self.folder / "spool" / f"job{self._next:05}"
             spooled.write_text(script, encoding="utf-8", errors="surrogateescape")
             spooled.chmod(0o700)
-            job = Job(self._next, request, spooled, folder, dict(environment), request.begin, exclude)
+            job = RehearsedJob(self._next, request, spooled, folder, dict(environment), request.begin, exclude)
             self.jobs[job.id] = job
             self._next += 1
             return job
 
-    def find(self, job_id: str) -> Job | None:
+    def find(self, job_id: str) -> RehearsedJob | None:
         return self.jobs.get(int(job_id)) if job_id.isdecimal() else None
 
-    def open_step(self, job: Job, srun: Srun) -> Step:
+    def open_step(self, job: RehearsedJob, srun: Srun) -> Step:
         """Starts a step of the job. Raises RequestFault."""
         with self.lock:
             if job.state != RUNNING:
@@ -110,13 +110,13 @@ class Scheduler:
             if not step.ended.is_set() and step.kill_at is None:
                 step.end("", time.time() + self.timing.kill_wait_s)
 
-    def signal_ranks(self, job: Job, number: int) -> None:
+    def signal_ranks(self, job: RehearsedJob, number: int) -> None:
         """Signals all ranks of a running job, as `scancel --signal` does."""
         with self.lock:
             if job.state == RUNNING:
                 job.signal(number, script=False)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: RehearsedJob) -> None:
         """Ends a job as scancel does, unless it is over."""
         with self.lock:
             if job.state == PENDING:
@@ -127,7 +127,7 @@ class Scheduler:
             elif job.state == COMPLETING:
                 job.becomes = job.account_as = "CANCELLED"
 
-    def requeue(self, job: Job, asker: int | None = None) -> None:
+    def requeue(self, job: RehearsedJob, asker: int | None = None) -> None:
         """Puts a job back into the queue. Raises RequestFault if it may not be requeued.
 
         `asker`: the process that asks, maybe a child of the job's own script; it gets its answer before the SIGTERM.
@@ -148,12 +148,12 @@ class Scheduler:
 
     # --- what only a rehearsal can ask for --------------------------------------------------------------------------
 
-    def bring_limit_forward(self, job: Job, left_s: float) -> None:
+    def bring_limit_forward(self, job: RehearsedJob, left_s: float) -> None:
         """Moves a running job's time limit so that `left_s` seconds are left."""
         with self.lock:
             job.ends_at = time.time() + left_s
 
-    def preempt(self, job: Job) -> None:
+    def preempt(self, job: RehearsedJob) -> None:
         """Preempts a job: sends SIGTERM to its ranks; after its grace it is requeued."""
         with self.lock:
             job.preempted = time.time()
@@ -165,7 +165,7 @@ class Scheduler:
         with self.lock:  # also attempts of a job that a waiting one has submitted
             self._always[_HOLD_AFTER] = "" if steps is None else str(steps)
 
-    def begin_now(self, job: Job) -> None:
+    def begin_now(self, job: RehearsedJob) -> None:
         """Lets a waiting job begin at once."""
         with self.lock:
             job.eligible = min(job.eligible, time.time())
@@ -200,7 +200,7 @@ class Scheduler:
         except Exception as fault:  # reported to the thread that waits for a job, as no job changes any more
             self.fault = fault
 
-    def _watch(self, job: Job, now: float) -> None:
+    def _watch(self, job: RehearsedJob, now: float) -> None:
         """Updates a job that has processes."""
         for step in job.steps:
             step.watch(self.timing.kill_wait_s, now)
@@ -226,15 +226,15 @@ class Scheduler:
                 send(pid, signal.SIGKILL)
             self._set_ended(job, job.becomes)
 
-    def _watch_clock(self, job: Job, now: float) -> None:
-        ahead = job.request.signal
-        if job.ends_at is not None and ahead and not job.signalled_ahead and now >= job.ends_at - ahead.lead_s:
-            job.signalled_ahead = True
-            if not ahead.to_script:
-                job.signal(signal.SIGCONT, ahead.number, script=False)
+    def _watch_clock(self, job: RehearsedJob, now: float) -> None:
+        asked = job.request.signal
+        if job.ends_at is not None and asked and not job.limit_signalled and now >= job.ends_at - asked.lead_s:
+            job.limit_signalled = True
+            if not asked.to_script:
+                job.signal(signal.SIGCONT, asked.number, script=False)
             elif job.batch is not None:
                 # `B:` is for the shell alone: an srun would forward it to its ranks.
-                send(job.batch.pid, ahead.number)
+                send(job.batch.pid, asked.number)
         if job.ends_at is not None and now >= job.ends_at:
             self._take_down(job, "TIMEOUT", " DUE TO TIME LIMIT", "TIMEOUT")
             job.reason = "TimeLimit"
@@ -246,10 +246,10 @@ class Scheduler:
                 job.restarts += 1
                 job.preempted = None
 
-    def _consider(self, job: Job, now: float) -> None:
+    def _consider(self, job: RehearsedJob, now: float) -> None:
         """Starts a waiting job, or notes the reason why it waits."""
         taken = {node for other in self.jobs.values() if other.state in (RUNNING, COMPLETING) for node in other.nodes}
-        taken |= set(expand_hosts(job.exclude or ""))
+        taken |= set(read_hosts(job.exclude or ""))
         free = [node for node in self.nodes if node not in taken]
         if job.eligible > now:
             job.reason = "BeginTime"
@@ -260,7 +260,7 @@ class Scheduler:
         else:
             self._start(job, free[: job.request.nodes], now)
 
-    def _is_unmet(self, condition: str, job: Job) -> bool:
+    def _is_unmet(self, condition: str, job: RehearsedJob) -> bool:
         """Whether a job still waits: a singleton for every earlier job of its name, `afterany:7` for job 7."""
         _, *ids = condition.split(":")
         others = [other for other in self.jobs.values() if not other.is_over]
@@ -268,11 +268,11 @@ class Scheduler:
             return any(str(other.id) in ids for other in others)
         return any(other.id < job.id and other.request.name == job.request.name for other in others)
 
-    def _start(self, job: Job, nodes: list[str], now: float) -> None:
+    def _start(self, job: RehearsedJob, nodes: list[str], now: float) -> None:
         job.nodes, job.state, job.reason = nodes, RUNNING, "None"
         job.started, job.ended, job.exit = now, None, (0, 0)
         job.ends_at = None if job.request.limit_s is None else now + job.request.limit_s
-        job.steps, job.signalled_ahead, job.kill_at, job.term_after = [], False, None, None
+        job.steps, job.limit_signalled, job.kill_at, job.term_after = [], False, None, None
         try:
             job.start_script(self._always, self._devices(job, 0))
         except OSError as fault:
@@ -280,7 +280,7 @@ class Scheduler:
             job.exit, job.reason = (0, 53), f"RaisedSignal:53(Real-time_signal_19)  # {fault}"
             self._set_ended(job, "FAILED")
 
-    def _devices(self, job: Job, place: int) -> dict[str, str]:
+    def _devices(self, job: RehearsedJob, place: int) -> dict[str, str]:
         """CUDA_VISIBLE_DEVICES of the job's node at that place; empty if this machine has too few GPUs for the job."""
         if not self._gpus:
             return {}
@@ -290,7 +290,7 @@ class Scheduler:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    def _take_down(self, job: Job, becomes: str, why: str, account_as: str, asker: int | None = None) -> None:
+    def _take_down(self, job: RehearsedJob, becomes: str, why: str, account_as: str, asker: int | None = None) -> None:
         """Ends a running job's processes: SIGTERM after the `asker` has its answer, SIGKILL later."""
         job.state, job.becomes, job.account_as = COMPLETING, becomes, account_as
         job.ended = time.time()
@@ -298,7 +298,7 @@ class Scheduler:
         job.term_after = asker, why
         self._terminate(job)
 
-    def _terminate(self, job: Job) -> None:
+    def _terminate(self, job: RehearsedJob) -> None:
         """Sends SIGTERM and SIGCONT to script and ranks, and writes Slurm's line, unless the asker still waits."""
         assert job.term_after is not None
         asker, why = job.term_after
@@ -313,7 +313,7 @@ class Scheduler:
         job.end_steps(why)
         job.signal(signal.SIGCONT, signal.SIGTERM, steps=False)
 
-    def _set_ended(self, job: Job, becomes: str) -> None:
+    def _set_ended(self, job: RehearsedJob, becomes: str) -> None:
         """Records the end of a job whose processes have all ended."""
         job.accounted.append(job.account_as or becomes)
         job.ended = job.ended or time.time()
@@ -325,7 +325,7 @@ class Scheduler:
         else:
             job.state = becomes
 
-    def _to_queue(self, job: Job) -> None:
+    def _to_queue(self, job: RehearsedJob) -> None:
         now = time.time()
         job.state, job.nodes, job.becomes, job.account_as, job.exit = PENDING, [], "", "", (0, 0)
         # StartTime may have been set to a later time.
@@ -334,5 +334,5 @@ class Scheduler:
         job.reason = "BeginTime" if job.eligible > now else "None"
 
 
-def _conditions(request: Request) -> list[str]:
+def _conditions(request: JobRequest) -> list[str]:
     return [condition for condition in request.options.get("dependency", "").split(",") if condition]

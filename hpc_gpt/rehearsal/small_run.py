@@ -15,13 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import Prepared, Request, choose_profile, shrunken
-from hpc_gpt.launch.slurm import check_reachable, has_sbatch, submission_environment, test_only
+from hpc_gpt.launch.prepare import Prepared, shrunken
+from hpc_gpt.launch.request import Request, choose_profile
+from hpc_gpt.launch.slurm import check_reachable, has_sbatch
+from hpc_gpt.launch.slurm_start import ask_start
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.resolve import Resolved, experiment_of
+from hpc_gpt.settings.resolve import experiment_of
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import ensure_data, located
 
 # Jobs of a singleton chain: the first one, and one for each interruption.
@@ -92,11 +95,12 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
             eval_every=STEPS if real.train.eval_every else 0,
             until_loss=None,
         )
-        on_two_nodes = real.nodes > 1 and ranks % 2 == 0 and ranks // 2 % (small.layout.tp or 1) == 0
-        layout = replace(small.layout, nodes=2) if on_two_nodes else small.layout
+        half = ranks // 2
+        on_two_nodes = real.nodes > 1 and ranks % 2 == 0 and half % (small.layout.tp or 1) == 0
+        layout = replace(small.layout, nodes=2) if on_two_nodes and half <= profile.gpus_per_node else small.layout
         return replace(small, name=f"{real.name}-rehearsal", train=train, layout=layout)
 
-    _, small, lines = shrunken(experiment_of(real), profile, real.cluster, bool(gpus), change)
+    small, lines = shrunken(experiment_of(real), real, profile, bool(gpus), change)
     job = replace(real.job, name=small.job.name, max_gpu_hours=None, nodelist=None, exclude=None, dependency=None)
     missing += [*_of_the_job(real), _of_the_gpus(real, ranks, gpus_here, gpus)]
     return SmallRun(replace(small, job=job), tuple(missing), (*notes, *lines), gpus)
@@ -192,7 +196,7 @@ def _gpus_for(ranks: int, here: int) -> str:
 
 
 @dataclass
-class Outcome:
+class RehearsalOutcome:
     """The result of a rehearsal. `cause` is None if all stages succeeded; else `log` has the run's last lines."""
 
     stages: list[Stage] = field(default_factory=list)
@@ -209,13 +213,13 @@ def rehearse(
     keep: Path | None,
     report: Callable[[Stage], None],
     wait: Callable[[str], None],
-) -> Outcome:
+) -> RehearsalOutcome:
     """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked.
 
     Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
     with what is waited for. However the rehearsal ends, nothing is left running.
     """
-    outcome = Outcome(missing=list(small.missing))
+    outcome = RehearsalOutcome(missing=list(small.missing))
 
     def note(stage: Stage) -> None:
         outcome.stages.append(stage)
@@ -227,7 +231,7 @@ def rehearse(
         outcome.missing.append(data)
     else:
         note(Stage("data", data, time.monotonic() - began))
-    accepted, answer = _ask_slurm(real.script)
+    accepted, answer = _ask_slurm(real.resolved, real.script)
     if accepted is None:
         outcome.missing.append(Missing("whether Slurm accepts the job", answer))
     else:
@@ -237,7 +241,7 @@ def rehearse(
             return outcome
     resolved = small.resolved
     nodes = resolved.nodes + (resolved.job.spare_nodes or 0) + _MORE_NODES
-    with LocalSlurm(nodes, small.gpus, also=_own_variables(resolved.gpus, small.gpus)) as slurm:
+    with LocalSlurm(nodes, small.gpus, also=_own_variables(small.gpus)) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
         life = Life(prepared, small.gpus, slurm, logs, note, wait, began)
         try:
@@ -277,26 +281,27 @@ def _check_script(script: str) -> tuple[str, bool]:
     return f"{names} nothing in its {script.count(chr(10))} lines", True
 
 
-def _ask_slurm(script: str) -> tuple[bool | None, str]:
+def _ask_slurm(resolved: Resolved, script: str) -> tuple[bool | None, str]:
     """(whether a real `sbatch --test-only` accepts the script, its text); None if no Slurm answers."""
     if not has_sbatch():
         return None, "there is no sbatch here"
     try:
         check_reachable()
-        return True, test_only(script, submission_environment(os.environ, {}))
+        start = ask_start(resolved, script)
+        return True, f"{start.answer}; it cannot start now: {start.waits}" if start.waits else start.answer
     except SlurmUnreachable as fault:
         return None, str(fault).partition(";")[0]
     except JobRefused as fault:
         return False, str(fault)
 
 
-def _own_variables(ranks: int, gpus: int) -> dict[str, str]:
+def _own_variables(gpus: int) -> dict[str, str]:
     """The variables of every job of the rehearsal, by which this machine takes the place of a cluster's nodes."""
-    cores = len(os.sched_getaffinity(0))
     return {
         "HPC_GPT_MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+        # Steps this small gain little from more threads, which on a busy machine wait for each other.
+        "OMP_NUM_THREADS": "1",
         # If there are too few GPUs for all ranks, no rank gets one.
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs import RunRead, step_s_of_rates
 from hpc_gpt.report.difference import (
     FEWEST_ROUNDS,
     Interval,
@@ -27,6 +26,7 @@ from hpc_gpt.report.difference import (
 )
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
+from hpc_gpt.tables import flat
 
 # What decides how much work one step is.
 _BATCH = ("global_batch", "seq")
@@ -226,7 +226,8 @@ def tokens_per_step(record: Record) -> float | None:
     """Tokens of one step: global_batch x seq, else tokens_per_s x step_s."""
     if record.global_batch and record.seq:
         return float(record.global_batch) * float(record.seq)
-    return record.tokens_per_s * record.step_s if record.tokens_per_s and record.step_s else None
+    step_s = step_s_of_rates(record)
+    return record.tokens_per_s * step_s if record.tokens_per_s and step_s else None
 
 
 def _are(keys: Sequence[str]) -> str:
@@ -235,7 +236,8 @@ def _are(keys: Sequence[str]) -> str:
 
 def _flops_per_step(record: Record) -> float | None:
     """1e12 FLOPs of one step on one GPU, by tflops_model's formula."""
-    return record.tflops_model * record.step_s if record.tflops_model and record.step_s else None
+    step_s = step_s_of_rates(record)
+    return record.tflops_model * step_s if record.tflops_model and step_s else None
 
 
 def _verdict(a: RunRead, b: RunRead, speeds: Sequence[Speed]) -> str:
@@ -337,7 +339,7 @@ class Apart:
 def flat_settings(record: Record) -> dict[str, Any]:
     """Every stated setting under a dotted key, and versions, in the order of SETTING_KEYS; without secrets."""
     found = {key: getattr(record, key) for key in SETTING_KEYS}
-    own = _flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
+    own = flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
     found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
     found |= {"node_list": record.node_list}
     found |= {f"versions.{key}": value for key, value in record.versions.items()}
@@ -369,19 +371,6 @@ def _weight(apart: Apart) -> tuple[bool, int, int]:
     if any(word in _NAMING for word in re.split(r"[^a-z0-9]+", key)):
         return not apart.is_stated, 4, 0
     return not apart.is_stated, 1 if _FAST.search(key) else 2, 0
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for quoted, value in settings.items():
-        key = str(quoted).strip("\"' ")
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{key}.")
-        elif isinstance(value, list | tuple):
-            flat[f"{before}{key}"] = json.dumps(value, default=str)
-        else:
-            flat[f"{before}{key}"] = value
-    return flat
 
 
 def _plain(value: Any) -> Any:

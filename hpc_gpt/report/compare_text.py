@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from hpc_gpt.columns import FIGURES, column, peak
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.report.compare import Apart, Comparison, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
-from hpc_gpt.report.tables import show_name
+from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole
@@ -18,11 +20,10 @@ from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_who
 # The number of differing settings shown; --json has all.
 SHOWN = 24
 _LONGEST = 60
-_SPEED_WORDS = {
-    "step_s": "step time",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_gpu": "tokens/s per GPU",
-    "tflops_model": "tflops_model, TFLOP/s per GPU",
+_SPEEDS = {
+    **{key: FIGURES[key] for key in ("step_s", "tokens_per_s")},
+    "tokens_per_s_gpu": column("Tokens/s per GPU", "tokens_per_s_gpu", show_whole, label="tokens/s per GPU"),
+    "tflops_model": replace(FIGURES["tflops_model"], label="tflops_model, TFLOP/s per GPU", unit=""),
 }
 
 
@@ -64,11 +65,11 @@ def percent_text(interval: Interval) -> tuple[str, str]:
 def as_text(comparison: Comparison, a: str, b: str) -> str:
     """The verdict, its figures, what differs and how both ended, a line each."""
     lines = [
-        (_SPEED_WORDS[speed.name], _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
+        (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
     lines += [("loss", text) for text in _loss(comparison, a, b)]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
-        peaks = [_peak(run, key) for run in (comparison.a, comparison.b)]
+        peaks = [peak(getattr(run.record, key)) for run in (comparison.a, comparison.b)]
         if any(peaks):  # a run on a CPU has none
             apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
             lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
@@ -91,7 +92,7 @@ def title(run: RunRead) -> str:
     record = run.record
     parts = [show_name(record)]
     if record.tp:
-        parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
+        parts.append(show_layout(record))
     if record.gpus:
         what = "rank" if record.dialect == DIALECT and not record.device else "GPU"
         parts.append(counted(record.gpus, what))
@@ -100,8 +101,8 @@ def title(run: RunRead) -> str:
 
 
 def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
-    show = show_digits if speed.name in ("step_s", "tflops_model") else show_whole
-    text = f"{show(speed.a)} -> {show(speed.b)}{' s' if speed.name == 'step_s' else ''}"
+    figure = _SPEEDS[speed.name]
+    text = f"{figure.digits(speed.a)} -> {figure.digits(speed.b)} {figure.unit}".rstrip()
     if place == 0 and all(comparison.rounds):
         text += f", medians of {_rounds(*comparison.rounds)}"
     elif place == 0 and all(comparison.steps):
@@ -141,12 +142,6 @@ def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
 
 def _steps(count: int) -> str:
     return f"{count:,} common step{'' if count == 1 else 's'}"
-
-
-def _peak(run: RunRead, key: str) -> float | None:
-    """The highest figure of any stage."""
-    figures = getattr(run.record, key)
-    return max(figures) if figures else None
 
 
 def _gib(figure: float | None) -> str:

@@ -79,7 +79,7 @@ class Series:
         """The number of blocks, or of independent steps if that is lower, less one."""
         return min(len(self.kept) / self.length, independent_count(len(self.kept), self.persistence)) - 1
 
-    def stray(self, generator: np.random.Generator) -> Values:
+    def error(self, generator: np.random.Generator) -> Values:
         """DRAWS of the median's error."""
         wider = math.sqrt(missed_variance(self.persistence, self.length, len(self.kept)))
         return (block_medians(self.kept, self.length, generator) - float(np.median(self.kept))) * wider
@@ -118,12 +118,12 @@ def level(differences: Series) -> Interval:
 def _reach(sides: Sequence[Series]) -> float:
     """Half the width of the interval of a median, or of the difference of two."""
     generator = np.random.default_rng(_SEED)
-    strays = [side.stray(generator) for side in sides]
-    largest = max(float(np.max(np.abs(stray))) for stray in strays)
+    errors = [side.error(generator) for side in sides]
+    largest = max(float(np.max(np.abs(error))) for error in errors)
     if largest == 0:
         return 0.0
-    shares = [float(np.var(stray / largest)) for stray in strays]
-    apart = strays[0] - sum(strays[1:])
+    shares = [float(np.var(error / largest)) for error in errors]
+    apart = errors[0] - sum(errors[1:])
     freedom = sum(shares) ** 2 / sum(own**2 / side.freedom for own, side in zip(shares, sides, strict=True))
     wider = student_quantile((1 + LEVEL) / 2, freedom) / NormalDist().inv_cdf((1 + LEVEL) / 2)
     return wider * float(np.quantile(np.abs(apart), LEVEL))

@@ -27,7 +27,7 @@ import numpy as np
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.attempts import epoch
-from hpc_gpt.readers.steps import Column
+from hpc_gpt.readers.steps import StepColumn
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
@@ -58,9 +58,9 @@ class Exported:
     run: RunRead
     name: str
     id: str
-    step: Column
-    at: Column
-    values: dict[str, Column]
+    step: StepColumn
+    at: StepColumn
+    values: dict[str, StepColumn]
 
     def rows(self) -> list[tuple[int, float, dict[str, float]]]:
         """(step, epoch seconds, the finite scalars) of every step that has any."""
@@ -310,7 +310,7 @@ def _digits(text: str) -> str:
 
 
 @np.errstate(over="ignore")
-def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
+def _scalars(run: RunRead) -> tuple[StepColumn, StepColumn, dict[str, StepColumn]]:
     curve, record = run.steps, run.record
     # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
     kept = np.flatnonzero(_whole(curve["step"]) & curve.counts)[::-1]
@@ -320,7 +320,7 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
     step = np.union1d(trained, curve.eval_step[evaluated])
     place, place_eval = np.searchsorted(step, trained), np.searchsorted(step, curve.eval_step[evaluated])
 
-    def column(values: Column, where: Any = place) -> Column:
+    def column(values: StepColumn, where: Any = place) -> StepColumn:
         spread = np.full(len(step), np.nan)
         spread[where] = values
         return spread
@@ -343,12 +343,12 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
     return step, _times(at, step_s, epoch(record.started)), present
 
 
-def _whole(step: Column) -> Any:
+def _whole(step: StepColumn) -> Any:
     """Which figures are valid step numbers."""
     return (step >= 0) & (step < 2**53) & (step == np.floor(step))
 
 
-def _times(at: Column, step_s: Column, started: float | None) -> Column:
+def _times(at: StepColumn, step_s: StepColumn, started: float | None) -> StepColumn:
     """Epoch seconds of each step: logged or interpolated; if none is logged, the start plus the steps' seconds."""
     known = np.isfinite(at)
     if known.any():

@@ -121,7 +121,8 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
         try:
             read = read_own(run)
         except UserError as fault:
-            gathered.unread.append(f"{run.path}: {fault}")
+            words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
+            gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
             continue
         if wanted is not None and not wanted(read.record):
             continue

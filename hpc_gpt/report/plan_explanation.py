@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layer_params, layers_of_stages, outer_params
+from hpc_gpt.engines import engine_of, states_of
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.search import Candidate, Figures
-from hpc_gpt.plan.states import held, rule_of
-from hpc_gpt.plan.training import Training
-from hpc_gpt.report.plan_table import PARTS, does_not_fit, settings_text, tokens_text
+from hpc_gpt.report.plan_table import PARTS, does_not_fit, host_gib, settings_text, tokens_text
+from hpc_gpt.settings.model_shape import layer_params, outer_params
 from hpc_gpt.words import Grid
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
-           "nvidia_smi", "host")  # fmt: skip
+           "nvidia_smi", "host", "evaluation")  # fmt: skip
+_OPTIONAL = ("host", "evaluation")
 
 
 def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
@@ -36,15 +38,17 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     yield f"states       {_states(run)}"
     yield f"activations  {_activations(run, candidate.memory.deciding)}"
     yield ""
-    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with {_MEMORY[-2]}"
+    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with nvidia_smi"
     yield _memory(candidate)
-    yield "the peak is in the optimizer step if activations are 0, else in a backward pass"
     if candidate.step is None:
         yield does_not_fit(candidate)
     else:
         room = candidate.card_gib - candidate.need_gib
         tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
         yield f"stage {candidate.memory.deciding} decides: {room:.1f} GiB are left{tight}"
+    if candidate.host_gib:
+        has = "which is not known" if candidate.host_memory_gib is None else f"it has {candidate.host_memory_gib:,.4g}"
+        yield f"a host must hold {host_gib(candidate)} of what its GPUs offload; {has}"
     if candidate.step is not None and figures is not None:
         yield ""
         yield "time of a step"
@@ -65,10 +69,11 @@ def _layers(run: Training) -> str:
 def _widths(run: Training) -> str:
     shape = run.shape
     if run.tp == 1:
-        return f"hidden {shape.hidden}, MLP {shape.mlp}, {shape.heads} heads, whole on every GPU"
+        return f"hidden {shape.hidden}, MLP {shape.mlp_width}, {shape.heads} heads, whole on every GPU"
     return (
-        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, MLP {shape.mlp} / {run.tp} = "
-        f"{shape.mlp // run.tp}, heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
+        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, "
+        f"MLP {shape.mlp_width} / {run.tp} = {shape.mlp_width // run.tp}, "
+        f"heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
         f"{shape.padded_vocab} / {run.tp} = {shape.padded_vocab // run.tp}"
     )
 
@@ -83,12 +88,12 @@ def _parameters(run: Training, stage: int) -> str:
 
 def _states(run: Training) -> str:
     """The bytes of one parameter on one GPU."""
-    each = held(run)
+    each = states_of(run).state_bytes(run)
     step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
     total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
     host = f", {each.host:.3g} on the host" if each.host else ""
     return (
-        f"{rule_of(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
+        f"{states_of(run).rule(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
         f"{each.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
     )
 
@@ -109,8 +114,9 @@ def _activations(run: Training, stage: int) -> str:
 def _memory(candidate: Candidate) -> str:
     stages = candidate.memory.stages
     shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
-    used = [name for name in _MEMORY if name != "host" or any(stage.host for stage in stages)]
+    used = [name for name in _MEMORY if name not in _OPTIONAL or any(getattr(stage, name) for stage in stages)]
     lines = [[name, *(f"{getattr(stages[place], name):.2f}" for place in shown)] for name in used]
+    lines.append(["peak in", *(stages[place].moment for place in shown)])
     headings = ["", *(_stage_name(place, candidate.memory.deciding) for place in shown)]
     return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
 
@@ -151,7 +157,7 @@ def _how(part: str, run: Training) -> str:
         )
     if part == "dp":
         return f"gradients over {run.dp} replicas, as far as backward does not hide it" + (
-            "; parameters gathered for each pass" if run.zero_stage == 3 or run.engine == "fsdp" else ""
+            "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         )
     return next(each.means for each in PARTS if each.name == part)
 

@@ -15,7 +15,7 @@ from hpc_gpt.files import replace_whole
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
-from hpc_gpt.report.plan_table import PARTS, candidate_texts, figures_lines, heading, left_out_text
+from hpc_gpt.report.plan_table import PARTS, candidate_texts, figures_lines, heading, left_out_text, unchecked
 
 LINES = 40
 CHARTED = 6
@@ -24,7 +24,9 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits",
 _REST = "not allocated: reserved, context"
 # A chart has at most so many stages, evenly spread.
 STAGES = 24
-_WIDTH, _LABEL, _ROW, _BAR = 800, 150, 22, 16
+_ROW, _LABEL, _BAR = 38, 18, 14  # a row of a chart, and in it the line of its label and its bar
+_WIDEST = 99.0  # percent of a chart's width
+_CARD, _MOST = 40.0, 110.0  # a card in the table's bar, and the longest bar: a longer one ends in a tip
 # The hatching of each part, by its place; the first has none.
 _HATCHES = (
     "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1",
@@ -65,6 +67,7 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
             for candidate in shown
         ],
         left_out=left_out_text(searched),
+        unchecked=unchecked(searched),
         figures=figures_lines(figures[0], searched.question.gpus) if figures else [],
         command=command,
         memories=memory_section(charted),
@@ -74,9 +77,16 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
 
 
 def _memory_bar(candidate: Candidate) -> Svg:
-    filled = min(1.0, candidate.need_gib / candidate.card_gib)
-    bar = element("rect", x=0, y=0, width=60 * filled, height=10, class_="bar")
-    return ornament(bar + element("rect", x=0.5, y=0.5, width=59, height=9, class_="frame"), 60, 10, "bars")
+    """The memory that is needed, over a frame that is the card; what does not fit is outside it."""
+    long = _CARD * candidate.need_gib / candidate.card_gib
+    if long > _CARD:
+        long = max(long, _CARD + 4)  # seen at any size
+    filled = min(long, _MOST - 6) if long > _MOST else long
+    bar = element("rect", x=0, y=1, width=filled, height=10, class_="bar")
+    if long > _MOST:
+        bar += element("polygon", points=f"{filled:.1f},1 {_MOST:.1f},6 {filled:.1f},11", class_="bar")
+    frame = element("rect", x=0.5, y=0.5, width=_CARD, height=11, class_="frame card-frame")
+    return ornament(bar + frame, max(_CARD + 1, min(long, _MOST)), 12, "bars")
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """Charts that share a legend: (swatch, text)."""
 
     anchor: str
@@ -117,7 +127,7 @@ def hatches() -> Svg:
     return ornament(element("defs", "".join(patterns)), 0, 0, "hatches")
 
 
-def memory_section(candidates: Sequence[Candidate]) -> Section:
+def memory_section(candidates: Sequence[Candidate]) -> PageSection:
     """A chart for each candidate: a bar for each stage against the card."""
     names = (*MEMORY_PARTS, _REST)
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
@@ -126,10 +136,10 @@ def memory_section(candidates: Sequence[Candidate]) -> Section:
         "is what PyTorch reserves and what CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate(names)]
-    return Section("memory", "Memory of each stage", words, legend, charts)
+    return PageSection("memory", "Memory of each stage", words, legend, charts)
 
 
-def time_section(candidates: Sequence[Candidate]) -> Section | None:
+def time_section(candidates: Sequence[Candidate]) -> PageSection | None:
     """One chart with a bar for each layout; None if nothing fits."""
     timed = [candidate for candidate in candidates if candidate.step is not None]
     if not timed:
@@ -149,7 +159,7 @@ def time_section(candidates: Sequence[Candidate]) -> Section | None:
         f"{part.name}, {part.means}" for part in used
     )
     legend = [_legend_entry(PARTS.index(part), part.name) for part in used]
-    return Section("time", "Time of a step", words + ".", legend, [chart])
+    return PageSection("time", "Time of a step", words + ".", legend, [chart])
 
 
 def _memory_chart(candidate: Candidate, place: int) -> Chart:
@@ -197,32 +207,31 @@ def _bars(
     anchor: str,
     names: Sequence[str],
 ) -> Svg:
-    """Bars of parts, one below the other, with their sums; `limit` is a line across."""
+    """Bars of parts, each below its label and sum; `limit` is a line across."""
     most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
-    scale = (_WIDTH - _LABEL - 90) / most if most > 0 else 0.0
+    scale = _WIDEST / most if most > 0 else 0.0
     content, words = "", []
     for row, (label, sizes) in enumerate(rows):
-        top = row * _ROW + 4.0
-        content += element("text", escaped(label), x=_LABEL - 8, y=top + 12, text_anchor="end")
-        left = float(_LABEL)
+        total = sum(sizes)
+        top = row * _ROW + 2.0
+        content += element("text", escaped(f"{label}: {total:.3g} {unit}"), x=0, y=top + 13)
+        left = 0.0
         for place, size in zip(places, sizes, strict=True):
             wide = size * scale
-            if wide >= 0.05:
-                content += _part(left, top, wide, place)
+            if wide >= 0.01:
+                content += _part(f"{left:.2f}%", top + _LABEL, f"{wide:.2f}%", place)
             left += wide
-        total = sum(sizes)
-        content += element("text", escaped(f"{total:.3g} {unit}"), x=left + 6, y=top + 12)
         parts = ", ".join(f"{name} {size:.3g}" for name, size in zip(names, sizes, strict=True) if size > 0)
         words.append(f"{label} {total:.3g} {unit}: {parts}")
-    height = len(rows) * _ROW + 8
+    height = len(rows) * _ROW + 4
     if limit:
-        at = _LABEL + limit * scale
-        content += element("path", d=f"M{at:.1f} 0V{height}", class_="card")
+        at = f"{limit * scale:.2f}%"
+        content += element("line", x1=at, x2=at, y1=0, y2=height, class_="card")
         words.insert(0, f"The card has {limit:.3g} {unit}")
-    return drawing(content, _WIDTH, height, title, ". ".join(words[:40]), anchor)
+    return drawing(content, None, height, title, ". ".join(words[:40]), anchor)
 
 
-def _part(left: float, top: float, wide: float, place: int) -> str:
+def _part(left: float | str, top: float, wide: float | str, place: int) -> str:
     box: dict[str, Any] = {"x": left, "y": top, "width": wide, "height": _BAR}
     drawn = element("rect", class_=f"share share-{place}", **box)
     return drawn + (element("rect", fill=f"url(#hatch-{place})", **box) if _HATCHES[place] else "")

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from hpc_gpt.plan.search import KEPT, NEAR, Candidate, Figures, Searched
+from hpc_gpt.columns import Column, grid
+from hpc_gpt.engines import engine_of
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.memory import StageMemory
+from hpc_gpt.plan.search import KEPT, NEAR, SLOW, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.plan.training import Training
-from hpc_gpt.settings.engines import has_zero
-from hpc_gpt.words import Grid, plain
-
-T = TypeVar("T")
+from hpc_gpt.words import counted, plain, show_whole
 
 SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
 # Fields of a Training that the JSON has under their own names.
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload")
 LINES = 7  # layouts that fit, and half as many that do not
-_HEADINGS = (
-    "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
-)  # fmt: skip
-_RIGHT = (False, False, True, False, False, True, True, True, False, False)
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of a step: its field of StepTime, its letter in a bar, its name, and its meaning."""
 
     field: str
@@ -37,14 +33,14 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("compute_s", "c", "compute", "forward and backward passes"),
-    Part("recompute_s", "r", "recompute", "repeated forward passes"),
-    Part("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
-    Part("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
-    Part("p2p_s", "p", "p2p", "activations sent from stage to stage"),
-    Part("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),
-    Part("optimizer_s", "o", "optimizer", "the update"),
-    Part("offload_s", "f", "offload", "transfers between host and GPU"),
+    StepPart("compute_s", "c", "compute", "forward and backward passes"),
+    StepPart("recompute_s", "r", "recompute", "repeated forward passes"),
+    StepPart("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
+    StepPart("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
+    StepPart("p2p_s", "p", "p2p", "activations sent from stage to stage"),
+    StepPart("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),
+    StepPart("optimizer_s", "o", "optimizer", "the update"),
+    StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
 )
 
 
@@ -56,7 +52,7 @@ def settings_text(training: Training) -> str:
     'ZeRO-3, recompute full'
     """
     words = []
-    if has_zero(training.engine):
+    if engine_of(training).has_zero:
         words.append(f"ZeRO-{training.zero_stage}")
     if training.sharded_optimizer:
         words.append("sharded optimizer")
@@ -71,6 +67,17 @@ def settings_text(training: Training) -> str:
     return ", ".join(words) or "-"
 
 
+def candidate_settings(candidate: Candidate) -> str:
+    """The same with the memory that a host needs for what its GPUs offload."""
+    text = settings_text(candidate.training)
+    return f"{text} (host {host_gib(candidate)})" if candidate.host_gib else text
+
+
+def host_gib(candidate: Candidate) -> str:
+    """What a host must hold, as `94.6 GiB`."""
+    return f"{seconds(candidate.host_gib)} GiB"
+
+
 def shares(step: StepTime) -> dict[str, float]:
     """Each part's share of the step, 0 to 1, by the part's name."""
     return {part.name: getattr(step, part.field) / step.step_s for part in PARTS}
@@ -78,10 +85,13 @@ def shares(step: StepTime) -> dict[str, float]:
 
 def does_not_fit(candidate: Candidate) -> str:
     """How much memory it needs, and on which stage."""
-    return f"does not fit: {_needs(candidate)}"
+    return f"does not fit: {needs(candidate)}"
 
 
-def _needs(candidate: Candidate) -> str:
+def needs(candidate: Candidate) -> str:
+    """How much it needs of the card, or of the host if that is shorter."""
+    if candidate.host_share > candidate.need_gib / candidate.card_gib:
+        return f"{seconds(candidate.host_gib)} of {candidate.host_memory_gib:,.4g} GiB of a host's memory"
     return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
 
 
@@ -117,11 +127,13 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     """Why the candidate is not the best: the part of its step that costs most more than the best one's, per token."""
     if candidate.step is None or best.step is None:
         return does_not_fit(candidate)
+    if candidate.needs_unknown_host:
+        return f"offloads {host_gib(candidate)} a node, and what a host has is not known"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
     if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
         if candidate.is_tight and not best.is_tight:
-            return f"tight: {_needs(candidate)}"
+            return f"tight: {needs(candidate)}"
         return "as fast within 1 %, but less simple"
     scale = best.training.global_batch / candidate.training.global_batch
     costs = {
@@ -174,55 +186,62 @@ def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
     """An aligned table, a line for each layout. If it is wider than `width` (None: any width), a layout's texts get
     their own line, or each layout becomes a block of lines."""
     best = searched.best_of_layouts
-    shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
-    grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
-    if width is None or grid.width <= width:
-        return grid.aligned()
-    narrow = Grid(_figures_of(_HEADINGS), _figures_of(_RIGHT), [_figures_of(cells) for cells in grid.lines])
+    lines = [_Line(candidate, best[0], blocks) for candidate in (*best[:LINES], *searched.too_large[: LINES // 2])]
+    whole = grid(_COLUMNS, lines)
+    if width is None or whole.width <= width:
+        return whole.aligned()
+    narrow = grid([each for each in _COLUMNS if each.keys[0] in _NARROW], lines)
     if narrow.width <= width:
         head, *rows = narrow.aligned().splitlines()
-        both = [f"{row}\n{_words(cells, width)}\n" for row, cells in zip(rows, grid.lines, strict=True)]
+        both = [f"{row}\n{_words(line, width)}\n" for row, line in zip(rows, lines, strict=True)]
         return f"{head}\n" + "".join(both)
-    margin = max(map(len, _HEADINGS[1:]))
-    return "\n".join(_block(cells, margin, width) for cells in grid.lines)
+    margin = max(map(len, whole.headings[1:]))
+    return "\n".join(_block(whole.headings, cells, margin, width) for cells in whole.lines)
+
+
+class _Line(NamedTuple):
+    """A line of the table: a candidate, the best one, and whether bars are drawn in blocks."""
+
+    candidate: Candidate
+    best: Candidate
+    blocks: bool = False
+
+
+def _left(heading: str, key: str, text: Callable[[_Line], str | None]) -> Column:
+    return Column(heading, (key,), text, str, right=False)
+
+
+_COLUMNS = (
+    _left("Layout", "layout", lambda line: str(line.candidate.layout)),
+    _left("Engine", "engine", lambda line: line.candidate.training.engine),
+    Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
+    _left("Settings", "settings", lambda line: candidate_settings(line.candidate)),
+    _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
+    Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
+    Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, seconds),
+    Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
+    _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None),
+    _left("Against the best", "why", lambda line: loses(line.candidate, line.best)),
+)
+_NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
 
 
 def candidate_texts(candidate: Candidate, best: Candidate) -> dict[str, str]:
     """The texts of a candidate in a table, by column; `-` for what it has not."""
-    run, step = candidate.training, candidate.step
-    return {
-        "layout": str(run.layout),
-        "engine": run.engine,
-        "batch": f"{run.micro_batch} x {run.micro_batches}",
-        "settings": settings_text(run),
-        "memory": f"{candidate.need_gib:.1f}",
-        "step": seconds(step.step_s) if step else "-",
-        "tokens": f"{candidate.tokens_per_s:,.0f}" if step else "-",
-        "why": loses(candidate, best),
-    }
+    line = _Line(candidate, best)
+    return {each.keys[0]: each.show(line) for each in _COLUMNS}
 
 
-def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
-    layout, engine, batch, settings, memory, step, tokens, why = candidate_texts(candidate, best).values()
-    card = memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks)
-    time = time_bar(candidate.step, 20) if candidate.step else "-"
-    return [layout, engine, batch, settings, card, memory, step, tokens, time, why]
-
-
-def _figures_of(cells: Sequence[T]) -> list[T]:
-    """The cells of the narrow columns."""
-    return [cells[place] for place in (0, 4, 5, 6, 7, 8)]
-
-
-def _words(cells: Sequence[str], width: int) -> str:
-    engine, batch, settings, against = cells[1], cells[2], cells[3], cells[9]
-    text = f"{engine} {batch}" + (f", {settings}" if settings != "-" else "") + f": {against}"
+def _words(line: _Line, width: int) -> str:
+    texts = candidate_texts(line.candidate, line.best)
+    settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
+    text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
     return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
 
 
-def _block(cells: Sequence[str], margin: int, width: int) -> str:
+def _block(headings: Sequence[str], cells: Sequence[str], margin: int, width: int) -> str:
     text = f"{cells[0]}\n"
-    for heading, cell in zip(_HEADINGS[1:], cells[1:], strict=True):
+    for heading, cell in zip(headings[1:], cells[1:], strict=True):
         if cell != "-":
             lead = f"  {heading:<{margin}}  "
             text += textwrap.fill(cell, max(width, 40), initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
@@ -230,15 +249,18 @@ def _block(cells: Sequence[str], margin: int, width: int) -> str:
 
 
 def legend(searched: Searched) -> str:
-    """The meaning of the letters that occur in the bars."""
+    """The meaning of the letters that occur in the bars, and of `host` if anything is offloaded."""
     used = [
         part
         for part in PARTS
         if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_layouts if candidate.step)
     ]
-    return "batch: samples of a micro-batch x micro-batches; time: " + ", ".join(
-        f"{part.letter} {part.name}" for part in used
-    )
+    host = searched.machine.host_memory_gib
+    has = "what it has is not known" if host is None else f"it has {host:,.4g} GiB"
+    moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
+    words = f"; host: what a node must hold of what its GPUs offload; {has}" if moved else ""
+    times = ", ".join(f"{part.letter} {part.name}" for part in used)
+    return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}"
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
@@ -264,7 +286,7 @@ def figures_lines(figures: Figures, gpus: int) -> list[str]:
         f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{tokens_text(figures.budget_tokens)} tokens: {_days(figures.days)} on {gpus} GPUs, "
+        f"{tokens_text(figures.budget_tokens)} tokens: {_days(figures.days)} on {counted(gpus, 'GPU')}, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
@@ -279,10 +301,23 @@ def left_out_text(searched: Searched) -> str:
 
 def unchecked(searched: Searched) -> str:
     """What the search could not check; empty if it checked everything."""
-    moved = any(candidate.training.offload != "none" for candidate in searched.candidates)
-    if not moved or searched.machine.host_memory_gib is not None:
+    unknown = [candidate for candidate in searched.candidates if candidate.needs_unknown_host]
+    if not unknown:
         return ""
-    return "the memory of a host is not known: give host_memory_gib in the profile's [machine] to check offload"
+    words = "the memory of a host is not known: give host_memory_gib in the profile's [machine] to check offload"
+    if searched.best is not None:
+        return words
+    only = f"{unknown[0].layout} needs {host_gib(unknown[0])} in the memory of each node"
+    return f"nothing is known to fit, as all that fits on the cards offloads: {only}; {words}"
+
+
+def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
+    """That the best, which offloads, is far slower than `other`, which does not; empty if it is not. `what` is what
+    `other` is."""
+    if other is None or other.tokens_per_s < SLOW * best.tokens_per_s:
+        return ""
+    ratio = other.tokens_per_s / best.tokens_per_s
+    return f"slow: {what} has {other.tokens_per_s:,.0f} tokens/s, {ratio:,.0f} times as many"
 
 
 def tokens_text(tokens: float) -> str:
@@ -306,6 +341,12 @@ def wrapped(text: str, width: int | None) -> list[str]:
     return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
 
 
+def _stage_figures(stage: StageMemory) -> dict[str, float | str]:
+    """What `plan --json` has of a stage."""
+    figures = {f"{name}_gib": value for name, value in asdict(stage).items() if name != "moment"}
+    return figures | {"allocated_gib": stage.allocated, "peak_in": stage.moment}
+
+
 def _candidate_tables(candidate: Candidate, figures: Figures | None, against: str) -> dict[str, Any]:
     """One candidate: memory of one GPU of each stage, first to last, in GiB; time of one step, in seconds."""
     run, step = candidate.training, candidate.step
@@ -320,11 +361,9 @@ def _candidate_tables(candidate: Candidate, figures: Figures | None, against: st
         "fits": step is not None,
         "tight": candidate.is_tight,
         "memory_gib": candidate.need_gib,
+        "host_memory_gib": candidate.host_gib,
         "deciding_stage": candidate.memory.deciding,
-        "stages": [
-            {f"{name}_gib": value for name, value in asdict(stage).items()} | {"allocated_gib": stage.allocated}
-            for stage in stages
-        ],
+        "stages": [_stage_figures(stage) for stage in stages],
         "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
         "band": step.band if step else None,
         "figures": asdict(figures) if figures else None,

@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.columns import FIGURES, Column, column, look_up
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.report.tables import COLUMNS, Column, as_jsonl, column, look_up
+from hpc_gpt.report.tables import COLUMNS, as_jsonl
 from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, Row, find_sweep
+from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, SweepRow, find_sweep
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.tables import check_tables, merge_tables
-from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_params, show_whole
+from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_whole
 
 
 @dataclass(frozen=True)
@@ -40,25 +41,19 @@ def _memory(heading: str, key: str, seed: str, bytes_each: int) -> Column:
     )
 
 
-def _utilisation(record: Record) -> str:
-    mean, spread = record.gpu_util_mean, record.gpu_util_spread
-    return NOTHING if mean is None else f"{mean:.1f} +/- {spread or 0.0:.1f}"
-
-
 def _latency(record: Record) -> str:
     """Seconds for seed 004's 10,240 samples."""
     step_s, batch = record.step_s, record.global_batch
     return show_digits(step_s * 10_240 / batch) if step_s and batch else NOTHING
 
 
-_GPUS = column("GPUs", "gpus")
-_SIZE = column("Size", "params", show_params, seed="size")
-_TP, _DP, _PP = column("TP", "tp"), column("DP", "dp"), column("PP", "pp")
+_GPUS, _TP, _DP, _PP = (FIGURES[key] for key in ("gpus", "tp", "dp", "pp"))
+_SIZE = replace(FIGURES["params"], seed="size")
 _CHUNKS = column("PP Chunks", "micro_batches")
-_BATCH = (column("Mic-BS", "micro_batch"), column("Glob-BS", "global_batch", seed="global_batch"))
+_BATCH = (FIGURES["micro_batch"], replace(FIGURES["global_batch"], seed="global_batch"))
 _SPEED = (
     column("Throughput s", "step_s", show_digits, seed="step_s"),
-    column("TFLOPs seed formula", "tflops_seed", show_digits, seed="tflops_seed"),
+    column("TFLOPs (8 or 6) P s B", "tflops_seed", show_digits, seed="tflops_seed"),
 )
 _PIPELINE = SeedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
 # The seeds' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
@@ -73,7 +68,7 @@ SEED_TABLES: dict[str, SeedTable] = {
         (
             column("Batch Size", "micro_batch"),
             _memory("Memory (MB)", _RESERVED, "memory_mb", _MIB),
-            Column("GPU Usage %", ("gpu_util_mean", "gpu_util_spread"), _utilisation, seed="gpu_util"),
+            replace(FIGURES["gpu_util_mean"], heading="GPU Usage %", seed="gpu_util"),
             column("TFLOP/s hardware", "tflops_hardware", show_digits, seed="tflops_hardware"),
             column(
                 "Iteration Time (ms)", "step_s", lambda step_s: show_digits(step_s and step_s * 1000), seed="step_ms"
@@ -132,7 +127,7 @@ SMOKE = "smoke run"
 class SeedLine:
     """One line: the row, what it ran or would run as a record, and the run's own record if there is one."""
 
-    row: Row
+    row: SweepRow
     figures: Record
     record: Record | None = None
 
@@ -191,7 +186,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     of_rows: dict[str, list[Record]] = {}
     for row_name, record in own:
         of_rows.setdefault(row_name, []).append(record)
-    rows += [Row(row) for row in of_rows if row not in known]
+    rows += [SweepRow(row) for row in of_rows if row not in known]
     lines = []
     for row in rows:
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
@@ -199,14 +194,14 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         if all(is_smoke(record) for record in runs):
             lines.append(SeedLine(named, asked))
         for record in runs:
-            beside = Row(row.name, seed={"notes": SMOKE}) if is_smoke(record) else named
+            beside = SweepRow(row.name, seed={"notes": SMOKE}) if is_smoke(record) else named
             lines.append(SeedLine(beside, record, record))
     return SweepLines(name, lines, [record for _, record in own])
 
 
 def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
     """Records of any runs for the columns of the seed's table `name`, without figures of the seed."""
-    lines = [SeedLine(Row(record.name or record.run or ""), record, record) for record in records]
+    lines = [SeedLine(SweepRow(record.name or record.run or ""), record, record) for record in records]
     return SweepLines(name, lines, records)
 
 
@@ -215,14 +210,14 @@ def is_smoke(record: Record) -> bool:
     return (record.name or "").endswith("-smoke")
 
 
-def _with_size(row: Row, preset: str | None) -> Row:
+def _with_size(row: SweepRow, preset: str | None) -> SweepRow:
     """The row with the size of its preset, such as 48B: seed 001 calls a size like our preset."""
     if not preset or not preset[0].isdigit() or "size" in row.seed:
         return row
-    return Row(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
+    return SweepRow(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
 
 
-def _asked(sweep: ExperimentFile, row: Row) -> tuple[Record, str | None]:
+def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the seeds."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     shape, sizes = resolve_shape(experiment.model), experiment.layout
@@ -239,7 +234,7 @@ def _asked(sweep: ExperimentFile, row: Row) -> tuple[Record, str | None]:
     asked = Record(gpus=gpus, tp=tp, pp=pp, dp=dp, dtype=experiment.train.dtype)
     asked = replace(asked, micro_batch=micro_batch, micro_batches=micro_batches, global_batch=global_batch)
     sizes_of = {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
-    return add_figures(replace(asked, **sizes_of)), experiment.model.preset
+    return add_figures(replace(asked, **sizes_of, settings={"model": shape.table()})), experiment.model.preset
 
 
 # The heading of the seed's own figure, after ours.

@@ -6,36 +6,23 @@ whole lines; a terminal too narrow for the table gets a block for each record.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpc_gpt import terminal, words
+from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.tables import close_matches
-from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params, show_share, show_value, show_whole
+from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole
 
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its heading, the record's keys it shows (csv has one column for each), and its text for a record.
-
-    `optional`: the usual table has it only if a run has a value. `seed`: the key of the seed's figure beside it.
-    """
-
-    heading: str
-    keys: tuple[str, ...]
-    show: Callable[[Record], str]
-    right: bool = True
-    optional: bool = False
-    seed: str | None = None
 
 
 def show_spread(record: Record) -> str:
@@ -111,15 +98,6 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
     return order
 
 
-def look_up(record: Record, key: str) -> Any:
-    """The value of a key, such as settings.engine.optimizer; None if there is none."""
-    name, *inner = key.split(".")
-    value = getattr(record, name)
-    for step in inner:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
-
-
 def _check(keys: Sequence[str]) -> None:
     for key in keys:
         name = key.partition(".")[0]
@@ -141,36 +119,22 @@ def _is_figure(key: str) -> bool:
     return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
 
 
-def column(heading: str, key: str, show: Callable[[Any], str] = show_value, **more: Any) -> Column:
-    """A column of one key; `show` makes the text of its value."""
-    return Column(heading, (key,), lambda record: show(look_up(record, key)), **more)
-
-
 COLUMNS = (
-    column("GPUs", "gpus"),
-    column("Size", "params", show_params),
-    column("TP", "tp"),
-    column("PP", "pp"),
-    column("DP", "dp"),
-    column("Micro-batches", "micro_batches"),
-    column("Mic-BS", "micro_batch"),
-    column("Glob-BS", "global_batch"),
-    column("Step s", "step_s", show_digits),
+    *(FIGURES[key] for key in ("gpus", "params", "tp", "pp", "dp", "micro_batches", "micro_batch", "global_batch")),
+    FIGURES["step_s"],
     Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
-    column("TFLOPs seed", "tflops_seed", show_digits),
-    column("TFLOPs hardware", "tflops_hardware", show_digits),
-    column("TFLOPs model", "tflops_model", show_digits),
-    column("TFLOPs printed", "tflops_printed", show_digits, optional=True),
-    column("Tokens/s", "tokens_per_s", show_whole),
+    *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
+    FIGURES["tokens_per_s"],
     Column(
         "Memory GiB",
         ("memory_allocated_gib", "memory_reserved_gib"),
-        lambda record: show_digits(peak_memory_gib(record)[0]),
+        lambda record: peak_memory_gib(record)[0],
+        show_digits,
         optional=True,
     ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
-    column("Ended", "ended", right=False),
-    Column("Run", ("name", "run", "job_id"), show_name, False),
+    FIGURES["ended"],
+    Column("Run", ("name", "run", "job_id"), show_name, right=False),
 )
 
 
@@ -193,11 +157,7 @@ def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) 
 
 
 def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
-    if columns is COLUMNS:
-        filled = [not column.optional or any(column.show(each) != NOTHING for each in records) for column in columns]
-        columns = [column for column, is_filled in zip(columns, filled, strict=True) if is_filled]
-    headings, right = [column.heading for column in columns], [column.right for column in columns]
-    return Grid(headings, right, [[column.show(record) for column in columns] for record in records])
+    return grid(filled(columns, records) if columns is COLUMNS else columns, records)
 
 
 def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
@@ -248,7 +208,7 @@ def print_record(record: Record) -> None:
 def _block_lines(record: Record) -> list[tuple[str, str]]:
     """(label, text) of the main figures."""
     layout = show_layout(record)
-    where = f" on {record.gpus} ranks" if record.gpus else ""
+    where = f" on {counted(record.gpus, 'rank')}" if record.gpus else ""
     program = "".join(f", {name}" for name in (record.engine, record.dtype) if name)
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
     if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
@@ -264,6 +224,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     return [
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
+        ("begins from", str(record.settings.get("train", {}).get("init") or NOTHING)),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),
@@ -271,10 +232,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("step time", step),
         ("tokens/s", show_whole(record.tokens_per_s)),
         ("tokens", show_whole(record.tokens_total)),
-        ("tflops_seed", _flops(record.tflops_seed, f"{'8' if record.recompute == 'full' else '6'} P s B, seed 001")),
-        ("tflops_hardware", _flops(record.tflops_hardware, "Narayanan et al. 2021, eq. 3")),
-        ("tflops_model", _flops(record.tflops_model, "6 P + 12 L h s a token, PaLM")),
-        ("tflops_printed", _flops(record.tflops_printed, "as the program prints it")),
+        *((key, _flops(record, key)) for key in ("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
@@ -286,7 +244,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
 def _predicted(record: Record) -> str:
     """The planner's prediction, with its error if that was measured."""
     memory = max(record.predicted_memory_gib or [0.0])
-    allocated = max((figure for figure in record.memory_allocated_gib or () if figure is not None), default=None)
+    allocated = peak(record.memory_allocated_gib)
     parts = []
     for figure, unit, measured in (
         (record.predicted_step_s, "s a step", record.step_s),
@@ -298,8 +256,13 @@ def _predicted(record: Record) -> str:
     return ", ".join(parts) or NOTHING
 
 
-def _flops(figure: float | None, formula: str) -> str:
-    return NOTHING if figure is None else f"{show_digits(figure)} TFLOP/s per rank  ({formula})"
+def _flops(record: Record, key: str) -> str:
+    figure = FIGURES[key]
+    formula = figure.formula
+    if key == "tflops_seed":
+        formula = f"{'8' if record.recompute == 'full' else '6'} P s B"
+    shown = figure.show(record)
+    return NOTHING if shown == NOTHING else f"{shown} {figure.unit}  ({formula})"
 
 
 def _folded(text: str, width: int | None) -> str:
@@ -367,23 +330,21 @@ def _mean_errors(lines: Sequence[dict[str, Any]]) -> dict[str, float | int | Non
     return means
 
 
+_PREDICTED = (
+    Column("run", ("name", "run"), lambda line: show_name(Record(name=line["name"], run=line["run"])), right=False),
+    column("layout", "layout", right=False),
+    column("device", "device", right=False),
+    column("s/step", "step_s", show_digits),
+    column("predicted", "predicted_step_s", show_digits),
+    column("error", "step_error", functools.partial(show_share, sign="+")),
+    column("GiB", "memory_gib", show_digits),
+    column("predicted", "predicted_memory_gib", show_digits),
+    column("error", "memory_error", functools.partial(show_share, sign="+")),
+)
+
+
 def _prediction_grid(lines: Sequence[dict[str, Any]]) -> Grid:
-    mean = _mean_errors(lines)
-    cells = [
-        (
-            show_name(Record(name=line["name"], run=line["run"])),
-            line["layout"] or NOTHING,
-            line["device"] or NOTHING,
-            show_digits(line["step_s"]),
-            show_digits(line["predicted_step_s"]),
-            show_share(line["step_error"], "+"),
-            show_digits(line["memory_gib"]),
-            show_digits(line["predicted_memory_gib"]),
-            show_share(line["memory_error"], "+"),
-        )
-        for line in lines
-    ]
+    mean, table = _mean_errors(lines), grid(_PREDICTED, lines)
     title = f"mean of {mean['step_runs']} and {mean['memory_runs']} runs, absolute"
     last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
-    headings = ("run", "layout", "device", "s/step", "predicted", "error", "GiB", "predicted", "error")
-    return Grid(headings, [False, False, False, *[True] * 6], [*cells, last])
+    return Grid(table.headings, table.right, [*table.lines, last])

@@ -5,7 +5,9 @@ The lines are shown without control characters and secrets.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +20,14 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
-from hpc_gpt.runs.bad_nodes import first_node
+from hpc_gpt.runs.hosts import first_host
+from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import deciding, read_end, words_between
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
 from hpc_gpt.runs.state import ADVICE, LIVE, VAGUE, Advice, Facts, class_of
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import class_and_words
 
 SCHEMA = 1
 BEFORE, AFTER = 8, 4  # lines shown around a cause
@@ -31,7 +35,8 @@ _LONGEST_LINE = 200
 _MOST_LISTED = 10
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
-_KILLED_RANK = re.compile(r"rank \d{1,7} ended with signal \w+$")
+# job.sh's line at the start of each attempt, in Slurm's own output of the job.
+_ATTEMPT_BEGINS = re.compile(r"^run folder .*, attempt (\d{1,9}), output in attempts/\d{1,9}/log$")
 
 
 @dataclass(frozen=True)
@@ -82,17 +87,49 @@ class Why:
     lines: tuple[tuple[int, str], ...] = ()
     own: RunFolder | None = None
     cannot: tuple[str, ...] = field(default=())  # logs that could not be read, and why
+    cancelled_by: str | None = None  # who cancelled the job, and when, by Slurm's accounting
+    status: str | None = None  # why a run that has not ended is in its state, as `status` says
 
     @property
     def last(self) -> AttemptWhy | None:
-        """The last attempt, which decides the run's state."""
-        return self.attempts[-1] if self.attempts else None
+        """The last attempt, if it decides the run's state: not if the run was cancelled after it, while it waited."""
+        last = self.attempts[-1] if self.attempts else None
+        return None if last and self.record.ended == "cancelled" != last.ended else last
+
+    @property
+    def words(self) -> str | None:
+        """Why the run ended, in one line."""
+        words = self.last.words if self.last else None
+        return self.cancelled_by or words or (None if self.status else one_line(self.record.cause or "") or None)
+
+    @property
+    def unnamed_canceller(self) -> str | None:
+        """The job of a run of ours that was cancelled past hpc-gpt: only Slurm knows by whom."""
+        own, job_id = self.own, self.record.job_id
+        unnamed = own is not None and job_id is not None and self.ended == "cancelled" and not own.is_cancelled(job_id)
+        return job_id if unnamed and own is not None and is_of_slurm(newest_submission(own)) else None
 
     @property
     def ended(self) -> str:
         """The class the run ended with, or pending, running, unknown."""
         record = self.record.ended or "unknown"
         return self.last.ended if self.last and record in VAGUE else record
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the folder of a run of ours does not say how it ended: `as_status_says` may."""
+        return self.own is not None and self.record.ended in (None, "unknown", *LIVE)
+
+    def as_status_says(self, state: str, cause: str | None) -> Why:
+        """The same with the state and cause of `launch.status`, which asks the scheduler."""
+        record = replace(self.record, ended=state, cause=cause)
+        if state in (*LIVE, "unknown"):
+            return _with_lines(replace(self, record=record, status=cause))
+        *before, last = self.attempts or (None,)
+        if last is not None and last.ended in (*LIVE, "unknown"):
+            last = _attempt_why(last.attempt, state, cause, last.cause)
+        attempts = () if last is None else (*before, last)
+        return _with_lines(replace(self, record=record, attempts=attempts, status=None))
 
     @property
     def is_explained(self) -> bool:
@@ -102,6 +139,18 @@ class Why:
     @property
     def advice(self) -> Advice:
         return ADVICE.get(self.ended, ADVICE["unknown"])
+
+    @property
+    def to_do(self) -> str:
+        """What the user can do."""
+        if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
+            again = f"hpc-gpt submit --resume {self.own.path} continues it"
+            return f"leave the folder in its place until the run has ended; {again}"
+        end = read_rank_end(self.words)
+        if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
+            return self.advice.to_do
+        where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
+        return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 
     @property
     def failed_nodes(self) -> list[str]:
@@ -122,29 +171,32 @@ class Why:
     @property
     def chain(self) -> str | None:
         """What the job chain of our own run does after its last attempt, if that is more than how it ended."""
-        attempts = deciding(self.own.attempts()) if self.own else []
+        attempts = deciding(self.own.attempts()) if self.own and self.last else []
         end = read_end(attempts[-1]) if attempts else None
         if end is None:
             return None
         if end.facts.retried:
             return words_between(attempts[-1])
-        return None if end.why == end.cause else f"ends as {end.facts.verdict}: {one_line(end.why or '')}"
+        words = class_and_words(end.facts.verdict or "", one_line(end.why or ""))
+        return None if end.why == end.cause or words == self.ended else f"ends as {words}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
         top = {key: last.get(key) for key in ("cause", "rank", "node", "failed_node", "file", "line", "sure")}
+        top["cause"] = self.words
         return {
             "schema": SCHEMA,
             "run": self.record.run,
             "name": self.record.name,
             "job_id": self.record.job_id,
             "ended": self.ended,
+            "status": self.status,
             **top,
             "lines": [{"line": number, "text": text} for number, text in self.lines],
             "retry": self.advice.retry,
             "means": self.advice.means,
-            "to_do": self.advice.to_do,
+            "to_do": self.to_do,
             "exclude": self.exclude,
             "chain": self.chain,
             "attempts": [attempt.to_dict() for attempt in self.attempts],
@@ -155,13 +207,24 @@ class Why:
 def explain(name: str, logs: Path) -> Why:
     """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun."""
     read = read_one(name, logs)
-    why = _explain_own(read, RunFolder(read.folder)) if read.folder is not None else _explain_foreign(read)
-    place = why.last.failure.place if why.last and why.last.failure else None
-    if place is not None:
-        return replace(why, lines=tuple(lines_around(Path(place.file), place.line)))
+    if read.folder is not None:
+        return _with_lines(_explain_own(read, RunFolder(read.folder)))
+    return _with_lines(_explain_foreign(read), next(iter(read.files), None))
+
+
+def _with_lines(why: Why, log: Path | None = None) -> Why:
+    """With the lines around its cause; without a cause, the last lines of `log`, or of the last attempt of a run of
+    ours."""
+    failure = None
+    if why.last and why.ended != "done":
+        # Without the cause itself, the first line that followed from it.
+        failure = why.last.failure or next(iter(why.last.cause.echoes), None)
+    if failure is not None:
+        return replace(why, lines=tuple(lines_around(Path(failure.place.file), failure.place.line)))
     # The log ends without a cause: show its last lines.
-    ends = [path for path in read.files[:1] if why.ended == "unknown"]
-    return replace(why, lines=tuple(last_lines(ends[0]))) if ends else why
+    if log is None and why.own is not None:
+        log = next((attempt.log for attempt in why.own.attempts()[-1:] if attempt.log.is_file()), None)
+    return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in VAGUE else ())
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
@@ -191,19 +254,13 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
     for attempt, table in zip(run.attempts(), tables, strict=False):
-        starts = [other.get("job_id") == table.get("job_id") for other in tables]
-        # Slurm's own output is of the job, so it counts for the last attempt of the job. After a requeue the output
-        # begins with the requeue, so then it is read only if the attempt has no verdict.
-        later, earlier = any(starts[attempt.number :]), any(starts[: attempt.number - 1])
-        unread = later or (earlier and bool(attempt.verdict()))
-        paths = [attempt.log, *([] if unread else _slurm_output(run, table.get("job_id")))]
+        ended = table.get("ended")
         parts: list[Part] = []
-        for path in paths:
+        for path in [attempt.log, *_slurm_output(run, table.get("job_id"))]:
             if path.exists():
                 log = read_log(path)
-                parts += log.parts
+                parts += log.parts if path == attempt.log else _own_part(log.parts, path, attempt, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
-        ended = table.get("ended")
         cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
         attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
@@ -213,10 +270,47 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
 
 
+def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, ended: str | None) -> list[Part]:
+    """What Slurm's own output of a job has of one attempt: the output has every start of the job.
+
+    The message of a requeue is no cause if the attempt has ended otherwise: its own script asked for the requeue.
+    """
+    first, last = _span(path, attempt.number)
+    requeued = ended == "requeued" or not (attempt.verdict() or attempt.ended())
+
+    def counts(failure: Failure) -> bool:
+        return first <= failure.place.line < last and (requeued or failure.ended != "requeued")
+
+    return [
+        replace(
+            part,
+            failures=[failure for failure in part.failures if counts(failure)],
+            ends=[end for end in part.ends if first <= end[1].line < last],
+        )
+        for part in parts
+    ]
+
+
+def _span(path: Path, number: int) -> tuple[int, int]:
+    """(first line, line after the last) of an attempt in Slurm's own output of its job; no lines if it is not there."""
+    begins: dict[int, int] = {}
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line, text in enumerate(file, 1):
+            if found := _ATTEMPT_BEGINS.match(text):
+                begins[int(found[1])] = line
+    if not begins:
+        return 1, sys.maxsize  # no script of ours wrote it
+    first = begins.get(number, sys.maxsize)
+    # What comes before the first start is of the script that came to no attempt, or of that start.
+    return 1 if first == min(begins.values()) else first, min(
+        (line for line in begins.values() if line > first), default=sys.maxsize
+    )
+
+
 def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
     """The cause with the dead node, if the script itself was lost; srun names any other node that dies."""
     named = any(failure.ended == ended and failure.node for failure in cause.ordered)
-    node = first_node(node_list) if ended == "node_failure" and not named else None
+    node = first_host(node_list) if ended == "node_failure" and not named else None
     if node is None:
         return cause
     sure = "the script itself was lost, so this is probably its node, the first of the list"
@@ -239,9 +333,8 @@ def _attempt_why(number: int, ended: str | None, words: str | None, cause: Cause
 
 def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
     """What the attempt itself says, unless that is only that something failed and the logs say what."""
-    if _KILLED_RANK.match(words or "") and _only_echoes(cause):
-        # The supervisor of the ranks knows which one was killed; the logs only have what followed.
-        cause = Cause(ended or "unknown", words or "", None, None, cause.ordered, survived=cause.survived)
+    if (end := read_rank_end(words)) is not None and end.signal is not None and _only_echoes(cause):
+        return _ended_by_signal(number, ended or "unknown", words or "", end, cause)
     has_cause = cause.ended not in ("unknown", "done")
     said = ended or "unknown"
     if said in VAGUE and has_cause and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
@@ -258,6 +351,17 @@ def _explained(number: int, ended: str | None, words: str | None, cause: Cause) 
     if words is None and has_cause and ended == cause.ended:
         words = cause.words
     return AttemptWhy(number, ended, None if words is None else one_line(words), replace(cause, ended=ended))
+
+
+def _ended_by_signal(number: int, ended: str, words: str, end: RankEnd, cause: Cause) -> AttemptWhy:
+    """The launcher of the ranks saw which one a signal ended; the log has its message, or only what followed."""
+    said = [(failure, read_rank_end(failure.words)) for failure in cause.ordered]
+    failure, seen = next(((failure, seen) for failure, seen in said if seen and seen.is_of(end)), (None, None))
+    end = replace(end, node=end.node or (seen.node if seen else None))
+    words = one_line(words) if str(end) in words else str(end)
+    ordered = [each for each in cause.ordered if each is not failure]
+    ordered = [failure, *ordered] if failure else ordered
+    return AttemptWhy(number, ended, words, Cause(ended, words, failure, end.node, ordered, end.rank, cause.survived))
 
 
 def _only_echoes(cause: Cause) -> bool:

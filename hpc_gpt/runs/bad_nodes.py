@@ -15,7 +15,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import secrets
 import sys
 import time
@@ -25,16 +24,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hpc_gpt.files import state_dir
+from hpc_gpt.runs.stored import NODE
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.tables import from_tables
 
 # Limits: each run of a sweep on a broken node notes the same failure.
 _NOTES_A_NODE = 8
 _NOTES = 512
 _LONGEST_WHY = 500
-# A host's name. Nothing else is noted, or passed to Slurm.
-NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
-# Matches r6i4n5 in `r6i4n[5-7,9]`, and n3 in `n3,n5`.
-_FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,6 @@ class _Note:
     time: float
     until: float
     sure: bool = False
-
-
-def first_node(node_list: object) -> str | None:
-    """The first node of a list in Slurm's form, on which a job's script runs; None if there is none.
-
-    >>> first_node("r6i4n[5-7,9]"), first_node("n3,n5"), first_node(None)
-    ('r6i4n5', 'n3', None)
-    """
-    found = _FIRST_NODE.match(node_list) if isinstance(node_list, str) else None
-    return found[1] + (found[2] or "") if found else None
 
 
 def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
@@ -163,19 +150,10 @@ def _read(path: Path) -> _Note | None:
     try:
         if not path.is_file():  # opening a pipe would block
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
-        entry = _Note(
-            str(found["node"]),
-            str(found["why"]),
-            str(found["run"]),
-            float(found["time"]),
-            float(found["until"]),
-            bool(found.get("sure")),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        entry: _Note = from_tables(_Note, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    sound = NODE.fullmatch(entry.node) and math.isfinite(entry.time) and math.isfinite(entry.until)
-    return entry if sound else None
+    return entry if NODE.fullmatch(entry.node) else None
 
 
 def _prune(folder: Path, node: str, now: float) -> None:

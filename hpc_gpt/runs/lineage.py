@@ -12,33 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
-from hpc_gpt.files import read_json
+from hpc_gpt.runs.checkpoints import checkpoint_bytes, newest_sound, read_marker
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import done_by
+from hpc_gpt.runs.run_state import done_by
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import Experiment, Job, natures
-from hpc_gpt.settings.model_shape import preset
-from hpc_gpt.settings.resolve import Resolved, experiment_tables, resolve
+from hpc_gpt.settings.experiment import Experiment, Job, key_rules
+from hpc_gpt.settings.experiment_file import OF_A_MODEL
+from hpc_gpt.settings.hf_config import read_config
+from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.resolve import experiment_tables, resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import check_tables
+from hpc_gpt.words import counted
 
 RESUMED_FROM = "resumed_from.json"
-
-_ANY_LAYOUT = frozenset(
-    {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
-)
-# {engine: the keys in which a checkpoint may differ from the run that resumes from it}.
-CONVERTIBLE: dict[str, frozenset[str]] = {
-    "deepspeed-3d": _ANY_LAYOUT,
-    "deepspeed-zero": _ANY_LAYOUT,
-    "hf-deepspeed": frozenset({"layout.dp", "engine.zero_stage"}),
-    "fsdp": frozenset({"layout.tp", "layout.dp"}),
-    "ddp": frozenset({"layout.dp"}),
-    "megatron-lm": frozenset(),
-}
-# These train the same model with the same parameters, so each can resume from the other's checkpoints.
-RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
+# A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
+_MOST_READ_BYTES = 32 << 30
 
 
 @dataclass(frozen=True)
@@ -52,14 +45,14 @@ class Parent:
 
 def convertible(saved: str, wanted: str) -> frozenset[str]:
     """The keys in which a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
-    return CONVERTIBLE[wanted] | ({"engine.name"} if {saved, wanted} <= RELATED else frozenset())
+    facts = engine_named(wanted)
+    return facts.converts | ({"engine.name"} if saved in facts.reads else frozenset())
 
 
 def newest_step(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that is marked complete, or None. The trainer checks its files."""
     complete = run.checkpoints.glob("step-*/complete.json")
-    steps = (read_json(path).get("step", 0) for path in complete)
-    return max((step for step in steps if isinstance(step, int)), default=None)
+    return max((read_stored(path).get("step") or 0 for path in complete), default=None)
 
 
 def check_resumable(resolved: Resolved) -> None:
@@ -72,31 +65,32 @@ def check_resumable(resolved: Resolved) -> None:
         )
 
 
-def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
+def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
     """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
-    from it, has no steps after its checkpoint."""
-    before, reached = run.resolved().train, _reached(run) or 0
+    from it after step `reached`, has no further steps."""
+    before = run.resolved().train
     if resolved is not None and resolved.train.steps > reached:
         return
     if resolved is not None and resolved.train.steps != before.steps:
         raise ConfigError(
             f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
             "at once",
-            f"give more than {reached} steps",
+            f"give more than {counted(reached, 'step')}",
         )
     last = done_by(run.attempts())
     if last is None and resolved is None:
         return
     cause = last.ended().get("cause") if last is not None else None
-    trained = [step for each in run.attempts() if isinstance(step := each.ended().get("step"), int)]
+    trained = [each.ended().get("step") or 0 for each in run.attempts()]
     by_steps = not cause or max(trained, default=0) >= before.steps
-    why = f"it has trained its {before.steps} steps" if by_steps else cause
+    why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
     more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
     if not by_steps:
         more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
         more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
     hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
-    if not reached or not can_resume(run.resolved().engine):
+    marked = any(newest_step(each) for each in (run, *find_ancestors(run)))
+    if not marked or not can_resume(run.resolved().engine):
         hint = "it has no checkpoint to resume from: submit a new run that trains further"
     raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
@@ -104,27 +98,62 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
     """The runs that this one resumes from, nearest first."""
     ancestors: list[RunFolder] = []
-    while path := read_json(run.path / RESUMED_FROM).get("path"):
-        run = RunFolder(Path(str(path)))
+    while path := read_stored(run.path / RESUMED_FROM).get("path"):
+        run = RunFolder(Path(path))
         if run in ancestors:
             raise RunFolderError(f"{run.path} resumes from itself", f"correct {RESUMED_FROM} there")
         ancestors.append(run)
     return ancestors
 
 
-def parent_of(run: RunFolder) -> Parent:
-    """`run` as a parent. ConfigError if neither it nor one of its ancestors has a checkpoint."""
-    step = _reached(run)
-    if step is None:
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a run resumes from: its own newest sound one, else that of its nearest ancestor.
+
+    `notes`: the newer ones that the trainer will pass over, and what could not be checked here.
+    """
+
+    step: int
+    notes: tuple[str, ...] = ()
+
+
+def resume_point(run: RunFolder) -> ResumePoint | None:
+    """Where a run resumes, as the trainer finds it; None if neither it nor an ancestor has a checkpoint.
+
+    Files are read as `verify` reads them, but for a very large checkpoint. ConfigError if no checkpoint is sound.
+    """
+    notes: list[str] = []
+    for each in (run, *find_ancestors(run)):
+        sound, passed = newest_sound(each.checkpoints, _MOST_READ_BYTES)
+        notes += [f"checkpoint {name} is not sound, and is passed over: {fault.text}" for name, fault in passed.items()]
+        if sound is None:
+            continue
+        if (size := checkpoint_bytes(sound)) > _MOST_READ_BYTES:
+            notes.append(
+                f"of checkpoint {sound.name}, {size / 2**30:.0f} GiB, only the sizes of its files were checked; "
+                f"hpc-gpt verify {run.run_id} reads them"
+            )
+        return ResumePoint(int(read_marker(sound).get("step") or 0), tuple(notes))
+    if not notes:
+        return None
+    faults = [note.replace(" is not sound, and is passed over", "", 1) for note in notes]
+    more = f"\nand {len(faults) - 3} more" if len(faults) > 3 else ""
+    raise ConfigError(
+        f"run {run.run_id} has no sound checkpoint to resume from:\n" + "\n".join(faults[:3]) + more,
+        "bring the files back, or train it again from step 0, as a new run: "
+        f"hpc-gpt submit --resume {run.run_id} --from-start",
+    )
+
+
+def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
+    """`run` as a parent, and where its child resumes. ConfigError if neither it nor one of its ancestors has a sound
+    checkpoint."""
+    point = resume_point(run)
+    if point is None:
         raise ConfigError(
             f"run {run.run_id} has no checkpoint to resume from", "submit a new run, with train.save_every set"
         )
-    return Parent(run.run_id, str(run.path), step)
-
-
-def _reached(run: RunFolder) -> int | None:
-    """The step of the checkpoint that a run resumes from: its own newest, else that of its nearest ancestor."""
-    return next((step for each in (run, *find_ancestors(run)) if (step := newest_step(each)) is not None), None)
+    return Parent(run.run_id, str(run.path), point.step), point
 
 
 def descend(
@@ -141,7 +170,7 @@ def descend(
     LayoutError or ConfigError for what cannot run, and for what would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
-    if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
+    if name != parent.engine.name and parent.engine.name not in engine_named(name).reads:
         raise ConfigError(
             f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot be converted to that",
             "keep the engine, or submit a new run",
@@ -174,15 +203,18 @@ def descend(
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError if the sizes of a requested preset are not those of the checkpoint, which stay."""
-    name = changes.get("model.preset")
-    if not name:
+    """ConfigError if the sizes of a requested preset or config.json are not those of the checkpoint, which stay."""
+    name, file = changes.get("model.preset"), changes.get("model.hf")
+    if not name and not file:
         return
-    named, own = vars(preset(str(name))), vars(parent.model)
-    differ = [f"{key} {named[key]}, not {own[key]}" for key in ("hidden", "layers", "heads") if named[key] != own[key]]
+    asked = preset(str(name)) if name else read_config(Path(str(file)), parent.model.seq)
+    named, own = vars(asked), vars(parent.model)
+    sizes = [key.removeprefix("model.") for key in OF_A_MODEL if key != "model.hf"]
+    differ = [f"{key} {named[key]}, not {own[key]}" for key in sizes if named[key] != own[key]]
     if differ:
+        key = f"model.preset {name}" if name else f"model.hf {file}"
         raise ConfigError(
-            f"model.preset {name} is another model than the checkpoint's: {'; '.join(differ)}",
+            f"{key} is another model than the checkpoint's: {'; '.join(differ)}",
             "leave --model out, or submit a new run",
         )
 
@@ -242,8 +274,8 @@ def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) 
     """Remove from the parent's [job] the values of its profile, and on another site the keys of the old site."""
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
-    for key, nature in natures(Job).items():
-        if job[key] == getattr(parent.cluster, key, None) or (moves and nature.of_site):
+    for key, rules in key_rules(Job).items():
+        if job[key] == getattr(parent.cluster, key, None) or (moves and rules.of_site):
             job[key] = None
 
 
@@ -264,7 +296,7 @@ def check_same_training(parent: Resolved, resolved: Resolved) -> None:
     may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
-        of_keys = parent.natures(name)
+        of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
             if of_keys[key].resume == "never":
                 faults.append(f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run")

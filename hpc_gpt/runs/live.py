@@ -18,21 +18,20 @@ between the same two steps.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import re
-import secrets
 import statistics
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import give_name, read_json, write_once
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.tables import from_tables
 
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
@@ -107,14 +106,10 @@ def _read_heartbeat(path: Path) -> RankHeartbeat | None:
         if not path.is_file():  # opening a pipe would block
             return None
         with open(path, "rb") as file:
-            found = json.loads(file.read(LINE_BYTES))
-        one = RankHeartbeat(**{entry.name: found[entry.name] for entry in fields(RankHeartbeat)})
+            found: RankHeartbeat = from_tables(RankHeartbeat, json.loads(file.read(LINE_BYTES)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    numbers = (one.rank, one.pid, one.beat, one.step, one.quiet_s, one.limit_s, one.time, one.probe_s or 0.0)
-    texts = (one.host, one.phase, one.collective, one.place)
-    sound = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
-    return one if sound and all(isinstance(each, str) for each in texts) else None
+    return found
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,7 @@ _ASKED = re.compile(r"(stop|save|requeue)-([1-9][0-9]{0,5})\.json")
 
 
 @dataclass(frozen=True, order=True)
-class Request:
+class RunRequest:
     """The `number`-th request of its kind in an attempt."""
 
     verb: str
@@ -173,17 +168,17 @@ class Request:
         return attempt.asked / f"{self.verb}-{self.number}.done.json"
 
 
-def ask(attempt: Attempt, verb: str) -> Request:
+def ask(attempt: Attempt, verb: str) -> RunRequest:
     """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
-    aside = attempt.asked / f".{verb}.{os.getpid()}.{secrets.token_hex(4)}"
+    aside = attempt.asked / f".{verb}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         attempt.asked.mkdir(exist_ok=True)
         aside.write_text(text, encoding="utf-8")
         number = 1
         while True:
-            request = Request(verb, number)
+            request = RunRequest(verb, number)
             try:
                 give_name(aside, request.path(attempt))
                 return request
@@ -197,22 +192,22 @@ def ask(attempt: Attempt, verb: str) -> Request:
         aside.unlink(missing_ok=True)
 
 
-def open_requests(attempt: Attempt) -> list[Request]:
+def open_requests(attempt: Attempt) -> list[RunRequest]:
     """The requests without an answer, sorted; none if the folder cannot be read."""
     try:
         names = set(os.listdir(attempt.asked))
     except OSError:
         return []
-    found = [Request(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
+    found = [RunRequest(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
     return sorted(request for request in found if f"{request.verb}-{request.number}.done.json" not in names)
 
 
-def answer(attempt: Attempt, request: Request, step: int, done: bool, words: str = "") -> None:
+def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, words: str = "") -> None:
     """Write rank 0's answer to a request. RunFolderError if the disk refuses."""
     what = {"step": step, "done": done, "words": words, "time": time.time()}
     write_once(request.answer_path(attempt), json.dumps(what) + "\n")
 
 
-def answer_of(attempt: Attempt, request: Request) -> dict[str, Any]:
+def answer_of(attempt: Attempt, request: RunRequest) -> dict[str, Any]:
     """`step, done, words, time` of the answer; empty if there is none yet."""
     return read_json(request.answer_path(attempt))

@@ -8,18 +8,23 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import hpc_gpt
-from hpc_gpt.files import write_once
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
-from hpc_gpt.settings.resolve import Resolved, experiment_text
+from hpc_gpt.engines import engine_named
+from hpc_gpt.errors import UserError
+from hpc_gpt.files import read_json, write_once
+from hpc_gpt.settings.resolve import experiment_text
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.tables import flat
+from hpc_gpt.words import counted
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
+# In provenance.json: the hashes of the folder that train.init names (`weights_folder.WeightsFolder.identity`).
+INIT = "init"
 
 
 def collect() -> dict[str, Any]:
@@ -38,20 +43,44 @@ def collect() -> dict[str, Any]:
     }
 
 
-def complete_run(run: RunFolder, resolved: Resolved) -> None:
+def complete_run(run: Path, resolved: Resolved) -> None:
     """Complete a run folder that plain `sbatch job.sh` made with job.sh and resolved.json only.
 
-    Writes experiment.toml, provenance.json and, for DeepSpeed, ds_config.json if they are missing. RunFolderError
-    if the folder cannot be written.
+    Writes experiment.toml, provenance.json and the engine's own files (ds_config.json) if they are missing.
+    RunFolderError if the folder cannot be written.
     """
-    if not (run.path / "experiment.toml").exists():
-        write_once(
-            run.path / "experiment.toml", experiment_text(resolved, "Written by the trainer from resolved.json.")
-        )
-    if resolved.engine.name in ENGINES and not (run.path / "ds_config.json").exists():
-        write_once(run.path / "ds_config.json", json.dumps(deepspeed_config(resolved), indent=1) + "\n")
-    if not (run.path / "provenance.json").exists():
-        write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
+    if not (run / "experiment.toml").exists():
+        write_once(run / "experiment.toml", experiment_text(resolved, "Written by the trainer from resolved.json."))
+    for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
+        if not (run / name).exists():
+            write_once(run / name, json.dumps(config, indent=1) + "\n")
+    if not (run / "provenance.json").exists():
+        write_once(run / "provenance.json", json.dumps({**collect(), **weights_of(resolved)}, indent=1) + "\n")
+
+
+def weights_of(resolved: Resolved) -> dict[str, Any]:
+    """`init`, the hashes of the folder that the run begins from; empty if it draws its weights, or the folder cannot be
+    read here."""
+    if resolved.train.init is not None:
+        with contextlib.suppress(UserError):
+            return {INIT: read_folder(Path(resolved.train.init)).identity}
+    return {}
+
+
+def config_notes(run: Path, resolved: Resolved) -> list[str]:
+    """A line for each of the engine's own files in the run folder that is not what its library is given now.
+
+    It is so for a run of an earlier version that today's code resumes, and for a file that was edited.
+    """
+    notes = []
+    for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
+        there, now = flat(read_json(run / name)), flat(json.loads(json.dumps(config)))
+        differ = [key for key in {**there, **now} if there.get(key) != now.get(key)]
+        if there and differ:
+            first = f"{differ[0]} is {json.dumps(there.get(differ[0]))} there, {json.dumps(now.get(differ[0]))} now"
+            more = f", and {counted(len(differ) - 1, 'other key')}" if len(differ) > 1 else ""
+            notes.append(f"note: {name} is not what engine {resolved.engine.name} is given: {first}{more}")
+    return notes
 
 
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
@@ -82,6 +111,8 @@ def list_gpus() -> list[dict[str, Any]]:
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """The versions of hpc-gpt, of Python, and of those of the packages that are installed."""
+    from importlib import metadata  # loads slowly
+
     found = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

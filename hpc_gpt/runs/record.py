@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.tables import from_tables
 
 SCHEMA = 1
 
@@ -24,84 +25,157 @@ class Record:
 
     # which run
     schema: int = SCHEMA
+    "Version of this set of keys."
     run: str | None = None
+    "The run's id: the name of its folder or log."
     name: str | None = None
+    "The experiment, or what the log calls it."
     dialect: str | None = None
+    "The program whose log lines the figures are from."
     engine: str | None = None
+    "What trained."
     job_id: str | None = None
+    "The scheduler's number, 4711_3 in an array."
     # what ran, on what
     gpus: int | None = None
+    "GPUs, or ranks on a CPU."
     nodes: int | None = None
+    "Nodes."
     device: str | None = None
+    "The GPU's model."
     tp: int | None = None
+    "Tensor parallel size."
     pp: int | None = None
+    "Pipeline parallel size."
     dp: int | None = None
+    "Data parallel size."
     zero_stage: int | None = None
+    "ZeRO stage."
     micro_batch: int | None = None
+    "Samples in one pass of one rank."
     micro_batches: int | None = None
+    "Passes in a step of one rank."
     global_batch: int | None = None
+    "Samples in a step: micro_batch x micro_batches x dp."
     seq: int | None = None
+    "Tokens in a sample."
     hidden: int | None = None
+    "Width of the model."
     layers: int | None = None
+    "Layers."
     heads: int | None = None
+    "Attention heads."
     vocab: int | None = None
+    "Vocabulary with its padding."
     params: int | None = None
+    "Parameters, the tied embedding once."
     recompute: str | None = None
+    "Activations recomputed: none, selective, full."
     dtype: str | None = None
+    "Data type of the matrix products."
     settings: dict[str, Any] = field(default_factory=dict)
+    "Every other switch; settings.engine.compile reaches inside."
     started: str | None = None
+    "First start, UTC."
     ended_at: str | None = None
+    "End, UTC."
     # how fast
     step_s: float | None = None
+    "Seconds of a step: the median of the steps after warm-up."
     step_s_p10: float | None = None
+    "10th percentile of the same steps."
     step_s_p90: float | None = None
+    "90th percentile."
     steps_used: int | None = None
+    "How many steps these are from."
     warmup_steps: int | None = None
+    "Steps left out as warm-up."
     tokens_per_s: float | None = None
+    "Tokens per second, of all GPUs."
     step_s_mean: float | None = None
+    "Seconds of a step: the mean of the same steps."
     tokens_total: int | None = None
+    "Tokens trained."
     tflops_seed: float | None = None
+    "TFLOP/s per GPU: (8 or 6) P s B, as Megatron-DeepSpeed's perf tables count."
     tflops_hardware: float | None = None
+    "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3."
     tflops_model: float | None = None
+    "TFLOP/s per GPU: 6 P + 12 L h s a token, PaLM."
     tflops_printed: float | None = None
+    "TFLOP/s per GPU as the program printed it, by its own formula."
     mfu: float | None = None
+    "Share that tflops_model is of the device's dense peak, 0 to 1."
     hfu: float | None = None
+    "Share that tflops_hardware is of the device's dense peak, 0 to 1."
     # memory
     memory_allocated_gib: list[float] | None = None
+    "Peak of a GPU that PyTorch allocated, one figure per pipeline stage."
     memory_reserved_gib: list[float] | None = None
+    "Peak of a GPU that PyTorch reserved, one figure per pipeline stage."
     predicted_memory_gib: list[float] | None = None
+    "Allocated peak of a GPU as predicted, one figure per pipeline stage."
     memory_seed003_gib: float | None = None
+    "GiB of a GPU by (4 P + 2 activations) x 2 bytes, a formula in common use."
     predicted_step_s: float | None = None
+    "Seconds of a step as predicted."
     # the device during the run
     gpu_util_mean: float | None = None
+    "GPU utilisation, percent, the mean over time and GPUs."
     gpu_util_spread: float | None = None
+    "Standard deviation of gpu_util_mean."
     allocator_retries: int | None = None
+    "Times the allocator had to free memory and retry."
     attention_used: str | None = None
+    "Attention kernel."
     compile_s: float | None = None
+    "Seconds of compilation."
     matmul_tflops_before: float | None = None
+    "The device's measured matrix product rate before the steps."
     matmul_tflops_after: float | None = None
+    "The same after the steps."
     sm_clock_mhz: float | None = None
+    "Clock of the GPU, MHz."
     power_w: float | None = None
+    "Power of a GPU, W."
     rounds: int | None = None
+    "Rounds of a benchmark."
     tokens_per_s_spread: float | None = None
+    "Spread of tokens_per_s over the rounds."
     # its result
     loss_first: float | None = None
+    "Loss of the first step."
     loss_last: float | None = None
+    "Loss of the last step."
     loss_eval: float | None = None
+    "Loss of the last evaluation."
     skipped_steps: int | None = None
+    "Steps skipped by an overflow."
     nan_steps: int | None = None
+    "Steps whose loss is not a number."
     save_s: float | None = None
+    "Seconds of a checkpoint, the median."
     gpu_hours: float | None = None
+    "GPUs x hours, all attempts."
     node_list: str | None = None
+    "Nodes of the last attempt."
     failed_node: str | None = None
+    "The node that failed."
     attempts: list[dict[str, Any]] | None = None
+    "Each start of the run: steps, times, how it ended."
     ended: str | None = None
+    "How the run ended, or its state."
     cause: str | None = None
+    "Why it ended, as the log says it."
     # how it is known
     config_hash: str | None = None
+    "Equal for repeats of one run."
     versions: dict[str, str] = field(default_factory=dict)
+    "Versions of the software."
     flags: list[str] = field(default_factory=list)
+    "What looks wrong, in words."
     sources: dict[str, str] = field(default_factory=dict)
+    "For each key the file and line, or how it was inferred."
 
     def to_tables(self) -> dict[str, Any]:
         """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""
@@ -115,17 +189,9 @@ class Record:
 
     @staticmethod
     def from_tables(tables: Mapping[str, Any]) -> Record:
-        """The record from its `to_tables`. Unknown keys are dropped, missing ones are null."""
-        known = {entry.name for entry in fields(Record)}
-        return Record(**{key: value for key, value in tables.items() if key in known})
-
-    @staticmethod
-    def from_json(text: str) -> Record:
-        """The record from its `to_json`; ValueError for any other text."""
-        tables = json.loads(text)
-        if not isinstance(tables, dict):
-            raise ValueError("a record is a JSON object")
-        return Record.from_tables(tables)
+        """The record from its `to_tables`. Unknown keys are dropped, missing ones are null. Raises as `from_tables`."""
+        record: Record = from_tables(Record, tables)
+        return record
 
 
 RECORD_KEYS = tuple(entry.name for entry in fields(Record))
@@ -146,81 +212,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(part) for part in value]
     return value
-
-
-# What each key of a record means, for `hpc-gpt help record`.
-MEANING = {
-    "schema": "version of this set of keys",
-    "run": "the run's id: the name of its folder or log",
-    "name": "the experiment, or what the log calls it",
-    "dialect": "the program whose log lines the figures are from",
-    "engine": "what trained",
-    "job_id": "the scheduler's number, 4711_3 in an array",
-    "gpus": "GPUs, or ranks on a CPU",
-    "nodes": "nodes",
-    "device": "the GPU's model",
-    "tp": "tensor parallel size",
-    "pp": "pipeline parallel size",
-    "dp": "data parallel size",
-    "zero_stage": "ZeRO stage",
-    "micro_batch": "samples in one pass of one rank",
-    "micro_batches": "passes in a step of one rank",
-    "global_batch": "samples in a step: micro_batch x micro_batches x dp",
-    "seq": "tokens in a sample",
-    "hidden": "width of the model",
-    "layers": "layers",
-    "heads": "attention heads",
-    "vocab": "vocabulary with its padding",
-    "params": "parameters, the tied embedding once",
-    "recompute": "activations recomputed: none, selective, full",
-    "dtype": "data type of the matrix products",
-    "settings": "every other switch; settings.engine.compile reaches inside",
-    "started": "first start, UTC",
-    "ended_at": "end, UTC",
-    "step_s": "seconds of a step: the median of the steps after warm-up",
-    "step_s_p10": "10th percentile of the same steps",
-    "step_s_p90": "90th percentile",
-    "steps_used": "how many steps these are from",
-    "warmup_steps": "steps left out as warm-up",
-    "tokens_per_s": "tokens per second, of all GPUs",
-    "step_s_mean": "seconds of a step: the mean of the same steps",
-    "tokens_total": "tokens trained",
-    "tflops_seed": "TFLOP/s per GPU: 8 P s B (6 without recomputation), seed 001",
-    "tflops_hardware": "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3",
-    "tflops_model": "TFLOP/s per GPU: 6 P + 12 L h s a token, PaLM",
-    "tflops_printed": "TFLOP/s per GPU as the program printed it, by its own formula",
-    "mfu": "tflops_model over the device's dense peak",
-    "hfu": "tflops_hardware over the device's dense peak",
-    "memory_allocated_gib": "peak of a GPU that PyTorch allocated, one figure per pipeline stage",
-    "memory_reserved_gib": "peak of a GPU that PyTorch reserved, one figure per pipeline stage",
-    "predicted_memory_gib": "allocated peak of a GPU as predicted, one figure per pipeline stage",
-    "memory_seed003_gib": "memory of a GPU by seed 003's formula",
-    "predicted_step_s": "seconds of a step as predicted",
-    "gpu_util_mean": "GPU utilisation, percent",
-    "gpu_util_spread": "standard deviation of gpu_util_mean",
-    "allocator_retries": "times the allocator had to free memory and retry",
-    "attention_used": "attention kernel",
-    "compile_s": "seconds of compilation",
-    "matmul_tflops_before": "the device's measured matrix product rate before the steps",
-    "matmul_tflops_after": "the same after the steps",
-    "sm_clock_mhz": "clock of the GPU",
-    "power_w": "power of a GPU",
-    "rounds": "rounds of a benchmark",
-    "tokens_per_s_spread": "spread of tokens_per_s over the rounds",
-    "loss_first": "loss of the first step",
-    "loss_last": "loss of the last step",
-    "loss_eval": "loss of the last evaluation",
-    "skipped_steps": "steps skipped by an overflow",
-    "nan_steps": "steps whose loss is not a number",
-    "save_s": "median seconds of a checkpoint",
-    "gpu_hours": "GPUs x hours, all attempts",
-    "node_list": "nodes of the last attempt",
-    "failed_node": "the node that failed",
-    "attempts": "each start of the run: steps, times, how it ended",
-    "ended": "how the run ended, or its state",
-    "cause": "why it ended, as the log says it",
-    "config_hash": "equal for repeats of one run",
-    "versions": "versions of the software",
-    "flags": "what looks wrong, in words",
-    "sources": "for each key the file and line, or how it was inferred",
-}

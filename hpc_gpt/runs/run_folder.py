@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import platform
+import pwd
 import re
-import secrets
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.errors import NoSuchRun, RunFolderError
-from hpc_gpt.files import append_line, read_json, read_json_lines, write_once
+from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
+from hpc_gpt.files import append_line, try_folder, write_once
+from hpc_gpt.runs.stored import read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 if TYPE_CHECKING:
     from hpc_gpt.runs.snapshot import Snapshot
@@ -33,6 +35,9 @@ PREDICTED = "predicted.json"
 # In provenance.json: the path of the experiment's file, and the folder of the file that stated data.path.
 EXPERIMENT_FILE = "experiment_file"
 DATA_BESIDE = "data_beside"
+# The here document of job.sh that holds resolved.json.
+_MARK = "HPC_GPT_RESOLVED"
+_CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 
 
@@ -55,11 +60,6 @@ class Attempt:
     def metrics(self) -> Path:
         """One JSON line for every optimizer step."""
         return self.folder / "metrics.jsonl"
-
-    @property
-    def requeue(self) -> Path:
-        """An empty file: rank 0 wants the job to be requeued."""
-        return self.folder / "requeue"
 
     @property
     def rendezvous(self) -> Path:
@@ -86,21 +86,25 @@ class Attempt:
 
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""
-        return _with_sound_job_id(read_json(self.folder / "attempt.json"))
+        return read_stored(self.folder / "attempt.json")
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty if the attempt
-        runs or was killed."""
-        return read_json(self.folder / "ended.json")
+        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`)."""
+        return read_stored(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`chain.judge`);
         empty if the attempt is not judged."""
-        return read_json(self.folder / "next.json")
+        return read_stored(self.folder / "next.json")
+
+    def trainer(self) -> dict[str, Any]:
+        """trainer.json: what rank 0 wrote when the training began, with the `resumed_step`; empty before that."""
+        return read_stored(self.folder / "trainer.json")
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
-        lines = read_json_lines(self.metrics, last_bytes=8192)
+        lines = read_stored_lines(self.metrics, last_bytes=8192)
         return lines[-1] if lines else {}
 
     def write_ended(
@@ -143,27 +147,47 @@ class RunFolder:
     @property
     def sweep_id(self) -> str | None:
         """The id that the runs of one `submit --sweep` share; None if the run is of no sweep."""
-        found = read_json(self.path / "sweep.json").get("id")
-        return str(found) if found else None
+        return read_stored(self.path / "sweep.json").get("id") or None
 
     @property
     def data_beside(self) -> Path | None:
         """The folder in which a relative data.path is looked for first; None if no file stated it."""
-        found = read_json(self.path / "provenance.json").get(DATA_BESIDE)
-        return Path(found) if isinstance(found, str) else None
+        found = read_stored(self.path / "provenance.json").get(DATA_BESIDE)
+        return None if found is None else Path(found)
 
     @property
     def record(self) -> Path:
         return self.path / "record.json"
 
     def resolved(self) -> Resolved:
-        """The run's settings; ConfigError if resolved.json is missing or damaged."""
+        """The run's settings; ConfigError or RunFolderError if resolved.json is damaged or missing."""
         try:
             return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
         except OSError as fault:
-            raise RunFolderError(
-                f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?"
-            ) from None
+            # Ranks that still run may have made the folder anew.
+            if not self.path.exists() or (self.attempts() and not self.job_script.exists()):
+                raise RunFolderError(
+                    f"{self.path}: the run folder is not there any more", "was it moved or deleted? name its new place"
+                ) from None
+            hint = self._restore_hint() or "is this a run folder?"
+            raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", hint) from None
+        except ConfigError as fault:
+            raise ConfigError(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None
+
+    def carried_settings(self) -> str | None:
+        """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
+        found = _CARRIED.search(self.job_script.read_text(encoding="utf-8", errors="replace"))
+        return found[1] if found else None
+
+    def _restore_hint(self) -> str:
+        """How to write resolved.json again from job.sh; empty if job.sh holds no settings that this version reads."""
+        try:
+            Resolved.from_json(self.carried_settings() or "")
+        except (OSError, ConfigError):
+            return ""
+        script, settings = (shlex.quote(str(path)) for path in (self.job_script, self.path / "resolved.json"))
+        lines = f"sed \"1,/<<'{_MARK}'/d; /^{_MARK}$/,\\$d\""
+        return f"job.sh holds the settings: {lines} {script} > {settings}"
 
     def attempts(self) -> list[Attempt]:
         """Every start, first to last."""
@@ -189,14 +213,25 @@ class RunFolder:
 
     def submissions(self) -> list[dict[str, Any]]:
         """Every line of submissions.jsonl, first to last."""
-        return [_with_sound_job_id(line) for line in read_json_lines(self.path / "submissions.jsonl")]
+        return read_stored_lines(self.path / "submissions.jsonl")
 
     def add_submission(self, submission: Mapping[str, Any]) -> None:
-        append_line(self.path / "submissions.jsonl", json.dumps({"time": time.time(), **submission}))
+        line = {"time": time.time(), "folder": str(self.path), **submission}
+        append_line(self.path / "submissions.jsonl", json.dumps(line))
 
     def cancelled_mark(self, job_id: str) -> Path:
-        """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it."""
+        """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
+        Its existence counts: a full disk may leave it empty, as earlier versions did."""
         return self.path / f"cancelled.{job_id}"
+
+    def mark_cancelled(self, job_id: str) -> None:
+        """Write that mark; who was first stays in it. OSError if the disk refuses the file."""
+        mark = self.cancelled_mark(job_id)
+        mark.touch()
+        note = {"user": user_name(os.getuid()), "host": platform.node(), "time": time.time()}
+        with contextlib.suppress(OSError):
+            if not mark.stat().st_size:
+                mark.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
     def is_cancelled(self, job_id: str | None) -> bool:
         """Whether `hpc-gpt cancel` has marked a job."""
@@ -218,7 +253,7 @@ def create_run(
     resolved: Resolved,
     script: str,
     experiment_text: str,
-    ds_config: Mapping[str, Any] | None,
+    config_files: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
     resumed_from: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
@@ -231,7 +266,7 @@ def create_run(
     written is then removed.
     """
     parts = {"experiment.toml": experiment_text}
-    notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
+    notes = {**config_files, "provenance.json": provenance, "resumed_from.json": resumed_from}
     notes |= {"sweep.json": sweep, PREDICTED: predicted}
     parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
     parts["job.sh"] = script
@@ -253,18 +288,26 @@ def create_run(
     return run
 
 
-def check_writable(logs: Path) -> None:
-    """RunFolderError if no run folder can be made under `logs`, as far as that shows without making one."""
-    place = next(place for place in (logs, *logs.parents) if place.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        why = "it cannot be written" if place.is_dir() else "it is no folder"
-        raise RunFolderError(f"cannot make a run folder in {logs}: {place}: {why}", _WRITABLE)
+def user_name(uid: int) -> str:
+    """The name of a user, else the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def check_writable(folder: Path) -> None:
+    """RunFolderError if no run folder can be made in `folder`."""
+    try:
+        try_folder(folder)
+    except OSError as fault:
+        raise RunFolderError(f"cannot make a run folder in {folder}: {fault.strerror}", _WRITABLE) from None
 
 
 def claim_folder(parent: Path) -> Path:
     """Make a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
     for _ in range(100):
-        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         try:
             path.mkdir(parents=True)
             return path.resolve()
@@ -277,26 +320,9 @@ def claim_folder(parent: Path) -> Path:
 
 def job_ids(run: RunFolder) -> list[str]:
     """The ids of all jobs of a run, first to last, each once."""
-    ids = [str(line["job_id"]) for line in run.submissions() if line.get("job_id")]
+    ids = [line["job_id"] for line in run.submissions() if line.get("job_id")]
     ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
     return list(dict.fromkeys(ids))
-
-
-def seconds_of(value: Any) -> float:
-    """A number from a small file; 0 if it is no finite number."""
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
-    except OverflowError:  # an integer of more than 308 digits
-        return 0.0
-    return number if math.isfinite(number) else 0.0
-
-
-def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables without a job id that Slurm cannot have given: it becomes a part of file names."""
-    job_id = tables.get("job_id")
-    if isinstance(job_id, str | int) and re.fullmatch(r"[\w.\[\]+-]{1,64}", str(job_id)[:65]):
-        return tables
-    return {key: value for key, value in tables.items() if key != "job_id"}
 
 
 # --- finding runs

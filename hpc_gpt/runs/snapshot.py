@@ -1,9 +1,7 @@
 """The code of a run: an archive in its folder, made at the submission, from which every attempt runs.
 
 `code.tar.gz` has the package of the submitting interpreter and its templates; provenance.json has its SHA-256. An
-attempt runs from `code/`, unpacked from the archive, so an edit after the submission changes nothing. It is unpacked in
-two places, which a test compares: here for a local run, whose controller runs from `code/` before any script does, and
-in job.sh (templates/code.sh.j2), because a node may have Python only in a container.
+attempt runs from `code/`, unpacked from the archive by `runs.unpack`, so an edit after the submission changes nothing.
 
     python -m hpc_gpt.runs.snapshot RUN
 
@@ -21,22 +19,17 @@ import io
 import json
 import os
 import secrets
-import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import give_name, read_json, templates_dir, write_once
+from hpc_gpt.files import give_name, templates_dir, write_once
+from hpc_gpt.runs import unpack as unpack_module
+from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.runs.unpack import ARCHIVE, KEY, SUMS, UnpackFault, sums_text
 
-ARCHIVE = "code.tar.gz"
-FOLDER = "code"
-# In provenance.json.
-KEY = "code_sha256"
-# The first file of the archive: a line for each other file, as sha256sum writes it.
-SUMS = "SHA256SUMS"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
 
@@ -96,11 +89,6 @@ def _files_below(folder: Path) -> dict[str, Path]:
     return found
 
 
-def sums_text(files: Mapping[str, bytes]) -> str:
-    """The output of `sha256sum` for the files."""
-    return "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in files.items())
-
-
 def _tar(files: Mapping[str, bytes]) -> bytes:
     """A tar archive: the same bytes for the same files, without owner, time or mode of this machine."""
     buffer = io.BytesIO()
@@ -116,37 +104,14 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
     """(SHA-256, {name: content}) of a run's archive. RunFolderError if it is missing or damaged."""
     try:
-        tar = gzip.decompress((run / ARCHIVE).read_bytes())
-        with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
-            members = [entry for entry in opened if entry.isfile() and _is_inside(entry.name)]
-            files = {entry.name: file.read() for entry in members if (file := opened.extractfile(entry))}
-    except (OSError, EOFError, tarfile.TarError, ValueError) as fault:
-        words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-        raise RunFolderError(f"cannot read {run / ARCHIVE}: {words}", _TOO_LATE) from None
-    return hashlib.sha256(tar).hexdigest(), files
-
-
-def _is_inside(name: str) -> bool:
-    return not name.startswith("/") and ".." not in name.split("/")
-
-
-def unpacked_files(run: Path) -> dict[str, bytes]:
-    """{name: content} of the files in a run's code/, without the sums.
-
-    Links and Python's caches count as files: they would run instead of the submitted code.
-    """
-    found = {}
-    for path in (run / FOLDER).rglob("*"):
-        name = path.relative_to(run / FOLDER)
-        if (path.is_symlink() or not path.is_dir()) and not name.name.startswith(".nfs"):
-            found[name.as_posix()] = path.read_bytes() if path.is_file() else b""
-    found.pop(SUMS, None)
-    return found
+        return unpack_module.read_archive(run)
+    except UnpackFault as fault:
+        raise RunFolderError(str(fault), _TOO_LATE) from None
 
 
 def submitted_sha256(run: Path) -> str | None:
     """The SHA-256 of the code in provenance.json; None in a run of an older version."""
-    found = read_json(run / "provenance.json").get(KEY)
+    found = read_stored(run / "provenance.json").get(KEY)
     return str(found) if found else None
 
 
@@ -155,26 +120,10 @@ def unpack(run: Path) -> Path:
 
     Raises RunFolderError if the archive is not the submitted one, or if the disk refuses.
     """
-    sha256, files = read_archive(run)
-    if submitted_sha256(run) not in (None, sha256):
-        raise RunFolderError(f"{run / ARCHIVE} is not what was submitted: its SHA-256 differs", _TOO_LATE)
-    files.pop(SUMS, None)
-    folder, aside = run / FOLDER, run / f".{FOLDER}.{os.getpid()}.{secrets.token_hex(2)}"
     try:
-        if folder.exists():
-            if unpacked_files(run) == files:
-                return folder
-            folder.rename(run / f"{FOLDER}.changed-{int(time.time())}")
-        for name, content in {SUMS: sums_text(files).encode(), **files}.items():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            (aside / name).write_bytes(content)
-        aside.rename(folder)
-    except OSError as fault:
-        if not folder.is_dir():  # unless another start was faster
-            raise RunFolderError(f"cannot unpack {folder}: {fault.strerror}", "is the disk full?") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
+        return unpack_module.unpack(run, submitted_sha256(run))
+    except UnpackFault as fault:
+        raise RunFolderError(str(fault), _TOO_LATE) from None
 
 
 def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, str]:

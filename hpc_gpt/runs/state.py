@@ -1,6 +1,6 @@
 """How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
 
-Other modules gather facts (`runs.standing` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
+Other modules gather facts (`runs.run_state` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
 show the answer. `_CLASSES` has every class of end, what a job chain does after it and what it means for the user.
 `Facts` holds everything that the answer depends on. `class_of` is how an attempt ended, `state_of` the state of its
 run.
@@ -114,7 +114,7 @@ _CLASSES: dict[str, tuple[Retry | None, str, str]] = {
     ),
     "error": (_FAILURE, "the program failed in a way that no other class covers", "read the lines around the cause"),
     "pending": (None, "waits in the queue", "nothing to do yet"),
-    "running": (None, "runs", "nothing to do yet"),
+    "running": (None, "its job has started and has not ended", "nothing to do yet"),
     "unknown": (
         _FAILURE,
         "nothing says how it ended",
@@ -163,6 +163,10 @@ SLURM_STATES = {
     "OUT_OF_MEMORY": "host_memory",
     "FAILED": "error",
 }
+
+
+# The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
+SLURM_RUNS = ("RUNNING", "SIGNALING")
 
 
 def slurm_state(word: str) -> str:
@@ -214,7 +218,8 @@ class Facts:
     The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
     `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
     `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
-    lately. `logs`: the class that its logs show, if they are trusted.
+    lately. `logs`: the class that its logs show, if they are trusted. `moved`: the run folder was moved since the
+    submission, so ranks and script do not find it.
     """
 
     submitted: bool = True
@@ -232,6 +237,7 @@ class Facts:
     followed: bool = False
     recent: bool | None = None
     logs: str = ""
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,11 +257,14 @@ def class_of(facts: Facts) -> str | None:
 
     The judge's class counts, else the trainer's, unless the trainer only saw the effect of what Slurm did; `hpc-gpt
     cancel` counts as Slurm's act. `cancelled` in a job that started again means requeued: both send the same signal.
+    An attempt whose folder was moved could write no end: the user's error, unless Slurm knows more.
 
     >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
     ('preempted', 'nan')
     >>> class_of(Facts(said="cancelled", again=True)), class_of(Facts(slurm="running"))
     ('requeued', None)
+    >>> class_of(Facts(moved=True, slurm="error")), class_of(Facts(moved=True, alive=True))
+    ('user_error', None)
     """
     slurm = facts.slurm
     if slurm in LIVE or facts.alive:
@@ -276,6 +285,9 @@ def class_of(facts: Facts) -> str | None:
 
 def _unsaid(facts: Facts, slurm: str | None) -> str:
     """How an attempt ended without a class from judge or trainer; empty if it may be running."""
+    is_over = slurm is not None or facts.alive is False or facts.recent is False
+    if facts.moved and is_over and slurm in (None, "", *VAGUE) and not (facts.again or facts.followed):
+        return "user_error"
     if slurm and slurm != "unknown":
         return slurm
     if facts.again:

@@ -25,51 +25,63 @@ _DEVICES_FILE = Path(__file__).with_name("devices.toml")
 
 @dataclass(frozen=True)
 class Container:
-    """`[container]`: the image that the ranks run in. pyxis adds flags to srun, apptainer wraps the command."""
+    """`[container]`: the image that the ranks run in."""
 
     __pydantic_config__ = _CLOSED
 
     kind: Literal["pyxis", "apptainer"]
+    "Pyxis adds flags to srun, apptainer wraps the command."
     image: str
+    'The image; for example "/images/torch.sqsh".'
     mounts: tuple[str, ...] = ()
+    'Folders that the container sees, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
 
 
 @dataclass(frozen=True)
 class MachineFigures:
     """`[machine]`: figures that the planner uses instead of those of the device and the fabric.
 
-    Rates are in GB/s of 1e9 bytes, in one direction: `memory_gb_s` of a GPU's memory, `node_gb_s` from a GPU to others
-    of its node, `network_gb_s` from a whole node to others, `host_gb_s` between a GPU and its host. `peak_tflops` are
-    dense, by dtype. An unknown device needs all but `network_gb_s`, `host_memory_gib` and the latencies.
+    An unknown device needs all but `network_gb_s`, `host_memory_gib` and the latencies.
     """
 
     __pydantic_config__ = _CLOSED
 
     memory_gib: float | None = None
+    "GiB of a GPU's memory that a program can use; for example 79.3."
     peak_tflops: dict[str, float] | None = None
+    "A GPU's dense peak in TFLOP/s, by dtype; for example { bf16 = 312 }."
     memory_gb_s: float | None = None
+    "Bandwidth of a GPU's memory, in GB/s of 1e9 bytes; for example 2039."
     node_gb_s: float | None = None
+    "GB/s from a GPU to the others of its node, in one direction; for example 300."
     network_gb_s: float | None = None
+    "GB/s from a whole node to others, in one direction; for example 100."
     host_gb_s: float | None = None
+    "GB/s between a GPU and its host, in one direction; for example 25."
     host_memory_gib: float | None = None
+    "GiB of a node's memory that a job gets; for example 1862."
     node_latency_s: float | None = None
+    "Seconds of a message within a node; for example 5e-6."
     network_latency_s: float | None = None
+    "Seconds of a message between nodes; for example 1.5e-5."
     power_w: float | None = None
+    "A GPU's power limit in watts; for example 400."
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes.
-
-    `mean_error` is the mean error that remains over the `rows` of the fit, as a share; `residuals` that of each row.
-    """
+    """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes."""
 
     __pydantic_config__ = _CLOSED
 
     constants: dict[str, float] = field(default_factory=dict)
+    "The planner's constants, by name, which hpc-gpt plan --calibrate fits and writes."
     rows: int = 0
+    "Measured rows of the fit."
     mean_error: float | None = None
+    "Mean error that remains over these rows, as a share."
     residuals: dict[str, float] = field(default_factory=dict)
+    "The error of each row, predicted over measured less 1."
 
 
 def _planner_key() -> Any:
@@ -79,53 +91,78 @@ def _planner_key() -> Any:
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """One site. `None` means that the site has no such thing, or needs none.
-
-    `gpu_flag` says how GPUs are requested: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all. `node_suffix` follows a
-    node's short name in its address. `environment` is exported in the job by value, so it must not hold a secret: a
-    job inherits secrets from the shell that submits it. `megatron_lm` is the folder of a Megatron-LM checkout, for the
-    engine of that name. `fabric` joins the nodes, as KIND NxRATEG: a node's ports x Gbit/s of each, or "nvlink" if
-    there is one node; the planner needs it and the device. `chain` is how a run continues after its job has ended:
-    Slurm requeues the job, further jobs of the same name wait for each other (`--dependency=singleton`), or it does
-    not continue. Jobs exclude a node that failed for `bad_node_hours`.
-    """
+    """One site. `None` means that the site has no such thing, or needs none."""
 
     __pydantic_config__ = _CLOSED
 
     name: str
+    "The file's name; not a key of the file."
     description: str = ""
+    "One line for hpc-gpt profile list."
     scheduler: Literal["slurm", "local"] = "slurm"
+    "Slurm, or this machine alone."
     device: str | None = None
+    'The GPU\'s model; for example "a100-80g"; the planner needs it.'
     fabric: str | None = _planner_key()
+    'What joins the nodes: KIND, ports of a node x Gbit/s of each; for example "infiniband 8x200G".'
     gpus_per_node: int = 4
+    "GPUs of a node, 1 or more; for example 8."
     cpus_per_node: int | None = None
+    "CPUs of a node as Slurm counts them; for example 128."
     gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
+    "How GPUs are requested: --gres=gpu:N, --gpus-per-node=N, or not at all."
     gpu_type: str | None = None
+    'The type in that request, --gres=gpu:TYPE:N; for example "a100".'
     partition: str | None = None
+    "The partition by default."
     account: str | None = None
+    "The account by default."
     qos: str | None = None
+    "The quality of service by default."
     constraint: str | None = None
+    "Features of the nodes by default."
     reservation: str | None = None
+    "The reservation by default."
     time: str | None = None
+    'The time limit by default; for example "20:00:00".'
     mem: str | None = None
+    'A node\'s memory for a job; for example "160G".'
     exclusive: bool = False
+    "Whether a job has its nodes to itself."
     chain: Literal["requeue", "singleton", "none"] = "requeue"
+    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or not."
     signal_lead_s: int = 120
+    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved."
     retry_pause_s: int = 30
+    "Seconds before the first retry; doubled with each failure in a row."
     preflight: bool = False
+    "Probe every node before the ranks start."
     spare_nodes: int = 0
+    "Nodes that are requested in addition, to replace one that fails the preflight."
     bad_node_hours: float = 24.0
+    "Hours for which jobs exclude a node that failed; for example 24."
     modules: tuple[str, ...] = ()
+    'Modules that a job loads; for example ["cuda/12.4"].'
     venv: str | None = None
+    "A virtual environment that a job activates."
     python: str | None = None
+    "The interpreter of the ranks, if there is no venv."
     megatron_lm: str | None = None
+    "The folder of a Megatron-LM checkout, for the engine of that name."
     container: Container | None = None
+    "The image that the ranks run in; see [container]."
     environment: dict[str, str] = field(default_factory=dict)
+    "Variables that a job exports by value; a secret is inherited from the shell that submits."
     node_suffix: str = ""
+    'What follows a node\'s short name in its address; for example "-ib".'
     sbatch: tuple[str, ...] = ()
+    "Further options of sbatch for every job."
     srun: tuple[str, ...] = ()
+    "Further options of srun for every job."
     machine: MachineFigures | None = _planner_key()
+    "Figures that the planner uses instead of those of device and fabric; see [machine]."
     calibration: Calibration | None = _planner_key()
+    "The planner's constants for this cluster; see [calibration]."
 
 
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
@@ -318,6 +355,10 @@ _PRODUCT_NAMES = (
     ("H100 80GB HBM3", "h100-80g"),
     ("H100-SXM5-80GB", "h100-80g"),
     ("NVIDIA H200", "h200"),
+    ("DGX H100", "h100-80g"),
+    ("DGX H200", "h200"),
+    ("HGX B200", "b200"),
+    ("DGX B200", "b200"),
     ("GB200", "gb200"),
     ("GB300", "gb300"),
     ("NVIDIA B200", "b200"),

@@ -1,89 +1,16 @@
-"""Which switches each engine takes, and which combinations cannot run, with the nearest that can."""
+"""Which combinations of an engine's switches cannot run, with the nearest that can. Each engine knows its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
+from hpc_gpt.engines import engine_named, engines
+from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What an engine offers: the axes that it splits over beside dp, its ZeRO stages, the default one, its switches."""
-
-    axes: frozenset[str]
-    zero_stages: tuple[int, ...]
-    zero_stage: int
-    switches: frozenset[str]
-
-
-# Switches of the model: every engine that trains our own model takes them.
-_MODEL = {
-    "recompute",
-    "attention",
-    "compile",
-    "compile_backend",
-    "keep_residuals",
-    "activation_offload",
-    "loss_chunks",
-    "one_pass_loss",
-    "fused_bias_gradients",
-}
-_OFFLOAD = {"offload", "offload_path", "offload_ratio"}
-
-OFFERS = {
-    "deepspeed-3d": Offer(frozenset({"tp", "pp"}), (0, 1), 1, frozenset(_MODEL | {"sequence_parallel", "partition"})),
-    "deepspeed-zero": Offer(
-        frozenset({"tp"}), (0, 1, 2, 3), 1, frozenset(_MODEL | _OFFLOAD | {"sequence_parallel", "tiles"})
-    ),
-    "fsdp": Offer(frozenset({"tp"}), (0,), 0, frozenset(_MODEL | {"offload", "prefetch", "reshard"})),
-    "ddp": Offer(frozenset(), (0,), 0, frozenset(_MODEL | {"sharded_optimizer"})),
-    "hf-deepspeed": Offer(
-        frozenset(), (1, 2, 3), 3, frozenset(_OFFLOAD | {"recompute", "attention", "compile", "compile_backend"})
-    ),
-    "megatron-lm": Offer(
-        frozenset({"tp", "pp"}),
-        (0,),
-        0,
-        frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"}),
-    ),
-}
-
-# Hints for a switch that an engine lacks, if another setting does the same.
-_INSTEAD = {
-    ("fsdp", "zero_stage"): "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
-    ("fsdp", "sharded_optimizer"): "fsdp shards the optimizer always; leave it out",
-    ("ddp", "zero_stage"): "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
-    ("ddp", "offload"): "use --engine deepspeed-zero",
-    ("deepspeed-3d", "offload"): "use --engine deepspeed-zero with --pp 1",
-    ("deepspeed-3d", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
-    ("deepspeed-zero", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
-    ("hf-deepspeed", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
-    ("megatron-lm", "zero_stage"): "engine.sharded_optimizer = true is Megatron's distributed optimizer",
-}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One thing that cannot run, and the nearest that can."""
-
-    message: str
-    hint: str
-    of_layout: bool = False
-
-
-def splits(name: str, axis: str) -> bool:
-    """Whether the engine splits the model over `axis` (tp or pp)."""
-    return axis in OFFERS[name].axes
-
-
-def has_zero(name: str) -> bool:
-    """Whether the engine shards by a ZeRO stage."""
-    return len(OFFERS[name].zero_stages) > 1
 
 
 def can_resume(engine: Engine) -> bool:
@@ -99,11 +26,12 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
 
     Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
     """
-    offer = OFFERS[engine.name]
-    engine = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
-    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout)]
+    facts = engine_named(engine.name)
+    engine = replace(engine, zero_stage=facts.default_stage if engine.zero_stage is None else engine.zero_stage)
+    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
+    faults += _shape_faults(engine, shape)
     faults += _size_faults(engine, layout, shape)
     if faults:
         kind = LayoutError if faults[0].of_layout else ConfigError
@@ -119,16 +47,16 @@ def resolve_optimizer(train: Train, engine: Engine) -> Train:
 
 
 def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
-    offer, stage = OFFERS[engine.name], engine.zero_stage
+    facts, stage = engine_named(engine.name), engine.zero_stage
     assert stage is not None
     for axis in ("tp", "pp"):
         size = getattr(layout, axis)
-        if size > 1 and axis not in offer.axes:
-            others = " or ".join(name for name, other in OFFERS.items() if axis in other.axes)
+        if size > 1 and axis not in facts.axes:
+            others = " or ".join(name for name, other in engines().items() if axis in other.axes)
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
                         f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
     if stage not in (0, 1, 2, 3):
-        yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {offer.zero_stage}")
+        yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
     elif layout.pp > 1 and stage > 1:
         yield Fault(
             f"pp {layout.pp} with ZeRO-{stage} cannot run: a pipeline keeps its gradients between "
@@ -136,42 +64,46 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
             "use --zero-stage 1, or --pp 1 on engine deepspeed-zero",
             of_layout=True,
         )
-    elif stage not in offer.zero_stages:
-        stages = ", ".join(map(str, offer.zero_stages))
-        if not has_zero(engine.name):
+    elif stage not in facts.zero_stages:
+        stages = ", ".join(map(str, facts.zero_stages))
+        if not facts.has_zero:
             message = f"engine {engine.name} takes no engine.zero_stage, but it is {stage}"
-            yield Fault(message, _INSTEAD.get((engine.name, "zero_stage"), "leave it out"))
+            yield Fault(message, facts.instead.get("zero_stage", "leave it out"))
         else:
-            nearest = min(offer.zero_stages, key=lambda other: abs(other - stage))
+            nearest = min(facts.zero_stages, key=lambda other: abs(other - stage))
             yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
 
 
-def _switch_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
-    offer, plain = OFFERS[engine.name], Engine()
+def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+    facts, plain = engine_named(engine.name), Engine()
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
-        if entry.name in offer.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
+        if entry.name in facts.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
             continue
-        takers = [name for name, other in OFFERS.items() if entry.name in other.switches]
-        hint = _INSTEAD.get((engine.name, entry.name), f"leave it out, or use --engine {' or '.join(takers)}")
+        takers = [name for name, other in engines().items() if entry.name in other.switches]
+        hint = facts.instead.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
         yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
-    if engine.name == "hf-deepspeed" and engine.recompute == "selective":
-        yield Fault("engine.recompute is selective, which transformers' model does not have", "use full or none")
-    if engine.name == "hf-deepspeed" and engine.attention not in ("auto", "math"):
-        yield Fault(f"engine.attention is {engine.attention}, which engine hf-deepspeed does not have",
-                    "use auto (torch chooses) or math")  # fmt: skip
+    yield from facts.own_faults(engine, layout, train)
     if engine.sequence_parallel and layout.tp == 1:
         yield Fault("engine.sequence_parallel splits over the tensor-parallel group, but tp is 1",
                     "use --tp 2 or more, or leave it out")  # fmt: skip
     if engine.sharded_optimizer and layout.dp == 1:
         yield Fault("engine.sharded_optimizer shards over data-parallel ranks, but dp is 1",
                     "use --dp 2 or more, or leave it out")  # fmt: skip
+    if engine.overlap_update and engine.sharded_optimizer:
+        yield Fault("engine.overlap_update updates the model a block at a time, but engine.sharded_optimizer gives "
+                    "each rank a share of it",
+                    "leave engine.overlap_update or engine.sharded_optimizer out")  # fmt: skip
+    if engine.overlap_update and engine.compile == "whole":
+        yield Fault("engine.overlap_update updates each block just before it runs, but engine.compile = whole makes "
+                    "one graph of all blocks",
+                    'use engine.compile = "edges" or "block", or leave engine.overlap_update out')  # fmt: skip
     if engine.partition != "layers" and layout.pp == 1:
         yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
     if engine.compile == "whole" and engine.zero_stage == 3:
         yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
                     'use engine.compile = "block"')  # fmt: skip
-    if engine.compile == "edges" and (engine.name in ("deepspeed-3d", "hf-deepspeed") or engine.zero_stage == 3):
+    if engine.compile == "edges" and (engine.zero_stage == 3 or not facts.compiles_edges):
         which = "ZeRO-3" if engine.zero_stage == 3 else f"engine {engine.name}"
         yield Fault(f"engine.compile is edges, but {which} calls the embedding and the head by itself",
                     'use engine.compile = "block"')  # fmt: skip
@@ -191,20 +123,10 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
             key = "offload_path" if engine.offload_path is not None else "offload_ratio"
             yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
         return
-    if "offload" not in OFFERS[engine.name].switches:
+    facts = engine_named(engine.name)
+    if "offload" not in facts.switches:
         return  # a fault of the switch, not of the ZeRO stage
-    if engine.name == "fsdp":
-        if engine.offload != "full":
-            yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",
-                        'use engine.offload = "full"')  # fmt: skip
-    elif stage == 0:
-        yield Fault("ZeRO-0 keeps every state on its GPU and offloads none", "use --zero-stage 1")
-    elif engine.offload == "full" and stage != 3:
-        yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
-                    'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
-    if engine.offload_path is not None and stage != 3 and engine.name != "fsdp":
-        yield Fault(f"engine.offload_path offloads to NVMe, which only ZeRO-3 can; engine.zero_stage is {stage}",
-                    "use --zero-stage 3, or leave the path out to offload to the host's memory")  # fmt: skip
+    yield from facts.offload_faults(engine)
     if not 0 < engine.offload_ratio <= 1:
         yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but must be above 0 and at most 1", "use 1.0")
     elif engine.offload_ratio < 1 and (stage != 3 or engine.offload_path is not None):
@@ -221,9 +143,10 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     """Why `train.optimizer_mode = "compiled"` cannot run under the engine; nothing for another mode."""
     if train.optimizer_mode != "compiled":
         return
-    if engine.name != "ddp":
+    if not engine_named(engine.name).compiles_update:
+        takers = [name for name, other in engines().items() if other.compiles_update]
         yield Fault(f"train.optimizer_mode is compiled, which engine {engine.name} does not have",
-                    "leave train.optimizer_mode out, or use --engine ddp")  # fmt: skip
+                    f"leave train.optimizer_mode out, or use --engine {' or '.join(takers)}")  # fmt: skip
         return
     if train.dtype == "fp32":
         yield Fault("train.optimizer_mode is compiled, which updates half weights with their fp32 masters, but "
@@ -238,7 +161,25 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
 
 
+def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+    if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
+        able = [name for name, other in engines().items() if other.shape_fault(shape) is None]
+        hint = f"use --engine {' or '.join(able)}" if able else "no engine here trains it; use another model"
+        yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
+    if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
+        yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
+                    f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
+                    "leave engine.fused_bias_gradients out")  # fmt: skip
+    if engine.keep_residuals and shape.norm != "layernorm":
+        yield Fault(f"engine.keep_residuals finds the residual by LayerNorm, but model.norm is {shape.norm}",
+                    "leave engine.keep_residuals out")  # fmt: skip
+
+
 def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
+    if engine.tiles > 1 and layout.tp > shape.key_heads:
+        yield Fault(f"engine.tiles is {engine.tiles}, but tp {layout.tp} gathers each of {shape.key_heads} kv_heads "
+                    "as a whole",
+                    f"use --tp {shape.key_heads} or less, or engine.tiles = 1")  # fmt: skip
     for key in ("tiles", "loss_chunks"):
         if getattr(engine, key) < 1:
             yield Fault(f"engine.{key} is {getattr(engine, key)}, but must be at least 1", "use 1")

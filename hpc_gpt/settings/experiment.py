@@ -1,31 +1,43 @@
-"""The tables of an experiment: what to train, and how. Each key has a default and a nature.
+"""The tables of an experiment: what to train, and how. Each key has a default and its rules.
 
 A key that is None is open: the cluster profile, a rule of `resolve`, or the plan gives it a value.
-`experiment_file` reads these tables from TOML.
+`experiment_file` reads these tables from TOML. The string under a key is its meaning (`hpc_gpt.keys`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
+# An engine is a module of hpc_gpt/engines, and its name is the file's.
+ENGINE_NAMES = tuple(
+    sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
+)
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[ENGINE_NAMES]
 Recompute = Literal["none", "selective", "full"]
 Compile = Literal["none", "block", "edges", "whole"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
+Mlp = Literal["gelu", "swiglu"]
+NormKind = Literal["layernorm", "rmsnorm"]
+Positions = Literal["learned", "rope"]
+Bias = Literal["all", "qkv", "none"]
 _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
-class Nature:
+class KeyRules:
     """What may be done with a key, and what depends on it.
 
     `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
-    converts its checkpoints accordingly (`runs.lineage.CONVERTIBLE`).
+    converts its checkpoints accordingly (`converts` in `engines`).
     `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
     "nothing" keys are not in `config_hash`.
     `least`: the least value of a number, if nothing else is checked of it.
@@ -49,93 +61,156 @@ def key(
     of_site: bool = False,
     added: bool = False,
 ) -> Any:
-    """A key of a table: its default and its nature; `added` if there were runs before the key existed."""
-    return field(default=default, metadata={"nature": Nature(resume, decides, least, of_site, (default,) * added)})
+    """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
+    return field(default=default, metadata={"rules": KeyRules(resume, decides, least, of_site, (default,) * added)})
 
 
-def natures(table: Any) -> dict[str, Nature]:
-    """The nature of each key of a table, in the order of its fields."""
-    return {entry.name: entry.metadata["nature"] for entry in fields(table)}
+def key_rules(table: Any) -> dict[str, KeyRules]:
+    """The rules of each key of a table, in the order of its fields."""
+    return {entry.name: entry.metadata["rules"] for entry in fields(table)}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """`[model.rope_scaling]`: how the rotation's frequencies are lowered for long sequences, as Llama 3.1 does it."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: Literal["llama3"]
+    "The rule by which frequencies are scaled: llama3."
+    factor: float
+    "Frequencies of wavelengths above original_max_position_embeddings / low_freq_factor are divided by it; 8 or 32."
+    low_freq_factor: float
+    "Wavelengths above original_max_position_embeddings / this are scaled in full; for example 1."
+    high_freq_factor: float
+    "Wavelengths below original_max_position_embeddings / this are not scaled; above low_freq_factor; for example 4."
+    original_max_position_embeddings: int
+    "Positions that the model was trained with before; for example 8192."
 
 
 @dataclass(frozen=True)
 class Model:
-    """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed."""
+    """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed.
+
+    The keys after `vocab_multiple` give another shape than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
+    """
 
     __pydantic_config__ = _STRICT
 
     preset: str | None = key(None, "never", "nothing")
+    'A model by its name, whose sizes the other keys may change; for example "gpt2-xl".'
     hidden: int | None = key(None, "never", "speed")
+    "Width of the model, a multiple of heads unless head_dim is given; for example 1600."
     layers: int | None = key(None, "never", "speed")
+    "Transformer layers, 1 or more; for example 48."
     heads: int | None = key(None, "never", "speed")
+    "Attention heads, a multiple of tp; for example 25."
     vocab: int | None = key(None, "never", "speed")
+    "Tokens of the vocabulary, without padding; for example 50257."
     seq: int | None = key(None, "never", "speed")
+    "Tokens of a sample; for example 1024."
     tied: bool | None = key(None, "never", "speed")
+    "Whether the head's weight is the embedding's."
     vocab_multiple: int | None = key(None, "never", "speed")
+    "The embedding's rows are padded to a multiple of this, which tp must divide; for example 64."
+    hf: str | None = key(None, "never", "nothing", added=True)
+    'A config.json of transformers, or its folder, looked for beside the experiment; for example "Llama-3.1-8B".'
+    kv_heads: int | None = key(None, "never", "speed", added=True)
+    "Heads of keys and of values, which divides heads; by default as many as heads; for example 8."
+    head_dim: int | None = key(None, "never", "speed", added=True)
+    "Width of a head, even with rotation; by default hidden / heads; for example 128."
+    ffn: int | None = key(None, "never", "speed", added=True)
+    "Width inside the MLP, a multiple of tp; by default 4 x hidden; for example 14336."
+    mlp: Mlp | None = key(None, "never", "speed", added=True)
+    "The MLP: gelu, two matrices, or swiglu, three, of which one is a gate; by default gelu."
+    norm: NormKind | None = key(None, "never", "speed", added=True)
+    "The norm before attention, MLP and head; by default layernorm."
+    norm_eps: float | None = key(None, "never", "speed", added=True)
+    "Added to the variance in a norm, above 0; by default 1e-5; for example 1e-6."
+    positions: Positions | None = key(None, "never", "speed", added=True)
+    "Learned vectors, or the rotation of queries and keys; by default learned."
+    rope_theta: float | None = key(None, "never", "speed", added=True)
+    "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
+    rope_scaling: RopeScaling | None = key(None, "never", "speed", added=True)
+    "Lower frequencies for longer sequences than those of the first training."
+    bias: Bias | None = key(None, "never", "speed", added=True)
+    "Linear layers with a bias: all, those of query, key and value, or none; by default all."
+    qk_norm: bool | None = key(None, "never", "speed", added=True)
+    "RMSNorm of each head's query and key, before the rotation; by default false."
+    nope_every: int | None = key(None, "never", "speed", added=True)
+    "No rotation in every so-manieth layer, 2 or more; by default in none; for example 4."
 
 
 @dataclass(frozen=True)
 class Data:
-    """`[data]`: where the tokens come from. The last `eval_fraction` of the tokens, or of a stream's files, is kept for
-    evaluation.
-
-    `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx. `stream` reads text, jsonl, gzip and zstd
-    files, and `workers` processes a rank tokenise them as they are read. `path = "stdlib"` means for the last two the
-    sources of the standard library, prepared if they are missing. A relative `path` in an experiment's file is looked
-    for beside that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a
-    table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own. At a damaged file a stream
-    stops the run, or skips the rest of the file and counts it.
-    """
+    """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
 
     __pydantic_config__ = _STRICT
 
     source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", "never", "speed")
+    "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, or text tokenised as it is read."
     path: str | None = key(None, "never", "speed")
+    'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
     eval_fraction: float = key(0.05, "never", "speed")
+    "Share of the tokens, or of a stream's files, that is kept for evaluation, from 0 to 1."
     tokenizer: str = key("byte", "never", "speed")
+    '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
     workers: int = key(0, "free", "speed")
+    "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", "free", "speed")
+    "At a damaged file of a stream: stop the run, or skip the rest of the file and count it."
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: the trainer of the steps and its switches; `settings.engines` says which engine takes which switch.
-
-    `partition` divides the blocks among pipeline stages: evenly, by parameters, or as a list of blocks a stage.
-    `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` is the share of the
-    optimizer that is offloaded (ZeRO-3). `tiles` splits the outputs of every linear layer (ZeRO-3 gathers one tile at a
-    time). `compile` compiles each block and the loss (block), also the embedding, the last norm and the head (edges),
-    or the model as one (whole). Compiled, `keep_residuals` keeps the residual after attention instead of computing it
-    again in the backward pass. `loss_chunks` computes the logits in pieces, and again in the backward pass;
-    `one_pass_loss` computes the loss and its gradients together, each piece once; `fused_bias_gradients` computes the
-    gradients of QKV and of GELU together with those of their biases. `sharded_optimizer` shards the moments over dp.
-    `prefetch` gathers the next block's weights during the backward pass, `reshard` frees a block's weights after its
-    forward pass. `megatron_args` are further arguments of pretrain_gpt.py.
-    """
+    """`[engine]`: the trainer of the steps and its switches; `hpc_gpt.engines` says which engine takes which switch."""
 
     __pydantic_config__ = _STRICT
 
     name: EngineName = key("deepspeed-3d", "converted", "speed")
+    "What trains; hpc-gpt help engines says what each can do."
     zero_stage: int | None = key(None, "converted", "speed")
+    "What DeepSpeed shards over dp: 0 nothing, 1 the optimizer, 2 gradients, too, 3 weights, too."
     recompute: Recompute = key("none", "free", "speed")
+    "Activations that the backward pass computes again: none, the core of attention, or every layer."
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", "free", "speed")
+    "The attention kernel; auto takes the fastest that runs here."
     compile: Compile = key("none", "free", "speed")
+    "What torch.compile takes: each block and the loss, the embedding and head, too (edges), or the model as one."
     compile_backend: Literal["inductor", "aot_eager"] = key("inductor", "free", "speed")
+    "Who compiles: Inductor makes kernels, aot_eager only the graph."
     keep_residuals: bool = key(False, "free", "speed", added=True)
+    "Compiled, keep the residual after attention instead of computing it again in the backward pass."
     sequence_parallel: bool = key(False, "free", "speed")
+    "Split the tokens of norms and residuals over the tensor-parallel ranks; needs tp 2 or more."
     partition: Partition = key("layers", "converted", "speed")
+    "How layers are divided among pipeline stages: evenly, by parameters, or a list such as [11, 13]."
     offload: Literal["none", "optimizer", "full"] = key("none", "free", "speed")
+    "What is kept in the host's memory: nothing, the optimizer, or parameters, too."
     offload_path: str | None = key(None, "free", "speed")
+    "A folder on every node's NVMe to offload to, instead of the host's memory; for example \"/local/nvme\"."
     offload_ratio: float = key(1.0, "free", "speed")
+    "Share of the optimizer that is offloaded, above 0 and at most 1; ZeRO-3."
     tiles: int = key(1, "converted", "speed")
+    "Tiles of every linear layer, which ZeRO-3 gathers one at a time; 1 or more."
     activation_offload: bool = key(False, "free", "speed")
+    "Keep the layers' activations in the host's memory."
     loss_chunks: int = key(1, "free", "speed")
+    "Pieces in which logits are computed, and again in the backward pass; 1 or more."
     one_pass_loss: bool = key(False, "free", "speed", added=True)
+    "Compute the loss and its gradients together, each piece once."
     fused_bias_gradients: bool = key(False, "free", "speed", added=True)
+    "Compute the gradients of QKV and GELU together with those of their biases."
     sharded_optimizer: bool = key(False, "free", "speed")
+    "Shard the optimizer's moments over dp; needs dp 2 or more."
+    overlap_update: bool = key(False, "free", "speed", added=True)
+    "Update each block's weights in the next step's forward pass, just before the block runs."
     prefetch: bool = key(True, "free", "speed")
+    "Gather the next block's weights during the backward pass."
     reshard: bool = key(True, "free", "speed")
+    "Free a block's gathered weights after its forward pass."
     megatron_args: tuple[str, ...] = key((), "free", "speed")
+    'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
 
 
 @dataclass(frozen=True)
@@ -145,29 +220,28 @@ class LayoutRequest:
     __pydantic_config__ = _STRICT
 
     gpus: int | None = key(None, "free", "speed")
+    "GPUs in all; for example 64."
     nodes: int | None = key(None, "free", "speed")
+    "Nodes; by default as few as hold the GPUs."
     tp: int | None = key(None, "converted", "speed")
+    "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
     pp: int | None = key(None, "converted", "speed")
+    "Pipeline parallel size: stages of layers; for example 16."
     dp: int | None = key(None, "converted", "speed")
+    "Data parallel size: copies of the model; by default what tp and pp leave."
     micro_batch: int | None = key(None, "free", "speed")
+    "Samples of one forward pass of one rank; for example 4."
     micro_batches: int | None = key(None, "free", "speed")
+    "Forward passes for one optimizer step (gradient accumulation, pipeline chunks); for example 16."
     global_batch: int | None = key(None, "never", "speed")
+    "Samples of one optimizer step: micro_batch x micro_batches x dp; for example 1024."
     allow_tp_across_nodes: bool = key(False, "free", "nothing")
+    "Accept a tp that spans nodes, over their slow links."
 
 
 @dataclass(frozen=True)
 class Train:
     """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
-
-    `optimizer_mode` is how the update is computed. `host` is the processor's own kernel, for offloaded states.
-    `compiled` updates master weights, moments and half-precision weights in one compiled pass (engine ddp, bf16 or
-    fp16); `fused` stays the default until both have been measured on a GPU.
-    `until_loss` ends the run as done when an evaluation, or without any the mean loss of the last 20 steps, is at most
-    that. Without `save_last` an attempt saves no checkpoint at its end. The last `keep_last` checkpoints are kept (0:
-    all), and those whose step `keep_every` divides (0: none). A save that the disk refuses is skipped;
-    `max_failed_saves` in a row end the attempt. With `matmul_rate` an attempt measures the device's own rate at its
-    start and at its end, the record's `matmul_tflops_before` and `_after`. If no rank completes a step for
-    `hang_multiple` times the median step, and for at least `hang_floor_s`, the attempt ends as a hang (0: never).
 
     Keys that are free on resume change neither the weights nor the order of the data, except `steps` and `until_loss`:
     a run that is done must change one of them to train further, and its decaying learning rate then differs from that
@@ -177,70 +251,119 @@ class Train:
     __pydantic_config__ = _STRICT
 
     steps: int = key(1000, "free", "schedule", least=1)
+    "Optimizer steps of the whole run, 1 or more; for example 10000."
     minutes: float | None = key(None, "free", "nothing")
+    "Minutes after which the run ends as done, at the end of a step; for example 90."
     dtype: Dtype = key("bf16", "never", "speed")
+    "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
     seed: int = key(1, "never", "schedule")
+    "Seed of the initial weights and of the order of the data; for example 1."
+    init: str | None = key(None, "never", "schedule", added=True)
+    'A folder of transformers\' config.json and safetensors to begin from, instead of random weights; "Llama-3.2-1B".'
     deterministic: bool = key(False, "free", "speed")
+    "Use deterministic kernels only: the same layout gives the same bits, more slowly."
     tf32: bool = key(False, "free", "speed")
+    "Let fp32 products run as TF32, with 10 bits of mantissa."
     optimizer: Literal["adamw", "sgd"] = key("adamw", "never", "speed")
+    "AdamW, or SGD without momentum."
     optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(None, "free", "speed")
+    "How the update is computed; host is for offloaded states, compiled one pass (ddp, bf16 or fp16)."
     lr: float = key(3e-4, "never", "schedule", least=0)
+    "Learning rate after the warm-up; for example 3e-4."
     min_lr: float = key(0.0, "never", "schedule", least=0)
+    "Learning rate at the end of the decay; for example 3e-5."
     warmup_steps: int = key(0, "never", "schedule", least=0)
+    "Steps in which the learning rate rises from 0; for example 200."
     decay: Literal["cosine", "constant"] = key("cosine", "never", "schedule")
+    "After the warm-up the learning rate falls as a cosine to min_lr, or stays."
     weight_decay: float = key(0.1, "never", "schedule", least=0)
+    "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
     beta1: float = key(0.9, "never", "schedule")
+    "AdamW's decay of the first moment, from 0 to 1."
     beta2: float = key(0.95, "never", "schedule")
+    "AdamW's decay of the second moment, from 0 to 1."
     eps: float = key(1e-8, "never", "schedule", least=0)
+    "AdamW's term beside the root of the second moment."
     clip: float = key(1.0, "never", "speed", least=0)
+    "The gradient's norm is clipped to this; 0 for never."
     log_every: int = key(10, "free", "nothing", least=1)
+    "Steps from one logged line to the next, 1 or more; for example 10."
     eval_every: int = key(0, "free", "schedule", least=0)
+    "Steps from one evaluation to the next; 0 for none; for example 500."
     eval_batches: int = key(4, "free", "speed", least=0)
+    "Micro-batches a rank of one evaluation; for example 4."
     save_every: int = key(0, "free", "nothing", least=0)
+    "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
     save_last: bool = key(True, "free", "nothing")
+    "Save a checkpoint when an attempt ends."
     save_in_background: bool = key(True, "free", "nothing")
+    "Write checkpoints while the training continues."
     keep_last: int = key(0, "free", "nothing", least=0)
+    "Checkpoints that are kept, the newest; 0 for all; for example 3."
     keep_every: int = key(0, "free", "nothing", least=0)
+    "Keep those, too, whose step this divides; 0 for none; for example 5000."
     max_failed_saves: int = key(3, "free", "nothing", least=1)
+    "Saves in a row that a disk may refuse before the attempt ends, 1 or more."
     max_bad_steps: int = key(20, "free", "nothing", least=0)
+    "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
     until_loss: float | None = key(None, "free", "nothing")
+    "End as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
     matmul_rate: bool = key(False, "free", "nothing")
+    "Measure the device's own matrix product rate before and after the steps."
     hang_multiple: float = key(20.0, "free", "nothing", least=0)
+    "End as a hang after so many times the median step without a step of any rank; 0 for never."
     hang_floor_s: float = key(300.0, "free", "nothing", least=0)
+    "Seconds without a step that are never a hang; for example 300."
 
 
 @dataclass(frozen=True)
 class Job:
-    """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile.
-
-    `max_gpu_hours` is a budget over all attempts of a run. `preflight` probes every node before the ranks start;
-    `spare_nodes` are requested in addition to those of the layout, to replace a node that fails the preflight.
-    `retry_pause_s` is the first pause before a retry; it doubles with each failure in a row.
-    """
+    """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile."""
 
     __pydantic_config__ = _STRICT
 
     name: str | None = key(None, "free", "nothing")
+    "The job's name in the queue; by default the experiment's."
     time: str | None = key(None, "free", "nothing")
+    'Time limit of a job, in one of sbatch\'s forms; for example "20:00:00".'
     partition: str | None = key(None, "free", "nothing", of_site=True)
+    'The partition, or several; for example "gpu_p13".'
     account: str | None = key(None, "free", "nothing", of_site=True)
+    'The account that pays; for example "abc@v100".'
     qos: str | None = key(None, "free", "nothing", of_site=True)
+    'The quality of service; for example "qos_gpu-t3".'
     constraint: str | None = key(None, "free", "nothing", of_site=True)
+    'Features that nodes must have; for example "v100-32g".'
     reservation: str | None = key(None, "free", "nothing", of_site=True)
+    "A reservation to run in."
     nodelist: str | None = key(None, "free", "nothing", of_site=True)
+    'Nodes that must be used; for example "r10i[0-3]n0".'
     exclude: str | None = key(None, "free", "nothing", of_site=True)
+    'Nodes that must not be used; for example "r11i2n4".'
     comment: str | None = key(None, "free", "nothing")
+    "A comment for the accounting."
     mem: str | None = key(None, "free", "nothing")
+    'Memory of a node, as sbatch has it; for example "160G".'
     cpus_per_task: int | None = key(None, "free", "nothing")
+    "CPUs of a rank; by default a node's CPUs over its GPUs."
     dependency: str | None = key(None, "free", "nothing")
+    'Jobs that must end before; for example "afterok:4711".'
     exclusive: bool | None = key(None, "free", "nothing")
+    "Whether the job has its nodes to itself."
     signal_lead_s: int | None = key(None, "free", "nothing")
+    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved; for example 120."
     max_gpu_hours: float | None = key(None, "free", "nothing")
+    "Budget over all attempts of a run, in GPU-hours; for example 500."
     retry_pause_s: int | None = key(None, "free", "nothing")
+    "Seconds before the first retry; doubled with each failure in a row; for example 30."
     preflight: bool | None = key(None, "free", "nothing")
+    "Probe every node before the ranks start."
     spare_nodes: int | None = key(None, "free", "nothing")
+    "Nodes that are requested in addition, to replace one that fails the preflight; for example 1."
     sbatch: tuple[str, ...] = key((), "free", "nothing")
+    'Further options of sbatch; for example ["--mail-type=END"].'
     srun: tuple[str, ...] = key((), "free", "nothing")
+    'Further options of srun; for example ["--cpu-bind=none"].'
 
 
 @dataclass(frozen=True)
@@ -250,44 +373,13 @@ class Experiment:
     __pydantic_config__ = _STRICT
 
     name: str = "experiment"
+    "Names the run's folder and its job; by default the file's name."
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     engine: Engine = field(default_factory=Engine)
     layout: LayoutRequest = field(default_factory=LayoutRequest)
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
-
-
-def experiment_keys() -> list[tuple[str, Any, str]]:
-    """(dotted key, default, type as text) of every key of an experiment."""
-    return _keys_of(Experiment, "")
-
-
-def _keys_of(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:
-    rows: list[tuple[str, Any, str]] = []
-    hints = get_type_hints(kind)
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        if is_dataclass(hint):
-            rows += _keys_of(hint, f"{prefix}{entry.name}.")
-        else:
-            default = None if entry.default is MISSING else entry.default
-            rows.append((prefix + entry.name, default, _type_words(hint)))
-    return rows
-
-
-def _type_words(hint: Any) -> str:
-    """A type as text for the user."""
-    if get_origin(hint) is Literal:
-        return " | ".join(str(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {_type_words(get_args(hint)[0])}s"
-    options = [option for option in get_args(hint) if option is not type(None)]
-    if options:
-        return " | ".join(_type_words(option) for option in options)
-    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
-        getattr(hint, "__name__", ""), str(hint)
-    )
 
 
 # --- job.time

@@ -17,14 +17,22 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
-from hpc_gpt.settings.experiment import Experiment, Train
-from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.settings.experiment import Experiment, Model, Train
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
+# What is tried first on a cluster.
+SMALL_EXPERIMENT = "demo"
 SWEEP_FILE = "sweep.toml"
+# The keys of [model] that a preset decides. Vocabulary, sequence and tied head may stay an experiment's own.
+OF_A_MODEL = [
+    f"model.{entry.name}"
+    for entry in fields(Model)
+    if entry.name not in ("preset", "vocab", "seq", "tied", "vocab_multiple")
+]
 # A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
@@ -32,7 +40,7 @@ _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, seed.step_s = 0.661 }, its nam
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One row: its tables over the base, the seed's own figures by column, and why it cannot run, else None."""
 
     name: str
@@ -52,7 +60,7 @@ class ExperimentFile:
     path: Path
     text: str
     tables: Mapping[str, Any]
-    rows: tuple[Row, ...] | None
+    rows: tuple[SweepRow, ...] | None
     stated: tuple[tuple[Path, Mapping[str, Any]], ...]
 
     @property
@@ -61,11 +69,11 @@ class ExperimentFile:
         return str(self.tables["name"])
 
     @property
-    def possible(self) -> list[Row]:
+    def possible(self) -> list[SweepRow]:
         """The rows that can run."""
         return [row for row in self.rows or () if row.impossible is None]
 
-    def row(self, name: str | None) -> Row | None:
+    def row(self, name: str | None) -> SweepRow | None:
         """The row of that name, or the first that can run; None if the file is no sweep.
 
         Raises ConfigError if there is no such row, or if it is impossible.
@@ -123,7 +131,7 @@ def read_experiment(name: str) -> ExperimentFile:
     tables.setdefault("name", _default_name(path))
     rows = tables.pop("rows", None)
     checked = _check_rows(rows, path) if rows is not None else None
-    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, checked, tuple(stated))
+    return ExperimentFile(path, path.read_text(encoding="utf-8-sig"), tables, checked, tuple(stated))
 
 
 def find_sweep(experiment: str) -> ExperimentFile | None:
@@ -149,7 +157,13 @@ def load_experiment(
     tables, given = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
     faults = _schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
-    return check_tables(tables, Experiment, str(file.path), given, faults)
+    experiment = check_tables(tables, Experiment, str(file.path), given, faults)
+    experiment = _with_weights_found(
+        experiment,
+        None if "train.init" in given else _folder_of("train", "init", file, row),
+        "data.tokenizer" in keys_given(file, overrides, row),
+    )
+    return _with_config_found(experiment, None if "model.hf" in given else _folder_of("model", "hf", file, row))
 
 
 def keys_given(
@@ -162,10 +176,42 @@ def keys_given(
 
 def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
     """The absolute folder of the file that states an experiment's data.path; None if no file does."""
-    if "data.path" in (overrides or {}):
-        return None
+    return None if "data.path" in (overrides or {}) else _folder_of("data", "path", file, row)
+
+
+def _folder_of(table: str, key: str, file: ExperimentFile, row: str | None) -> Path | None:
+    """The absolute folder of the newest file that states a key; None if no file does."""
     newest_first = reversed(file.stated_with(row))
-    return next((path.parent.resolve() for path, tables in newest_first if "path" in _keys(tables, "data")), None)
+    return next((path.parent.resolve() for path, tables in newest_first if key in _keys(tables, table)), None)
+
+
+def _with_config_found(experiment: Experiment, folder: Path | None) -> Experiment:
+    """The experiment with an absolute model.hf: beside the file in `folder` that states it, else here."""
+    name = experiment.model.hf
+    if name is None:
+        return experiment
+    return replace(experiment, model=replace(experiment.model, hf=_found(name, folder)))
+
+
+def _with_weights_found(experiment: Experiment, folder: Path | None, names_tokenizer: bool) -> Experiment:
+    """The experiment with an absolute train.init, found as model.hf is. Its folder gives the model's shape if [model]
+    has none, and the tokenizer of text that is tokenised as it is read if none is named."""
+    if experiment.train.init is None:
+        return experiment
+    found = _found(experiment.train.init, folder)
+    model, data = experiment.model, experiment.data
+    if model.preset is None and model.hf is None and model.hidden is None:
+        model = replace(model, hf=found)
+    tokenizer = Path(found, "tokenizer.json")
+    if data.source == "stream" and not names_tokenizer and tokenizer.is_file():
+        data = replace(data, tokenizer=str(tokenizer))
+    return replace(experiment, model=model, data=data, train=replace(experiment.train, init=found))
+
+
+def _found(name: str, folder: Path | None) -> str:
+    """The absolute path of a file or folder: beside the experiment's file in `folder`, else here."""
+    places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
+    return str(next((place for place in places if place.exists()), places[0]))
 
 
 def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
@@ -245,7 +291,7 @@ def _default_name(path: Path) -> str:
 # --- rows
 
 
-def choose_row(rows: Sequence[Row], name: str | None, path: Path) -> Row:
+def choose_row(rows: Sequence[SweepRow], name: str | None, path: Path) -> SweepRow:
     """The row of that name, or the first that can run. ConfigError if there is none, or if it is impossible."""
     if name is None:
         possible = next((row for row in rows if row.impossible is None), None)
@@ -261,11 +307,11 @@ def choose_row(rows: Sequence[Row], name: str | None, path: Path) -> Row:
     return row
 
 
-def _check_rows(table: Any, path: Path) -> tuple[Row, ...]:
+def _check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
     """The rows of a `[rows]` table as TOML gives it; ConfigError with every fault of every row."""
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{path}: rows must be a table with a line for each row", _EXAMPLE)
-    rows: list[Row] = []
+    rows: list[SweepRow] = []
     names: dict[str, str] = {}
     faults: list[str] = []
     for name, values in table.items():
@@ -285,7 +331,7 @@ def _check_rows(table: Any, path: Path) -> tuple[Row, ...]:
         except ConfigError as fault:
             faults += str(fault).splitlines()
         seed = values.get("seed", {})
-        rows.append(Row(name, own, dict(seed) if isinstance(seed, Mapping) else {}, values.get("impossible")))
+        rows.append(SweepRow(name, own, dict(seed) if isinstance(seed, Mapping) else {}, values.get("impossible")))
     if faults:
         raise ConfigError("\n".join(faults), _EXAMPLE)
     return tuple(rows)
@@ -370,7 +416,7 @@ def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     train = experiment.train
     if not train.warmup_steps > train.steps >= 1:
         return experiment, ()
-    most = train.steps - 1 if experiment.engine.name == MEGATRON_LM else train.steps
+    most = train.steps - engine_named(experiment.engine.name).least_steps_after_warmup
     return replace(experiment, train=replace(train, warmup_steps=most)), (warmup_words(train.warmup_steps, most),)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpc_gpt.errors import LayoutError
+from hpc_gpt.words import counted
 
 
 class Coordinate(NamedTuple):
@@ -73,7 +74,7 @@ def check_gpus(layout: Layout, gpus: int) -> None:
     if layout.gpus != gpus:
         product = f"{layout.tp} x {layout.pp} x {layout.dp} = {layout.gpus}"
         raise LayoutError(
-            f"layout {layout} needs {layout.gpus} GPUs ({product}), but there are {gpus}",
+            f"layout {layout} needs {counted(layout.gpus, 'GPU')} ({product}), but there are {gpus}",
             f"use --gpus {layout.gpus}{_fitting(layout, gpus)}",
         )
 
@@ -103,8 +104,8 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
     if layout.gpus > nodes * gpus_per_node:
         enough = -(-layout.gpus // gpus_per_node)
         raise LayoutError(
-            f"layout {layout} needs {layout.gpus} GPUs, but {nodes} nodes of {gpus_per_node} GPUs "
-            f"give {nodes * gpus_per_node}",
+            f"layout {layout} needs {layout.gpus} GPUs, but {counted(nodes, 'node')} of "
+            f"{counted(gpus_per_node, 'GPU')} {'gives' if nodes == 1 else 'give'} {nodes * gpus_per_node}",
             f"use --nodes {enough}{_fitting(layout, nodes * gpus_per_node)}",
         )
     per_node = min(gpus_per_node, -(-layout.gpus // nodes))
@@ -122,12 +123,3 @@ def _fitting(layout: Layout, gpus: int) -> str:
             sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, axis: gpus // others}
             return f", or {Layout(**sizes)}"
     return ""
-
-
-def default_tp(gpus: int, gpus_per_node: int, heads: int, pp: int) -> int:
-    """The default tp: the largest that divides the GPUs of a node and the heads, if tp x pp divides `gpus`."""
-    return max(
-        tp
-        for tp in range(1, gpus_per_node + 1)
-        if gpus_per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0
-    )

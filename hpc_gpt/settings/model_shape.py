@@ -1,52 +1,73 @@
-"""The shape of a GPT, by sizes or by preset; its parameters and the layers of each pipeline stage."""
+"""The shape of a decoder: its matrices and norms, what follows from them, and the layers of each pipeline stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings.experiment import Partition
+from hpc_gpt.errors import LayoutError
+from hpc_gpt.settings.experiment import Bias, Mlp, NormKind, Partition, Positions, RopeScaling
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.tables import close_matches
 
-# {name: (hidden, layers, heads)}: OpenAI's four GPT-2 sizes, and seed 001's by the size that its tables print. The
-# shapes are in its Slurm scripts (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" has
-# 52.0e9 parameters. The largest are GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion
-# of Narayanan et al. 2021, table 1, at their sequence of 2048.
-PRESETS = {
-    "gpt2": (768, 12, 12),
-    "gpt2-medium": (1024, 24, 16),
-    "gpt2-large": (1280, 36, 20),
-    "gpt2-xl": (1600, 48, 25),
-    "7.5b": (4096, 36, 32),
-    "18b": (6144, 40, 32),
-    "22b": (8192, 32, 32),
-    "23b": (7168, 40, 32),
-    # The seed has no script for its 24B rows; 25.1e9 parameters is the nearest shape of its family.
-    "24b": (7168, 40, 32),
-    "28b": (7168, 48, 32),
-    "30b": (7168, 48, 32),
-    "36b": (8192, 48, 32),
-    "48b": (8192, 64, 32),
-    "50b": (8192, 64, 32),
-    "61b": (9216, 64, 32),
-    "78b": (10240, 64, 32),
-    "91b": (11264, 64, 32),
-    "109b": (12288, 64, 32),
-    "175b": (12288, 96, 96),
-    "193b": (16384, 64, 32),
-    "530b": (20480, 105, 128),
-    "1t": (25600, 128, 160),
-}
-_SEQ_2048 = ("175b", "530b", "1t")
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight of a transformer layer, [rows, columns]: so many outputs of so many inputs.
+
+    Tensor parallelism divides its rows or its columns (`split`), and a bias with the rows. A rank has at least
+    `least_rows`: a head of the keys, if there are fewer of them than ranks.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    split: Literal["rows", "columns"]
+    bias: bool = False
+    least_rows: int = 0
+
+    @property
+    def size(self) -> int:
+        """Parameters of the weight without its bias."""
+        return self.rows * self.columns
+
+    def rows_on(self, tp: int) -> float:
+        """Rows on one of `tp` ranks."""
+        return max(self.rows / tp, self.least_rows) if self.split == "rows" else self.rows
+
+    def columns_on(self, tp: int) -> float:
+        """Columns on one of `tp` ranks."""
+        return self.columns if self.split == "rows" else self.columns / tp
+
+    def size_on(self, tp: int) -> float:
+        """Parameters of the weight without its bias on one of `tp` ranks."""
+        return self.rows_on(tp) * self.columns_on(tp)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation over `width`, with or without a bias; whole on every rank."""
+
+    name: str
+    width: int
+    bias: bool
+
+    @property
+    def params(self) -> int:
+        return self.width * (2 if self.bias else 1)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A GPT-2 shaped model: pre-norm blocks, learned positions, GELU, biases everywhere.
+    """The shape of a decoder with a norm before attention and MLP. Without the fields after `vocab_multiple` it is
+    GPT-2's: learned positions, GELU, biases everywhere.
 
-    `vocab` is the tokenizer's; the embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`.
+    A layer is a list of matrices and norms; parameters, bytes and FLOPs follow from it. `vocab` is the tokenizer's; the
+    embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None
+    if they follow from the other sizes (`key_heads`, `head_width`, `mlp_width`). The layers are all alike, but that
+    `rotates` is false in every `nope_every`-th one.
     """
 
     hidden: int
@@ -56,101 +77,355 @@ class ModelShape:
     seq: int = 1024
     tied: bool = True
     vocab_multiple: int = 64
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    mlp: Mlp = "gelu"
+    norm: NormKind = "layernorm"
+    positions: Positions = "learned"
+    bias: Bias = "all"
+    embedding_norm: bool = False  # BLOOM's
+    norm_eps: float = 1e-5
+    rope_theta: float = 1e4
+    rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False
+    nope_every: int | None = None
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    def key_heads(self) -> int:
+        """Heads of keys and of values: fewer than `heads` with grouped queries."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries, and of attention's output: all heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def mlp_width(self) -> int:
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def is_gated(self) -> bool:
+        return self.mlp == "swiglu"
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether several queries share a head of keys and values."""
+        return self.key_heads < self.heads
+
+    def rotates(self, layer: int) -> bool:
+        """Whether queries and keys are rotated in the layer, counted from 0."""
+        return self.positions == "rope" and not (self.nope_every and (layer + 1) % self.nope_every == 0)
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether it is GPT-2's, whichever of its sizes are given."""
+        sizes = self.key_heads == self.heads and self.query_width == self.hidden and self.mlp_width == 4 * self.hidden
+        plain = not self.is_gated and self.norm == "layernorm" and not self.embedding_norm and not self.qk_norm
+        return sizes and plain and self.positions == "learned" and self.bias == "all" and self.norm_eps == 1e-5
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding. A multiple of 64 pads GPT-2's 50257 to 50304, as seed 002 does."""
+        """Rows of the embedding. A multiple of 64 pads GPT-2's 50257 to 50304, as nanoGPT does."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The weights of one layer, in the order of its forward pass."""
+        return _matrices(self)
+
+    @property
+    def products(self) -> dict[str, tuple[Matrix, ...]]:
+        """The matrices of one layer by the linear layer that computes them together, by its name in our model."""
+        found: dict[str, tuple[Matrix, ...]] = {}
+        for matrix in self.matrices:
+            found[_LINEAR[matrix.name]] = (*found.get(_LINEAR[matrix.name], ()), matrix)
+        return found
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The names of our model's parameters, in its order."""
+        linear = [name for layer, parts in self.products.items() for name in _names(layer, parts[0].bias)]
+        first, second, *rest = (_names(norm.name, norm.bias) for norm in self.norms)
+        of_heads = [name for names in rest for name in names]
+        in_attention = [name.startswith("attention") for name in linear].count(True)
+        block = [*first, *linear[:in_attention], *of_heads, *second, *linear[in_attention:]]
+        return [
+            *_names("embedding", False),
+            *(_names("position", False) if self.position_params else []),
+            *(f"blocks.{number}.{name}" for number in range(self.layers) for name in block),
+            *_names("norm", self.outer_norms[-1].bias),
+            *([] if self.tied else _names("head", False)),
+        ]
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of one layer."""
+        of_heads = ("attention.query_norm", "attention.key_norm") if self.qk_norm else ()
+        return (
+            *(Norm(name, self.hidden, self.norm == "layernorm") for name in ("norm1", "norm2")),
+            *(Norm(name, self.head_width, False) for name in of_heads),
+        )
+
+    @property
+    def outer_norms(self) -> tuple[Norm, ...]:
+        """The norms outside the layers: the last one, and one of the embedding if there is one."""
+        names = ("embedding_norm", "norm") if self.embedding_norm else ("norm",)
+        return tuple(Norm(name, self.hidden, self.norm == "layernorm") for name in names)
+
+    @property
+    def position_params(self) -> int:
+        """Parameters of learned positions."""
+        return self.seq * self.hidden if self.positions == "learned" else 0
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of the matrices of one layer, without biases: 12 h^2 for GPT-2's."""
+        return sum(matrix.size for matrix in self.matrices)
+
+    @property
+    def block_params(self) -> int:
+        """Parameters of one layer: 12 h^2 + 13 h for GPT-2's."""
+        biases = sum(matrix.rows for matrix in self.matrices if matrix.bias)
+        return self.layer_weights + biases + sum(norm.params for norm in self.norms)
 
     @property
     def params(self) -> int:
         """Parameters of the whole model, the tied embedding counted once."""
         embedding = self.padded_vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * self.block_params + embedding + self.seq * self.hidden + 2 * self.hidden
+        outside = self.position_params + sum(norm.params for norm in self.outer_norms)
+        return self.layers * self.block_params + embedding + outside
 
-    @property
-    def block_params(self) -> int:
-        """Parameters of one transformer layer.
-
-        12 h^2 + 13 h: QKV 3h^2 + 3h, projection h^2 + h, MLP 8h^2 + 5h, two norms 4h.
-        """
-        return 12 * self.hidden**2 + 13 * self.hidden
-
-    # Other decoders differ in these: the planner's PublishedShape has fields for them.
-
-    @property
-    def mlp(self) -> int:
-        """Width of the MLP."""
-        return 4 * self.hidden
-
-    @property
-    def kv_share(self) -> float:
-        """Width of the keys (and of the values) divided by the hidden size: 1 without grouped queries."""
-        return 1.0
-
-    @property
-    def gated(self) -> bool:
-        """Whether the MLP has a third matrix, as SwiGLU has."""
-        return False
-
-    @property
-    def biases(self) -> bool:
-        """Whether matrices and norms have biases."""
-        return True
-
-    @property
-    def positions(self) -> bool:
-        """Whether positions are learned: seq x hidden parameters."""
-        return True
+    def table(self) -> dict[str, Any]:
+        """The fields as a table of resolved.json: those after `vocab_multiple` only if they differ from GPT-2's, so
+        that the settings of a GPT-2 have the same text and hash as ever."""
+        table = asdict(self)
+        later = list(table)[list(table).index("vocab_multiple") + 1 :]
+        return {name: value for name, value in table.items() if name not in later or value != _DEFAULTS[name]}
 
 
-def preset(name: str) -> ModelShape:
-    """The shape of a preset, whose case is ignored; ConfigError with close matches if there is none."""
-    try:
-        hidden, layers, heads = PRESETS[name.lower()]
-    except KeyError:
-        hint = close_matches(name.lower(), PRESETS) or "give hidden, layers and heads under [model] instead"
-        raise ConfigError(f"no model preset {name!r}; known: {', '.join(PRESETS)}", hint) from None
-    return ModelShape(hidden, layers, heads, seq=2048 if name.lower() in _SEQ_2048 else 1024)
+# {matrix: the linear layer of our model that has it}
+_LINEAR = {
+    **dict.fromkeys("qkv", "attention.qkv"),
+    "o": "attention.projection",
+    **dict.fromkeys(("gate", "up"), "feed_forward.up"),
+    "down": "feed_forward.down",
+}
+
+
+def _names(layer: str, bias: bool) -> list[str]:
+    return [f"{layer}.weight", f"{layer}.bias"] if bias else [f"{layer}.weight"]
+
+
+_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+
+
+@lru_cache(maxsize=4096)
+def _matrices(shape: ModelShape) -> tuple[Matrix, ...]:
+    hidden, head, ffn = shape.hidden, shape.head_width, shape.mlp_width
+    queries, keys = shape.query_width, shape.key_heads * head
+    qkv, everywhere = shape.bias in ("all", "qkv"), shape.bias == "all"
+    up = [Matrix(name, ffn, hidden, "rows", everywhere) for name in (("gate", "up") if shape.is_gated else ("up",))]
+    return (
+        Matrix("q", queries, hidden, "rows", qkv),
+        Matrix("k", keys, hidden, "rows", qkv, least_rows=head),
+        Matrix("v", keys, hidden, "rows", qkv, least_rows=head),
+        Matrix("o", hidden, queries, "columns", everywhere),
+        *up,
+        Matrix("down", hidden, ffn, "columns", everywhere),
+    )
+
+
+@lru_cache(maxsize=4096)
+def layer_params(shape: ModelShape, tp: int) -> float:
+    """Parameters of one layer on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3).
+
+    Matrices are divided, and biases of those that are divided by rows; the other biases and the norms are not.
+
+    >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
+    True
+    """
+    matrices = sum(matrix.size_on(tp) + (matrix.rows_on(tp) if matrix.bias else 0) for matrix in shape.matrices)
+    return matrices + sum(norm.params for norm in shape.norms)
+
+
+def replicated_params(shape: ModelShape) -> int:
+    """Parameters that each tensor-parallel rank has whole: norms, positions, and biases after an all-reduce."""
+    biases = sum(matrix.rows for matrix in shape.matrices if matrix.bias and matrix.split == "columns")
+    norms = sum(norm.params for norm in shape.norms)
+    return shape.layers * (biases + norms) + shape.position_params + sum(norm.params for norm in shape.outer_norms)
+
+
+def vocab_rows(shape: ModelShape, tp: int) -> int:
+    """Rows of the embedding on one of `tp` ranks."""
+    return -(-shape.padded_vocab // tp)
+
+
+def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
+    """Parameters outside the layers on one rank of a stage: embeddings on the first, last norm and head on the last.
+
+    A tied head is the embedding itself on a single stage, and a copy of it on the last of several.
+    """
+    rows = vocab_rows(shape, tp) * shape.hidden
+    params = 0.0
+    if stage == 0:
+        params += rows + shape.position_params + sum(norm.params for norm in shape.outer_norms[:-1])
+    if stage == pp - 1:
+        params += shape.outer_norms[-1].params
+        if pp > 1 or not shape.tied:
+            params += rows
+    return params
 
 
 def check_shape(shape: ModelShape) -> None:
-    """LayoutError for a size below 1, or heads that do not divide the hidden size."""
-    for name in ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple"):
+    """LayoutError for sizes that contradict each other, or that no model has."""
+    for name in ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple", "kv_heads", "head_dim", "ffn"):
         size = getattr(shape, name)
-        if size < 1:
+        if size is not None and size < 1:
             raise LayoutError(f"model.{name} is {size}, but must be at least 1", f"give a positive {name}")
-    if shape.hidden % shape.heads:
+    if shape.head_dim is None and shape.hidden % shape.heads:
         raise LayoutError(
             f"hidden {shape.hidden} is not a multiple of heads {shape.heads}: "
             f"{shape.hidden} / {shape.heads} = {shape.hidden / shape.heads:.2f}",
             "choose heads that divide hidden",
         )
+    if shape.heads % shape.key_heads:
+        raise LayoutError(
+            f"kv_heads {shape.key_heads} does not divide the {shape.heads} heads: "
+            f"{shape.heads} / {shape.key_heads} = {shape.heads / shape.key_heads:.2f}",
+            f"use a model.kv_heads that divides {shape.heads}",
+        )
+    if not (shape.norm_eps > 0 and math.isfinite(shape.norm_eps)):
+        raise LayoutError(f"model.norm_eps is {shape.norm_eps}, but must be above 0", "use 1e-5 or 1e-6")
+    _check_rotation(shape)
+
+
+def _check_rotation(shape: ModelShape) -> None:
+    given = {"rope_theta": shape.rope_theta != 1e4, "rope_scaling": shape.rope_scaling, "nope_every": shape.nope_every}
+    if shape.positions != "rope":
+        if useless := [name for name, is_given in given.items() if is_given]:
+            raise LayoutError(
+                f"model.{useless[0]} is given, but model.positions is {shape.positions}: nothing is rotated",
+                f'set model.positions = "rope", or leave {", ".join(useless)} out',
+            )
+        return
+    if shape.head_width % 2:
+        raise LayoutError(
+            f"model.head_dim is {shape.head_width}, but a rotation needs pairs: it must be even",
+            f"use model.head_dim = {shape.head_width + 1}, or other heads",
+        )
+    if not (shape.rope_theta > 1 and math.isfinite(shape.rope_theta)):
+        raise LayoutError(f"model.rope_theta is {shape.rope_theta:g}, but must be above 1", "use 10000 or 500000")
+    if shape.nope_every is not None and shape.nope_every < 2:
+        raise LayoutError(f"model.nope_every is {shape.nope_every}, but must be 2 or more", "leave it out for none")
+    if (scaling := shape.rope_scaling) is not None:
+        figures = {"factor": (scaling.factor, 1.0), "low_freq_factor": (scaling.low_freq_factor, 0.0)}
+        figures["original_max_position_embeddings"] = (scaling.original_max_position_embeddings, 1)
+        for name, (figure, least) in figures.items():
+            if not (figure >= least and figure > 0 and math.isfinite(figure)):
+                must = f"at least {least:g}" if least else "above 0"
+                raise LayoutError(f"model.rope_scaling.{name} is {figure:g}, but must be {must}", "Llama 3.1 has 8")
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        if not (high > low and math.isfinite(high)):
+            raise LayoutError(
+                f"model.rope_scaling.high_freq_factor is {high:g}, but must be above low_freq_factor, {low:g}",
+                "Llama 3.1 has 1 and 4",
+            )
 
 
 def check_split(shape: ModelShape, layout: Layout) -> None:
-    """LayoutError if the layout cannot split the model: its heads, vocabulary rows or layers."""
-    if shape.heads % layout.tp:
-        raise LayoutError(
-            f"tp {layout.tp} does not divide the {shape.heads} heads: {shape.heads} / {layout.tp} = "
-            f"{shape.heads / layout.tp:.2f}",
+    """LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows or layers."""
+    if (obstacle := split_obstacle(shape, layout)) is not None:
+        raise LayoutError(obstacle.message, obstacle.hint)
+
+
+def default_tp(gpus: int, gpus_per_node: int, shape: ModelShape, pp: int) -> int:
+    """The default tp: the largest that divides the GPUs of a node and the model, if tp x pp divides `gpus`."""
+    return max(
+        tp
+        for tp in range(1, gpus_per_node + 1)
+        if gpus_per_node % tp == 0 and _divides_heads(shape, tp) and gpus % (tp * pp) == 0
+    )
+
+
+def _divides_heads(shape: ModelShape, tp: int) -> bool:
+    keys = shape.key_heads
+    return shape.heads % tp == 0 and shape.mlp_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)
+
+
+class Obstacle(NamedTuple):
+    """Why a layout cannot split a model: in a few words, as a message, and what to do."""
+
+    words: str
+    message: str
+    hint: str
+
+
+def split_obstacle(shape: ModelShape, layout: Layout) -> Obstacle | None:
+    """The first reason why the layout cannot split the model; None if it can."""
+    tp = layout.tp
+    if shape.heads % tp:
+        return Obstacle(
+            "tp does not divide the heads",
+            f"tp {tp} does not divide the {shape.heads} heads: {shape.heads} / {tp} = {shape.heads / tp:.2f}",
             f"use a tp that divides {shape.heads}",
         )
-    if shape.padded_vocab % layout.tp:
-        raise LayoutError(
-            f"tp {layout.tp} does not divide the padded vocabulary {shape.padded_vocab} "
+    if shape.key_heads % tp and tp % shape.key_heads:
+        return Obstacle(
+            "tp and kv_heads do not divide each other",
+            f"tp {tp} and the {shape.key_heads} kv_heads: neither divides the other",
+            f"use a tp that divides {shape.key_heads}, or a multiple of it",
+        )
+    if shape.key_heads * shape.head_width % tp:
+        return Obstacle(
+            "tp does not divide the width of the keys",
+            f"tp {tp} does not divide the {shape.key_heads} kv_heads x head_dim {shape.head_width} = "
+            f"{shape.key_heads * shape.head_width}",
+            f"use a tp that divides {shape.key_heads * shape.head_width}",
+        )
+    if shape.mlp_width % tp:
+        return Obstacle(
+            "tp does not divide the ffn",
+            f"tp {tp} does not divide ffn {shape.mlp_width}: {shape.mlp_width} / {tp} = {shape.mlp_width / tp:.2f}",
+            f"use a tp that divides {shape.mlp_width}",
+        )
+    if shape.padded_vocab % tp:
+        return Obstacle(
+            "tp does not divide the padded vocabulary",
+            f"tp {tp} does not divide the padded vocabulary {shape.padded_vocab} "
             f"({shape.vocab} padded to a multiple of {shape.vocab_multiple})",
-            f"set model.vocab_multiple to a multiple of {layout.tp}",
+            f"set model.vocab_multiple to a multiple of {tp}",
         )
     if shape.layers < layout.pp:
-        raise LayoutError(
+        return Obstacle(
+            "more stages than layers",
             f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
             f"use --pp {shape.layers} or fewer",
         )
+    return None
+
+
+def architecture_of(shape: ModelShape) -> str | None:
+    """transformers' class of this shape; None if it has none."""
+    is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
+    if (shape.mlp, shape.norm, shape.positions) == ("gelu", "layernorm", "learned"):
+        return "GPT2LMHeadModel" if is_whole and shape.bias == "all" and not shape.embedding_norm else None
+    if (shape.mlp, shape.norm, shape.positions) != ("swiglu", "rmsnorm", "rope") or shape.embedding_norm:
+        return None
+    special = [shape.qk_norm, shape.nope_every is not None, shape.bias != "none"]
+    if sum(special) > 1:
+        return None
+    if shape.qk_norm:
+        return "Qwen3ForCausalLM"
+    if shape.nope_every is not None:
+        return "SmolLM3ForCausalLM"
+    return "Qwen2ForCausalLM" if shape.bias == "qkv" else "LlamaForCausalLM"
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:
@@ -180,15 +455,10 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
     return list(partition)
 
 
-def stage_params(shape: ModelShape, blocks: list[int]) -> list[int]:
-    """Parameters of each stage, of all its tensor-parallel ranks together, from its transformer layers."""
-    rows = shape.padded_vocab * shape.hidden
-    params = [count * shape.block_params for count in blocks]
-    params[0] += rows + shape.seq * shape.hidden
-    params[-1] += 2 * shape.hidden
-    if not shape.tied or len(blocks) > 1:
-        params[-1] += rows
-    return params
+def stage_params(shape: ModelShape, blocks: Sequence[int], tp: int = 1) -> list[float]:
+    """Parameters of each stage on one of `tp` ranks, from its transformer layers."""
+    each, pp = layer_params(shape, tp), len(blocks)
+    return [count * each + outer_params(shape, tp, pp, stage) for stage, count in enumerate(blocks)]
 
 
 def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
@@ -205,7 +475,7 @@ def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
                 if middle or not left:
                     yield [first, *(stage_layers(left, middle) if middle else []), last]
 
-    def unevenness(blocks: list[int]) -> tuple[int, int]:
+    def unevenness(blocks: list[int]) -> tuple[float, float]:
         params = stage_params(shape, blocks)
         return max(params), sum(count * count for count in params)
 

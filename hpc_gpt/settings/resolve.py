@@ -1,153 +1,36 @@
-"""Resolve an experiment: decide every value, refuse every contradiction; and turn the result into an experiment again.
-
-Rendering, submission, training and reporting share one object, `Resolved`, whose text is `resolved.json` in the run
-folder. It has no run id, time, host or path of the machine that made it.
-"""
+"""Resolve an experiment: decide every value, refuse every contradiction; and turn the result into one again."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import math
-import re
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
-from hpc_gpt import __version__
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings import megatron_lm
-from hpc_gpt.settings.batch import Batch, solve_batch
+from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer, splits
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Nature, Train, natures
-from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, preset
-from hpc_gpt.tables import LARGEST, from_tables
+from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.hf_config import read_config
+from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
+from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, default_tp
+from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tables import LARGEST
 
-SCHEMA = 1
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
-# For tables of a Resolved: the table of the experiment that has the natures of their keys.
-_ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
+# Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
+SMALL = 10**9
 # {source that needs a path: (what is missing without one, what to do)}
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
     "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
     "stream": ("no text", 'set data.path to a folder of text, or to "stdlib" to try it'),
 }
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """The complete settings of one run. `job` is the experiment's request laid over the profile's.
-
-    `cluster` lacks the keys that only the planner reads, so that no calibration changes a script. `sweep` and `row` are
-    the names of a sweep's row, else None.
-    """
-
-    name: str
-    preset: str | None
-    model: ModelShape
-    data: Data
-    engine: Engine
-    layout: Layout
-    batch: Batch
-    gpus: int
-    nodes: int
-    ranks_per_node: int
-    train: Train
-    job: Job
-    cluster: ClusterProfile
-    sweep: str | None = None
-    row: str | None = None
-    version: str = __version__
-    schema: int = SCHEMA
-
-    @property
-    def slug(self) -> str:
-        """The experiment's name as a folder name."""
-        return folder_name(self.name)
-
-    def natures(self, name: str) -> dict[str, Nature]:
-        """The nature of each key of one of its tables."""
-        return natures(_ASKED_AS.get(name, type(getattr(self, name))))
-
-    def to_json(self) -> str:
-        """The text of resolved.json, the same bytes for the same settings."""
-        return self._json
-
-    @functools.cached_property
-    def _json(self) -> str:
-        tables = asdict(self)
-        for key in OF_THE_PLANNER:
-            del tables["cluster"][key]
-        return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
-
-    @staticmethod
-    def from_json(text: str) -> Resolved:
-        """The object of a text that `to_json` gave; ConfigError if it is damaged or of another schema."""
-        try:
-            tables = json.loads(text)
-            if tables["schema"] != SCHEMA:
-                raise ConfigError(
-                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
-                    f"use the version that wrote it: {tables['version']}",
-                )
-            resolved = from_tables(Resolved, tables)
-            _check_stored(resolved)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-            if isinstance(fault, ConfigError):
-                raise
-            raise ConfigError(
-                f"resolved.json cannot be read: {fault!r}", "the run folder is damaged; submit again"
-            ) from None
-        assert isinstance(resolved, Resolved)
-        return resolved
-
-
-def folder_name(name: str) -> str:
-    """A name that a folder can have: anything but letters, digits, dots, dashes and underscores becomes `_`.
-
-    >>> folder_name("../x y")
-    '_x_y'
-    """
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
-
-
-def config_hash(resolved: Resolved) -> str:
-    """16 hex digits of the settings that decide weights and speed: equal for runs that count as repeats."""
-    return _hash_of(resolved, ("speed", "schedule"))
-
-
-def speed_hash(resolved: Resolved) -> str:
-    """A text of the cluster and the settings that decide speed: equal for runs that should be equally fast."""
-    return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
-
-
-def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
-    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
-    for name in ("model", "data", "engine", "layout", "batch", "train"):
-        of_keys = resolved.natures(name)
-        table = vars(getattr(resolved, name))
-        kept[name] = {
-            key: value
-            for key, value in table.items()
-            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
-        }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _check_stored(resolved: Resolved) -> None:
-    """ValueError or LayoutError for settings that `resolve` never returns."""
-    check_shape(resolved.model)
-    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}")
-    if resolved.engine.zero_stage is None:
-        raise ValueError("engine.zero_stage is null")
 
 
 def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
@@ -159,48 +42,64 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
     check_split(shape, layout)
     asked = experiment.layout
-    batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
-    _check_train(experiment.train)
-    _check_budget(experiment.job.max_gpu_hours)
-    engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
-    _check_data(experiment.data)
-    data = experiment.data
-    if engine.name == megatron_lm.NAME:
-        data = megatron_lm.megatron_data(data)
-        megatron_lm.check_run(layout, shape, experiment.train)
     of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
-    resolved = Resolved(
-        name=experiment.name,
-        preset=experiment.model.preset,
-        model=shape,
-        data=data,
-        engine=engine,
-        layout=layout,
-        batch=batch,
-        gpus=layout.gpus,
-        nodes=nodes,
-        ranks_per_node=-(-layout.gpus // nodes),
-        train=resolve_optimizer(experiment.train, engine),
-        job=_job_over_profile(experiment, profile),
-        cluster=replace(profile, **of_the_planner),
+    return _decided(
+        Resolved(
+            name=experiment.name,
+            preset=experiment.model.preset,
+            model=shape,
+            data=experiment.data,
+            engine=experiment.engine,
+            layout=layout,
+            batch=solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch),
+            gpus=layout.gpus,
+            nodes=nodes,
+            ranks_per_node=-(-layout.gpus // nodes),
+            train=experiment.train,
+            job=_job_over_profile(experiment, profile),
+            cluster=replace(profile, **of_the_planner),
+        )
     )
-    if engine.name == megatron_lm.NAME:
-        megatron_lm.check_own_arguments(resolved)
+
+
+def with_tables(resolved: Resolved, **tables: Any) -> Resolved:
+    """The same run with other `layout` (of as many GPUs), `batch`, `engine` or `train`; every other value stays.
+
+    Raises LayoutError or ConfigError as `resolve` does.
+    """
+    return _decided(replace(resolved, **tables))
+
+
+def _decided(run: Resolved) -> Resolved:
+    """The run with the values that follow from several of its tables, which must not contradict each other."""
+    check_split(run.model, run.layout)
+    _check_train(run.train)
+    _check_budget(run.job.max_gpu_hours)
+    engine = resolve_engine(run.engine, run.layout, run.model, run.train)
+    _check_data(run.data)
+    facts = engine_named(engine.name)
+    data = facts.data_of(run.data)
+    facts.check_run(run.layout, run.model, run.train)
+    if run.train.init is not None and facts.is_program:
+        raise ConfigError(
+            f"train.init is {run.train.init}, but engine {engine.name} is another program, which reads other files",
+            "use another engine, or give the program its own arguments",
+        )
+    resolved = replace(run, data=data, engine=engine, train=resolve_optimizer(run.train, engine))
+    facts.check_resolved(resolved)
     return resolved
 
 
-def with_train(resolved: Resolved, train: Train) -> Resolved:
-    """The same run with another [train]. Raises ConfigError and LayoutError as `resolve` does."""
-    _check_train(train)
-    if resolved.engine.name == megatron_lm.NAME:
-        megatron_lm.check_run(resolved.layout, resolved.model, train)
-    return replace(resolved, train=resolve_optimizer(train, resolved.engine))
-
-
 def resolve_shape(model: Model) -> ModelShape:
-    """The preset's sizes with the given ones laid over them; ConfigError if a size is missing."""
-    given = {key: size for key, size in vars(model).items() if size is not None and key != "preset"}
-    if model.preset is not None:
+    """The sizes of preset or config.json with the given ones laid over them; ConfigError if one is missing."""
+    given = {key: size for key, size in vars(model).items() if size is not None and key not in ("preset", "hf")}
+    if model.preset is not None and model.hf is not None:
+        raise ConfigError(
+            f"model.preset is {model.preset}, and model.hf is {model.hf}: both give the sizes", "leave one of them out"
+        )
+    if model.hf is not None:
+        shape = replace(read_config(Path(model.hf), model.seq), **given)
+    elif model.preset is not None:
         shape = replace(preset(model.preset), **given)
     else:
         missing = [name for name in ("hidden", "layers", "heads") if name not in given]
@@ -218,7 +117,7 @@ def _resolve_layout(
 ) -> tuple[Layout, int]:
     """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
 
-    An engine without a pipeline splits over tp only if that is requested.
+    A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
     """
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
@@ -235,7 +134,8 @@ def _resolve_layout(
         else:
             gpus = per_node
     tp = asked.tp
-    if tp is None and not splits(engine.name, "pp") and not (asked.dp and splits(engine.name, "tp")):
+    facts = engine_named(engine.name)
+    if tp is None and not facts.splits("pp") and not (asked.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
         if gpus % pp:
@@ -245,9 +145,11 @@ def _resolve_layout(
             )
         if asked.dp and gpus % (pp * asked.dp) == 0 and gpus // (pp * asked.dp) <= per_node:
             tp = gpus // (pp * asked.dp)
+        elif shape.params < SMALL:
+            tp = 1
         else:
             spread = asked.nodes is not None and gpus % asked.nodes == 0
-            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape.heads, pp)
+            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape, pp)
     layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
     try:
         if asked.nodes is not None and asked.gpus is None:
@@ -284,7 +186,10 @@ def _nearest(
             return None
         return found
 
-    words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=None)) else []
+    pp, tp = asked.pp or 1, None
+    if engine_named(engine.name).splits("pp") and gpus % pp == 0:  # a small model, too, is to be split here
+        tp = default_tp(gpus, profile.gpus_per_node, shape, pp)
+    words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
     across: dict[str, Any] = {"allow_tp_across_nodes": True}
     for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
         if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
@@ -301,9 +206,9 @@ def _check_train(train: Train) -> None:
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
     faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
-    for key, nature in natures(type(train)).items():
-        if nature.least is not None and key not in endless and values[key] < nature.least:
-            must = f"be at least {nature.least}" if nature.least else "not be negative"
+    for key, rules in key_rules(type(train)).items():
+        if rules.least is not None and key not in endless and values[key] < rules.least:
+            must = f"be at least {rules.least}" if rules.least else "not be negative"
             faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
@@ -365,7 +270,7 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }
     return {
-        "model": {"preset": resolved.preset, **asdict(resolved.model)},
+        "model": {"preset": resolved.preset, **resolved.model.table()},
         "data": asdict(resolved.data),
         "engine": asdict(resolved.engine),
         "layout": layout,
@@ -377,9 +282,10 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
 def experiment_of(resolved: Resolved) -> Experiment:
     """The experiment that resolves to `resolved` under the same profile."""
     tables = experiment_tables(resolved)
+    sizes = {name: getattr(resolved.model, name) for name in resolved.model.table()}
     return Experiment(
         resolved.name,
-        Model(**tables["model"]),
+        Model(preset=resolved.preset, **sizes),
         resolved.data,
         resolved.engine,
         LayoutRequest(**tables["layout"]),
@@ -401,4 +307,6 @@ def _toml(value: Any) -> str:
     """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped."""
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

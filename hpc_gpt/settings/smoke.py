@@ -1,13 +1,20 @@
-"""A run made small enough for any machine: same engine and switches, every axis at most 2, a tiny model, 5 steps."""
+"""A run made small enough: for any machine, with the same engine and switches; or demo, for a cluster profile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from hpc_gpt.engines import engine_named
+from hpc_gpt.errors import UserError
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.experiment_file import warmup_words
+from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT, load_experiment, warmup_words
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted
 
 STEPS = 5
 HIDDEN = 64
@@ -23,6 +30,23 @@ class Smoke:
 
     experiment: Experiment
     notes: tuple[str, ...] = ()
+
+
+def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int]:
+    """{key: value} to lay over SMALL_EXPERIMENT for the largest of its layouts that the profile's nodes, and `gpus` in
+    all, can hold; empty if that is its own."""
+    own = load_experiment(SMALL_EXPERIMENT).layout
+    most, most_tp, most_pp = own.gpus or 1, own.tp or 1, own.pp or 1
+    for ranks, tp, pp in itertools.product((most, most // 2, 1), (most_tp, 1), (most_pp, 1)):
+        sizes = {"layout.gpus": ranks, "layout.tp": tp, "layout.pp": pp}
+        if ranks % (tp * pp) or ranks > (gpus or ranks):
+            continue
+        try:
+            resolve(load_experiment(SMALL_EXPERIMENT, sizes), profile)
+        except UserError:
+            continue
+        return {} if (ranks, tp, pp) == (most, most_tp, most_pp) else sizes
+    return {}
 
 
 def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
@@ -45,7 +69,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
     )
     dtype, notes = real.train.dtype, list[str]()
-    if dtype == "fp16" and not has_gpu and "deepspeed" in real.engine.name:
+    if dtype == "fp16" and not has_gpu and not engine_named(real.engine.name).trains_fp16_on_cpu:
         dtype = "bf16"
         notes.append("DeepSpeed does not train in fp16 on a CPU: bf16 here")
     engine = replace(
@@ -57,6 +81,8 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
         engine = replace(engine, attention="auto")
     train = _train(experiment.train, dtype)
+    if experiment.train.init is not None:
+        notes.append("a small model has no weights of train.init's folder: random ones here")
     if train.warmup_steps != experiment.train.warmup_steps:
         notes.append(warmup_words(experiment.train.warmup_steps, train.warmup_steps))
     small = Experiment(
@@ -86,7 +112,7 @@ def _sizes(resolved: Resolved) -> dict[str, str]:
         "layout": f"{resolved.layout} on {gpus}",
         "model": f"{shape.layers} layers of {shape.hidden}, {shape.heads} heads, seq {shape.seq}, vocab {shape.vocab}",
         "batch": f"{batch.micro_batch} x {batch.micro_batches} x dp {resolved.layout.dp} = {batch.global_batch}",
-        "train": f"{resolved.train.steps} steps in {resolved.train.dtype}",
+        "train": f"{counted(resolved.train.steps, 'step')} in {resolved.train.dtype}",
     }
 
 
@@ -103,13 +129,34 @@ def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int
 
 def _model(real: ModelShape, tp: int, layers: int, seq: int) -> Model:
     hidden, heads = real.hidden, real.heads
-    if hidden > HIDDEN or heads % tp:
+    if hidden > HIDDEN or heads % tp or not real.is_gpt2:
         hidden = HIDDEN
         heads = next(count for count in (4, 2, 1) if count <= max(heads, tp) and count % tp == 0)
+    kind = {} if real.is_gpt2 else _small_kind(real, heads, tp)
     vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
     return Model(
-        hidden=hidden, layers=layers, heads=heads, vocab=256, seq=seq, tied=real.tied, vocab_multiple=vocab_multiple
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        vocab=256,
+        seq=seq,
+        tied=real.tied,
+        vocab_multiple=vocab_multiple,
+        **kind,
     )
+
+
+def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
+    """What makes a shape another than GPT-2's, small: fewer heads of keys if the real one has fewer, an MLP of about
+    the same proportion, and a rotation whose scaling acts within the short sequence."""
+    sizes = ("preset", "hf", "hidden", "layers", "heads", "vocab", "seq", "tied", "vocab_multiple")
+    kind = {entry.name: getattr(real, entry.name) for entry in fields(Model) if entry.name not in sizes}
+    kind["kv_heads"] = max(1, heads // 2) if real.is_grouped else heads
+    kind["head_dim"] = 2 * HIDDEN // heads if real.query_width != real.hidden else None
+    kind["ffn"] = max(1, round(HIDDEN * real.mlp_width / real.hidden / 8 / tp)) * 8 * tp
+    if real.rope_scaling is not None:
+        kind["rope_scaling"] = replace(real.rope_scaling, original_max_position_embeddings=SEQ // 2)
+    return kind
 
 
 def _rows(vocab_multiple: int) -> int:
@@ -130,6 +177,7 @@ def _train(train: Train, dtype: Dtype) -> Train:
     return replace(
         train,
         steps=STEPS,
+        init=None,
         minutes=None,
         dtype=dtype,
         warmup_steps=min(1, train.warmup_steps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import data_dir, give_name
+from hpc_gpt.files import data_dir, give_name, try_folder
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.sources import file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens
@@ -24,6 +25,7 @@ from hpc_gpt.tokens.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
+    beginning_documents,
     collect_characters,
     open_tokenizer,
     table_path,
@@ -37,19 +39,19 @@ _ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
 _ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
-def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> TokenFile:
+def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE, begins: bool = False) -> TokenFile:
     """Makes the token file `out` from a text or jsonl file, compressed or not, a folder of such files, or "stdlib".
 
     The same source gives the same bytes. `out` gets its name when it is complete. With tokenizer "char" its table of
-    characters is written beside it. Raises DataError and leaves nothing if the source is missing, damaged or without
-    text, if `out` exists, or if the disk refuses.
+    characters is written beside it. `begins`: a begin-of-text token comes before each document. Raises DataError and
+    leaves nothing if the source is missing, damaged or without text, if `out` exists, or if the disk refuses.
     """
     read, out = _reader(source), Path(out)
     table = None
     _refuse_taken(out, table_path(out) if tokenizer == CHAR else out)
     if tokenizer == CHAR:
         table = collect_characters(read(), str(source))
-    chosen = table or open_tokenizer(tokenizer)
+    chosen = _chosen(table or open_tokenizer(tokenizer), begins)
     with contextlib.ExitStack() as undo, _refusals(out, _ELSEWHERE):
         if table is not None:
             _write_table(table, table_path(out))
@@ -59,12 +61,12 @@ def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> 
     return open_tokens(out)
 
 
-def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE) -> int:
+def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE, begins: bool = False) -> int:
     """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document.
 
     Returns the number of tokens.
     """
-    prefix, chosen = Path(prefix), open_tokenizer(tokenizer)
+    prefix, chosen = Path(prefix), _chosen(open_tokenizer(tokenizer), begins)
     _refuse_taken(*megatron.paths(prefix))
     with _refusals(prefix, _ELSEWHERE):
         count = megatron.write(_reader(source)(), prefix, chosen, str(source))
@@ -125,6 +127,13 @@ def stdlib_path(suffix: str = ".tokens") -> Path:
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
+def check_room(path: Path) -> None:
+    """DataError if data that are yet to be made cannot be written to `path`."""
+    with _refusals(path, _ROOM):
+        try_folder(path.parent)
+
+
+@functools.cache
 def stdlib_length() -> int:
     """The number of tokens of the standard library's sources, by bytes. Writes nothing."""
     return sum(len(piece) for piece in _stdlib_pieces())
@@ -140,6 +149,10 @@ def _stdlib_files() -> Iterator[Path]:
 def _stdlib_pieces() -> Iterator[bytes]:
     for path in _stdlib_files():
         yield from file_pieces(path)
+
+
+def _chosen(tokenizer: Tokenizer, begins: bool) -> Tokenizer:
+    return beginning_documents(tokenizer) if begins else tokenizer
 
 
 def _write_shard(folder: Path, number: int, files: list[Path]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.experiment import Data
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.build import (
     STDLIB,
@@ -23,15 +23,17 @@ from hpc_gpt.tokens.build import (
     build_stdlib,
     build_stdlib_megatron,
     build_stdlib_shards,
+    check_room,
     stdlib_length,
     stdlib_path,
 )
 from hpc_gpt.tokens.megatron import check_tokens, check_window, open_megatron
 from hpc_gpt.tokens.order import sample_position
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
-from hpc_gpt.tokens.sources import find_path
+from hpc_gpt.tokens.sources import find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
-from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
+from hpc_gpt.tokens.tokenizer import BYTE, CHAR, ByteTokenizer, check_table, open_tokenizer, tokenizer_name
+from hpc_gpt.words import counted
 
 Sample = NDArray[Any]
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
@@ -59,29 +61,39 @@ def _is_stdlib(data: Data) -> bool:
 
 
 def located(resolved: Resolved, beside: Path | None) -> Resolved:
-    """The settings with data.path in `beside`, the folder of the file that has the key, if the data are there."""
-    here = _relative(resolved.data)
-    if beside is None or here is None or not (beside / here).exists():
-        return resolved
-    return replace(resolved, data=replace(resolved.data, path=str(beside / str(resolved.data.path))))
+    """The settings with data.path and a tokenizer's file in `beside`, the folder of the file that has data.path, if
+    they are there."""
+    data = resolved.data
+    found: dict[str, Any] = {}
+    if beside is not None and (here := _relative(data)) is not None and (beside / here).exists():
+        found["path"] = str(beside / str(data.path))
+    if beside is not None and (table := _relative_tokenizer(data)) is not None and (beside / table).exists():
+        found["tokenizer"] = str(beside / table)
+    return replace(resolved, data=replace(data, **found)) if found else resolved
 
 
 def check_beside(data: Data, beside: Path) -> Path | None:
-    """`beside` if data.path is searched there, else None.
+    """`beside` if data.path or a tokenizer's file is searched there, else None.
 
     Raises DataError if both `beside` and the current folder have a file of that name: the user must choose one before
     the run exists.
     """
-    here = _relative(data)
-    if here is None:
-        return None
-    there = beside / here
-    if there.exists() and here.exists() and not there.samefile(here):
-        raise DataError(
-            f"data.path {data.path} is ambiguous: {there}, beside the file with the key, and {here.absolute()}",
-            "remove one, or give an absolute path: --set data.path=PATH",
-        )
-    return beside
+    searched = {"path": _relative(data), "tokenizer": _relative_tokenizer(data)}
+    for key, here in searched.items():
+        there = beside / here if here is not None else None
+        if here is not None and there is not None and there.exists() and here.exists() and not there.samefile(here):
+            raise DataError(
+                f"data.{key} {getattr(data, key)} is ambiguous: {there}, beside the file with the key, and "
+                f"{here.absolute()}",
+                f"remove one, or give an absolute path: --set data.{key}=PATH",
+            )
+    return beside if any(here is not None for here in searched.values()) else None
+
+
+def _relative_tokenizer(data: Data) -> Path | None:
+    """The relative path of a tokenizer's file; None if it is absolute or data.tokenizer is a name."""
+    path = Path(data.tokenizer)
+    return path if path.suffix == ".json" and not path.expanduser().is_absolute() else None
 
 
 def _relative(data: Data) -> Path | None:
@@ -92,13 +104,24 @@ def _relative(data: Data) -> Path | None:
     return None if path.expanduser().is_absolute() else path
 
 
-def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
+def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = None) -> Path | None:
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens.
 
-    Data from the standard library's sources are made if they are missing. Without `make` nothing is made, and what
-    would be made is checked. Raises DataError if data are missing, damaged, of a larger vocabulary than the model's or
-    of another tokenizer than data.tokenizer, or too few for one sample or for all readers.
+    A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
+    missing. Without `make` nothing is made, and what would be made is checked. Raises DataError if data are missing,
+    damaged, of a larger vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one
+    sample or for all readers.
     """
+    try:
+        return _ensure(located(resolved, beside), make)
+    except DataError as fault:
+        here = _relative(resolved.data)
+        if here is None or not (places := places_searched(str(here), beside)):
+            raise
+        raise DataError(str(fault), f"{places}; {fault.hint}") from None
+
+
+def _ensure(resolved: Resolved, make: bool) -> Path | None:
     path = data_path(resolved)
     if path is None:
         return None
@@ -116,6 +139,7 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
                 check_count(path, STDLIB_SHARDS, resolved)
             else:
                 check_length(path, stdlib_length(), resolved)
+            check_room(path)
             return path
         if data.source == "stream":
             build_stdlib_shards()
@@ -215,6 +239,62 @@ def _fraction_for(tokens: int, count: int) -> float:
     if int(count * fraction) < tokens:
         fraction += 10.0**-digits
     return round(min(0.99, fraction), digits)
+
+
+def describe_data(resolved: Resolved) -> tuple[str, ...]:
+    """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps; and
+    whether they use less than a tenth of the model's vocabulary."""
+    data, vocab = resolved.data, resolved.model.vocab
+    if data.source == "random":
+        return ("data: random tokens, to measure speed; nothing is learnt from them",)
+    path = data_path(resolved)
+    assert path is not None
+    what = "Python's own sources" if _is_stdlib(data) else str(path)
+    used: int | None = None
+    if data.source == "stream":
+        used = open_tokenizer(data.tokenizer).vocab
+        made = list_shards(path, resolved) if path.exists() else None
+        size = sum(made.sizes) if made else split_tokens(stdlib_length(), data.eval_fraction)
+        shards = len(made.training) if made else STDLIB_SHARDS - int(STDLIB_SHARDS * data.eval_fraction)
+        length = f"{shards:,} shard{'s' if shards > 1 else ''} to train on, about {size:,} bytes of text"
+        samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
+        unknown = "how many tokens these are is known when they are read"
+    else:
+        file = _file_if_made(resolved, path)
+        count = stdlib_length() if file is None else len(file.tokens)
+        # Megatron's files do not state their vocabulary.
+        used = ByteTokenizer.vocab if _is_stdlib(data) else file.vocab if file is not None and file.tokenizer else None
+        training = split_tokens(count, data.eval_fraction)
+        length, unknown = f"{training:,} tokens to train on", ""
+        samples = (training - 1) // resolved.model.seq
+    by = f" by tokenizer {data.tokenizer}" if used is not None else ""
+    steps, each = resolved.train.steps, resolved.batch.global_batch
+    epochs = (
+        f"{_count(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
+        if samples
+        else unknown
+    )
+    line = f"data: {what}{by}, {length}; {epochs}"
+    if used is None or 10 * used >= vocab:
+        return (line,)
+    share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
+    hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
+    return (line, f"note: the data have {share}; {hint}")
+
+
+def _file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
+    """The run's token file or Megatron's pair; None for data of the standard library that are not made yet."""
+    files = megatron.paths(path) if resolved.data.source == "megatron" else (path,)
+    return open_file(resolved) if all(file.exists() for file in files) else None
+
+
+def _count(number: float) -> str:
+    """A number with three digits, and never fewer than its integer part has.
+
+    >>> _count(1234.5), _count(12.345), _count(0.012345)
+    ('1,234', '12.3', '0.0123')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 class Samples(Protocol):

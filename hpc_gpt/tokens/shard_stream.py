@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.reader_process import Chunk, Place, ReaderProcess, ReaderTask, read_chunks, read_windows
 from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name

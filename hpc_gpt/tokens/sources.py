@@ -37,6 +37,16 @@ def find_path(name: str) -> Path:
     return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
 
 
+def places_searched(name: str, beside: Path | None = None) -> str:
+    """Where a relative path was looked for, with `beside` first; empty for one that is absolute or found."""
+    if (path := Path(name).expanduser()).is_absolute():
+        return ""
+    folders = dict.fromkeys([*([beside] if beside else []), Path.cwd(), data_dir()])
+    if any((folder / path).exists() for folder in folders):
+        return ""
+    return f"looked for in {', '.join(str(folder) for folder in folders)}"
+
+
 def text_files(source: Path) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
@@ -45,16 +55,19 @@ def text_files(source: Path) -> list[Path]:
     """
     if not source.exists():
         raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
-    if not source.is_dir():
-        return [source]
-    return [
-        path
-        for path in sorted(source.rglob("*"), key=lambda path: path.relative_to(source).parts)
-        if not any(part.startswith(".") for part in path.relative_to(source).parts)
-        and path.is_file()
-        and path.stat().st_size
-        and not _is_binary(path)
-    ]
+    return [path for path, why in listed_files(source) if not why] if source.is_dir() else [source]
+
+
+def listed_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """(file, why it is left out; empty if it is read) of a folder, in the order of their paths."""
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts):
+        if path.is_file():
+            if any(part.startswith(".") for part in path.relative_to(folder).parts):
+                yield path, "hidden"
+            elif not path.stat().st_size:
+                yield path, "empty"
+            else:
+                yield path, "binary" if _is_binary(path) else ""
 
 
 def pieces(source: Path) -> Iterator[bytes]:

@@ -36,6 +36,8 @@ _GATHERED_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 # Names of the token that ends a document in a tokenizer.json.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
+# Names of the token that begins one: Llama's of 3 and of 2, which is Mistral's, and Gemma's.
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
 _REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 
 Tokens = NDArray[Any]
@@ -52,6 +54,19 @@ class Tokenizer(Protocol):
 
         Raises DataError, with `where` as the text's name and the offset, for bytes that are not UTF-8.
         """
+
+
+def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with its begin-of-text token before each document. Raises DataError if it has none."""
+    begin = getattr(tokenizer, "begin", None)
+    if not isinstance(tokenizer, WordTokenizer) or begin is None:
+        raise DataError(
+            f"tokenizer {tokenizer.name} has no token that begins a text",
+            f"leave --begin-token out, or give a tokenizer.json that has one of {', '.join(_BEGINS)}",
+        )
+    return WordTokenizer(
+        tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer._end_number, begin, begins=True
+    )
 
 
 def open_tokenizer(description: str) -> Tokenizer:
@@ -106,17 +121,27 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if any."""
+    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if any, and `begin`
+    the one before it, which is written if `begins`."""
 
-    def __init__(self, name: str, vocab: int, encode_text: Any, end: int | None) -> None:
+    def __init__(
+        self, name: str, vocab: int, encode_text: Any, end: int | None, begin: int | None = None, begins: bool = False
+    ) -> None:
         self.name = name
         self.vocab = vocab
+        self.begin = begin
+        self._begins = begins
         self._encode_text = encode_text
+        self._end_number = end
         self._end = np.array([] if end is None else [end], dtype=np.uint32)
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """See `Tokenizer`."""
+        is_first = self._begins
         for _, text in texts(pieces, where):
+            if is_first and text is not None:
+                yield np.array([self.begin], dtype=np.uint32)
+            is_first = self._begins and text is None
             yield self._end if text is None else np.array(self._encode_text(text), dtype=np.uint32)
 
 
@@ -251,12 +276,14 @@ def _open_file(path: Path) -> Tokenizer:
     found.no_truncation()
     found.no_padding()
     ends = (found.token_to_id(end) for end in _ENDS)
+    begins = (found.token_to_id(begin) for begin in _BEGINS)
     return WordTokenizer(
         _file_name(text),
         # Token numbers may have gaps.
         1 + max(found.get_vocab(with_added_tokens=True).values(), default=0),
         lambda text: found.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         next((end for end in ends if end is not None), None),
+        next((begin for begin in begins if begin is not None), None),
     )
 
 

@@ -6,14 +6,15 @@ Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.train.ending import report_failure
 from hpc_gpt.train.full_disk import install_patient_output
 from hpc_gpt.train.signals import Signals
@@ -30,10 +31,8 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _find_attempt(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
-        if run.resolved().engine.name == MEGATRON_LM:
-            from hpc_gpt.train.megatron_lm import MegatronRank
-
-            program = MegatronRank(run, attempt, signals)
+        if (facts := engine_named(run.resolved().engine.name)).is_program:
+            program = importlib.import_module(facts.trainer).RANK(run, attempt, signals)
             signals.on_quit = program.quit
             code = program.train()
             sys.stdout.flush()

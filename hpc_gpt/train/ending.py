@@ -1,21 +1,20 @@
-"""How an attempt ends, in order or by a failure: its class, its cause, the exit code, and ended.json.
+"""Writes how an attempt ends, and classifies a failure: its class, its cause, the exit code.
 
-Needs no torch, because the rank of a foreign program uses it too.
+`runs.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import shutil
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, DataError, RunFolderError, UserError
+from hpc_gpt.runs.end_policy import End, asks_to_requeue, class_of_sigterm
+from hpc_gpt.runs.rank_end import LOST_PEER
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.train.full_disk import is_disk_full, release
 from hpc_gpt.train.signals import Signals
 
@@ -33,76 +32,21 @@ _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _PATIENCE_S = 10.0
 
 
-@dataclass(frozen=True)
-class End:
-    """How an attempt ends: a class of `state.ENDED`, the cause, and whether the job is requeued."""
-
-    ended: str
-    cause: str | None = None
-    requeue: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
-        return 1 if self.ended in ("nan", "disk_full", "error") else 0
-
-    @property
-    def leaves_time(self) -> bool:
-        """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
-        return not self.requeue and self.ended not in ("cancelled", "budget")
-
-
-# The ends that signals and requests ask for; a SIGTERM is a preemption or a cancel.
-INTERRUPTED = End("stopped", "Ctrl-C")
-PREEMPTED = End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
-CANCELLED = End("cancelled", "SIGTERM")
-STOPPED = End("stopped", "hpc-gpt stop")
-REQUEUED = End("requeued", "hpc-gpt requeue", requeue=True)
-WALLTIME = End("walltime", "SIGUSR2: the time limit is near", requeue=True)
-
-
-def minutes_over(minutes: float | None) -> End:
-    """The end of a run whose train.minutes are over."""
-    return End("done", f"train.minutes = {minutes:g} are over")
-
-
-def budget_over(max_gpu_hours: float | None) -> End:
-    """The end of an attempt whose run would otherwise take more than its job.max_gpu_hours."""
-    return End("budget", f"job.max_gpu_hours = {max_gpu_hours:g} are used up" if max_gpu_hours else "no time left")
-
-
-def budget_end(environment: Mapping[str, str], lead_s: int | None) -> float | None:
-    """Epoch seconds at which an attempt must begin to save, so that it has ended when the run's budget is spent.
-
-    The job's script exports that time as HPC_GPT_STOP_AT. `lead_s`, the lead of the signal before the time limit, is
-    what a save may take. None without a budget.
-    """
-    try:
-        return float(environment["HPC_GPT_STOP_AT"]) - (lead_s or 0)
-    except (KeyError, ValueError):
-        return None
-
-
 def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
-    """Writes ended.json, the mark that asks for a requeue, and a line in the log. Called on rank 0."""
-    resolved = run.resolved()
-    wanted = end.requeue and resolved.cluster.chain != "none" and can_resume(resolved.engine)
-    requeue = wanted and not is_cancelled(run, attempt)
+    """Writes ended.json, with the wish for a requeue, and a line in the log. Called on rank 0."""
+    requeue = asks_to_requeue(run, attempt, end)
     release(attempt)
-    if requeue:
-        attempt.requeue.touch()
     attempt.write_ended(end.ended, end.cause, step, requeue)
+    if requeue and attempt.ended().get("requeue"):
+        # If their python dies, scripts of earlier versions look for this file, not for the key.
+        with contextlib.suppress(OSError):
+            (attempt.folder / "requeue").touch()
     print(f"ended {end.ended} after step {step}" + (f": {end.cause}" if end.cause else ""), flush=True)
 
 
-def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
-    """Whether `hpc-gpt cancel` has marked this job."""
-    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
-
-
-def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:
-    """Whether the SIGTERM that ends this attempt is a preemption. Called on rank 0."""
-    return not is_cancelled(run, attempt) and signals.is_preemption()
+def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals) -> End:
+    """The end of an attempt that a SIGTERM ends. Asks Slurm, so it is called on rank 0 alone."""
+    return class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time())
 
 
 def classify(error: BaseException) -> tuple[str, int]:
@@ -156,7 +100,8 @@ def report_failure(error: BaseException, rank: int, attempt: Attempt | None, ste
     ended, code = classify(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
     if is_lost_peer(error):
-        print(f"rank {rank} lost another rank: {_one_line(error)}", flush=True)
+        cause = f"rank {rank} {LOST_PEER}: {_one_line(error)}"
+        print(cause, flush=True)
         _await_ended(attempt)
     elif isinstance(error, UserError):
         print(f"rank {rank}: Error: {error}\n\nhint: {error.hint}", flush=True)

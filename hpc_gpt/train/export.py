@@ -1,58 +1,52 @@
-"""Exports a run's weights: `python -m hpc_gpt.train.export RUN FOLDER [STEP]`, which `hpc-gpt export` starts.
+"""Exports a run's weights: `python -m hpc_gpt.train.export RUN FOLDER DTYPE [STEP]`, which `hpc-gpt export` starts.
 
 It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and a
 file of the export is written for every 5 GB of weights, which is about the memory that it needs.
 
-The format is that of transformers' GPT2LMHeadModel. GPT-2 there keeps its linear layers as Conv1D, [inputs, outputs],
-and splits the fused QKV along the outputs into Q, K and V of all heads. That is also our order
-(`view(batch, seq, 3, heads, head_dim)`), so a transpose is all. Engine hf-deepspeed uses the same names.
+The format is that of transformers' class of the shape (`hf_config.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM,
+Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import Tensor
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
+from hpc_gpt.output import outlive_readers
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.hf_config import config_of
+from hpc_gpt.settings.hf_names import to_hf
+from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.requirements import check_package
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
-from hpc_gpt.train.engines.protocol import MODULES
+from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# A tokenizer's files, of which a model has some.
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+)
 _INDEX = "model.safetensors.index.json"
-_IN_BLOCK = {
-    "norm1": "ln_1",
-    "attention.qkv": "attn.c_attn",
-    "attention.projection": "attn.c_proj",
-    "norm2": "ln_2",
-    "feed_forward.up": "mlp.c_fc",
-    "feed_forward.down": "mlp.c_proj",
-}
-_OUTSIDE = {
-    "embedding": "transformer.wte",
-    "position": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-}
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedWeights:
     """The result of an export: the checkpoint's step, the files and their size."""
 
     step: int
@@ -60,34 +54,59 @@ class Exported:
     size_bytes: int
 
 
-def export_hf(run: RunFolder, folder: Path, step: int | None = None, piece_bytes: int = PIECE_BYTES) -> Exported:
-    """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of a GPT2LMHeadModel.
+def export_hf(
+    run: RunFolder, folder: Path, step: int | None = None, piece_bytes: int = PIECE_BYTES, dtype: str = "fp32"
+) -> ExportedWeights:
+    """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of transformers' class.
 
-    The folder is made as a whole or not at all, and replaces no other. Weights are fp32. Raises ConfigError,
-    CheckpointError.
+    The folder is made as a whole or not at all, and replaces no other. Weights are fp32, or rounded to bf16. The files
+    of the tokenizer go along if the run's settings name a folder that has them. Raises ConfigError, CheckpointError.
     """
     check_export(folder)
     resolved = run.resolved()
-    if resolved.engine.name not in MODULES:
+    if engine_named(resolved.engine.name).is_program:
         raise ConfigError(
             f"engine {resolved.engine.name} keeps checkpoints in its own format, which hpc-gpt does not read",
             "Megatron-LM converts its own: tools/checkpoint/convert.py of the checkout",
         )
+    if architecture_of(resolved.model) is None:
+        raise ConfigError(
+            "transformers has no class of this model's shape", "the checkpoints under the run's folder are the weights"
+        )
     checkpoint, found = _find_checkpoint(run, step)
+    weights = _weights(checkpoint, resolved)
+    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, _tokenizer_files(resolved, run.data_beside))
+    return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
+
+
+def write_hf(
+    shape: ModelShape,
+    weights: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    piece_bytes: int = PIECE_BYTES,
+    dtype: str = "fp32",
+    others: Iterable[Path] = (),
+) -> tuple[str, ...]:
+    """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
+
+    The folder is made as a whole or not at all. config.json comes last.
+    """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         aside.mkdir(parents=True)
-        files = _write_weights(_weights(checkpoint, resolved), aside, piece_bytes)
-        config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "dtype": "float32"}
-        text = json.dumps({**config, **hf_config(resolved.model)}, indent=2) + "\n"
+        files = _write_weights(to_hf(shape, weights), aside, piece_bytes, DTYPES[dtype])
+        for other in others:
+            shutil.copyfile(other, aside / other.name)
+            files.append(other.name)
+        config = config_of(shape)
+        first = {key: config[key] for key in ("architectures", "model_type")}
+        text = json.dumps({**first, "dtype": str(DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
         (aside / "config.json").write_text(text, encoding="utf-8")
-        files.append("config.json")
-        size = sum((aside / name).stat().st_size for name in files)
         check_export(folder)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Exported(found, tuple(files), size)
+    return (*files, "config.json")
 
 
 def check_export(folder: Path) -> None:
@@ -113,8 +132,8 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
     Raises CheckpointError if one is missing.
     """
-    lacking = dict.fromkeys(weight_names(resolved.model))
-    engine = importlib.import_module(MODULES[resolved.engine.name])
+    lacking = dict.fromkeys(resolved.model.parameter_names)
+    engine = module_of(resolved.engine.name)
     for name, weight in engine.read_weights(checkpoint, resolved):
         if name not in lacking:
             raise CheckpointError(f"{checkpoint} holds {name}, which is not a parameter of the model", _DAMAGED)
@@ -127,8 +146,20 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 _DAMAGED = "was it written by another version? submit again with the version in resolved.json"
 
 
-def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path, piece_bytes: int) -> list[str]:
-    """Writes the weights in files of about `piece_bytes`, and an index if there are several; returns their names."""
+def _tokenizer_files(resolved: Resolved, beside: Path | None) -> list[Path]:
+    """The files of the run's tokenizer, if its settings name a tokenizer.json that is there."""
+    described = resolved.data.tokenizer
+    if not described.endswith(".json") or described.endswith(TABLE_SUFFIX):
+        return []
+    places = [base / Path(described).expanduser() for base in (beside, Path()) if base is not None]
+    source = next((place.parent for place in places if place.is_file()), None)
+    return [] if source is None else [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]
+
+
+def _write_weights(
+    weights: Iterator[tuple[str, Tensor]], folder: Path, piece_bytes: int, dtype: torch.dtype
+) -> list[str]:
+    """Writes weights in files of about `piece_bytes`, and an index if there are several; returns the files' names."""
     from safetensors.torch import save_file
 
     pieces: list[list[str]] = []
@@ -141,7 +172,8 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path, piece_by
     piece: dict[str, Tensor] = {}
     held = 0
     for name, weight in weights:
-        piece[hf_name(name)] = kept = to_hf(name, weight).float().contiguous()
+        # A copy: a view of a larger parameter would be written whole, and keep it alive.
+        piece[name] = kept = weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
         held += kept.nbytes
         total += kept.nbytes
         if held >= piece_bytes:
@@ -161,76 +193,21 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path, piece_by
     return [*files, _INDEX]
 
 
-def hf_config(shape: ModelShape, vocab: int | None = None) -> dict[str, Any]:
-    """The keys of GPT2Config for our model, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
-
-    Our model has no dropout, and no token that begins or ends a text.
-    """
-    return {
-        "vocab_size": shape.vocab if vocab is None else vocab,
-        "n_positions": shape.seq,
-        "n_embd": shape.hidden,
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "n_inner": 4 * shape.hidden,
-        "activation_function": "gelu_new",  # the tanh approximation
-        "layer_norm_epsilon": 1e-5,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "tie_word_embeddings": shape.tied,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "use_cache": True,
-    }
-
-
-def hf_name(full_name: str) -> str:
-    """The name that transformers has for a parameter of ours.
-
-    >>> hf_name("blocks.3.attention.qkv.weight")
-    'transformer.h.3.attn.c_attn.weight'
-    >>> hf_name("embedding.weight")
-    'transformer.wte.weight'
-    """
-    layer, kind = full_name.rsplit(".", 1)
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", layer)
-    if block:
-        return f"transformer.h.{block[1]}.{_IN_BLOCK[block[2]]}.{kind}"
-    return f"{_OUTSIDE[layer]}.{kind}"
-
-
-def to_hf(full_name: str, weight: Tensor) -> Tensor:
-    """A whole weight of ours in transformers' shape, or the other way round; a view.
-
-    transformers has the transposes of the weights of a block's linear layers.
-    """
-    is_linear = full_name.startswith("blocks.") and full_name.endswith(".weight") and ".norm" not in full_name
-    return weight.t() if is_linear else weight
-
-
-def weight_names(shape: ModelShape) -> list[str]:
-    """The full names of all our parameters, in the model's order."""
-    kinds = ("weight", "bias")
-    blocks = [f"blocks.{n}.{layer}.{kind}" for n in range(shape.layers) for layer in _IN_BLOCK for kind in kinds]
-    head = [] if shape.tied else ["head.weight"]
-    return ["embedding.weight", "position.weight", *blocks, "norm.weight", "norm.bias", *head]
-
-
 def main(arguments: list[str]) -> int:
-    run, folder = RunFolder(Path(arguments[0])), Path(arguments[1])
-    step = int(arguments[2]) if len(arguments) > 2 else None
+    outlive_readers()
+    run, folder, dtype = RunFolder(Path(arguments[0])), Path(arguments[1]), arguments[2]
+    step = int(arguments[3]) if len(arguments) > 3 else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            done = export_hf(run, folder, step)
+            done = export_hf(run, folder, step, dtype=dtype)
     except UserError as fault:
         print(f"Error: {fault}" + (f"\n\nhint: {fault.hint}" if fault.hint else ""), file=sys.stderr)
         return fault.exit_code
     except OSError as fault:
         print(f"Error: cannot write {fault.filename or folder}: {fault.strerror}", file=sys.stderr)
         return 1
-    print(f"wrote {folder}: step {done.step} of run {run.run_id}, {done.size_bytes / 1e6:,.1f} MB in fp32")
-    print(f"next: transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})", file=sys.stderr)
+    print(f"wrote {folder}: step {done.step} of run {run.run_id}, {done.size_bytes / 1e6:,.1f} MB in {dtype}")
+    print(f"in Python: transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})", file=sys.stderr)
     return 0
 
 

@@ -18,11 +18,11 @@ import threading
 import time
 from pathlib import Path
 
+from hpc_gpt.engines.megatron_lm import IterationLine, read_iteration
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import append_line, write_once
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.settings.megatron_lm import IterationLine, read_iteration
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import classify, is_lost_peer
 from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.watchdog import Watchdog

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import hint_on
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.words import show_bytes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file in the attempt's folder whose room is freed for ended.json.
@@ -68,7 +70,9 @@ def find_room(folder: Path, needed_bytes: int) -> Refusal:
     room = shutil.disk_usage(folder)
     if not room.total or room.free >= needed_bytes:
         return Refusal()
-    return Refusal(f"the disk has {_size(room.free)} free, the checkpoint needs {_size(needed_bytes)}", errno.ENOSPC)
+    return Refusal(
+        f"the disk has {show_bytes(room.free)} free, the checkpoint needs {show_bytes(needed_bytes)}", errno.ENOSPC
+    )
 
 
 def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
@@ -85,7 +89,7 @@ def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
         raise fault
     text = f"{fault.strerror}: {fault.filename or folder}"
     with contextlib.suppress(OSError):
-        text += f" ({_size(shutil.disk_usage(folder).free)} are free)"
+        text += f" ({show_bytes(shutil.disk_usage(folder).free)} are free)"
     return Refusal(text, fault.errno or errno.EIO)
 
 
@@ -99,10 +103,6 @@ def _probe_disk(folder: Path) -> None:
             os.fsync(file.fileno())
     finally:
         path.unlink(missing_ok=True)
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**20:.2f} MiB"
 
 
 def reserve(attempt: Attempt) -> None:
@@ -185,9 +185,7 @@ class KeptLines:
             refusal = disk_refusal(fault, self.path)
             if refusal.is_full:
                 return refusal
-            raise RunFolderError(
-                f"cannot write {self.path}: {fault.strerror}", "is the disk full or read-only?"
-            ) from fault
+            raise RunFolderError(f"cannot write {self.path}: {fault.strerror}", hint_on(fault)) from fault
         self._waiting.clear()
         return Refusal()
 

@@ -127,7 +127,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """The cause of a hang; the rank and the node that caused it, None if unknown; and the ranks that cannot run."""
 
     cause: str
@@ -136,7 +136,7 @@ class Verdict:
     silent: tuple[int, ...] = ()
 
 
-def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = "") -> Verdict | None:
+def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = "") -> HangVerdict | None:
     """The verdict over all ranks; None as long as one that lives may still be at work.
 
     A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded` is what
@@ -158,7 +158,7 @@ def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: s
     waits = _waits({rank: last for rank, last in living.items() if rank not in guilty})
     parts = [f"no rank made a step for {quiet_s:.0f} s", text, waits, recorded]
     cause = "; ".join(part for part in parts if part)
-    return Verdict(cause, guilty[0] if guilty else None, nodes[0] if len(nodes) == 1 else None, tuple(silent))
+    return HangVerdict(cause, guilty[0] if guilty else None, nodes[0] if len(nodes) == 1 else None, tuple(silent))
 
 
 def _find_late(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:

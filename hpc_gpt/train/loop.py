@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,12 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
-from hpc_gpt.train.ending import (
-    CANCELLED,
-    INTERRUPTED,
-    PREEMPTED,
-    REQUEUED,
-    STOPPED,
-    WALLTIME,
-    End,
-    budget_end,
-    budget_over,
-    minutes_over,
-)
 from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
@@ -39,7 +27,7 @@ from hpc_gpt.train.signals import Inbox, Signals
 class Loop:
     """Trains from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
 
-    `is_preemption` is called on rank 0 and returns whether a SIGTERM is a preemption; otherwise it is a cancel.
+    `end_of_sigterm` is called on rank 0 and returns how a SIGTERM ends the attempt.
     """
 
     def __init__(
@@ -52,16 +40,14 @@ class Loop:
         progress: Progress,
         metrics: Path,
         signals: Signals,
-        is_preemption: Callable[[], bool],
+        end_of_sigterm: Callable[[], End],
         watch: GpuWatch,
         inbox: Inbox | None = None,
         heart: Heartbeat | None = None,
     ) -> None:
         self.step = progress.step
         self._train = resolved.train
-        self._job = resolved.job
-        self._budget_end = budget_end(os.environ, resolved.job.signal_lead_s)
-        self._batch = resolved.batch
+        self._resolved = resolved
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
@@ -71,7 +57,7 @@ class Loop:
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
         self._stages = resolved.layout.pp
         self._signals = signals
-        self._is_preemption = is_preemption
+        self._end_of_sigterm = end_of_sigterm
         self._watch = watch
         self._inbox = inbox or Inbox(None)
         self._heart = heart or Heartbeat(0, 0)
@@ -102,22 +88,23 @@ class Loop:
             metrics.add(step, result)
             agreed = self._agreement.all_reduce(self._report(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
-            if self._checkpoints.is_saving and not agreed.writing:
+            if self._checkpoints.is_saving and "writing" not in agreed.asked:
                 # Completing a checkpoint and removing old ones may take the file system longer than a step.
                 self._heart.enter(SAVING)
-            self._saver.poll(agreed.writing)
+            self._saver.poll("writing" in agreed.asked)
             if step == warm:
                 self._watch.begin()
             last = step == train.steps
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()
-            if self._saver.gave_up or (agreed.asks_to_stop() and not (last and not agreed.bad_steps)):
-                return self._stop(agreed)
+            asked, reason = "save" in agreed.asked, first_reason(agreed.asked)
+            if self._saver.gave_up or (reason and not (last and reason != "bad_steps")):
+                return self._stop(reason, asked)
             if last:
-                return self._stop(None, agreed.save)
-            saves = agreed.save or (train.save_every and step % train.save_every == 0)
+                return self._stop(None, asked)
+            saves = asked or (train.save_every and step % train.save_every == 0)
             if saves:
-                self._save(asked=agreed.save)
+                self._save(asked)
             if step % train.log_every == 0:
                 self._log()
             elif saves:
@@ -135,52 +122,25 @@ class Loop:
         allocated, reserved = (
             tuple(peak if stage == self._engine.pp_rank else 0 for stage in range(self._stages)) for peak in self._peaks
         )
-        bad, minutes = self._train.max_bad_steps, self._train.minutes
-        signals, is_first = self._signals, self._ranks.is_first
-        asked = self._inbox.look() if is_first else frozenset()
-        return StepReport(
-            walltime=signals.walltime,
-            terminated=signals.terminated,
-            interrupted=signals.interrupted,
-            minutes=is_first and minutes is not None and self._train_s() >= 60 * minutes,
-            bad_steps=is_first and 0 < bad <= self._metrics.bad_in_row,
-            budget=is_first and self._budget_end is not None and time.time() >= self._budget_end,
-            target=is_first and self._metrics.target.reached is not None,
-            stop="stop" in asked,
-            requeue="requeue" in asked,
-            save="save" in asked,
-            writing=self._checkpoints.busy,
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
-        )
+        asked = set(self._signals.raised)
+        if self._ranks.is_first:
+            asked |= self._inbox.look() | limits_reached(self._resolved, self._train_s)
+            if 0 < self._train.max_bad_steps <= self._metrics.bad_in_row:
+                asked.add("bad_steps")
+            if self._metrics.target.reached is not None:
+                asked.add("target")
+        if self._checkpoints.busy:
+            asked.add("writing")
+        return StepReport(frozenset(asked), allocated, reserved)
 
-    def _end(self, agreed: StepReport) -> End:
-        """The end that the agreed report asks for; if there are several, the first that applies."""
-        if agreed.bad_steps:
-            return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
-        if agreed.interrupted:
-            return INTERRUPTED
-        if agreed.stop:
-            return STOPPED
-        if agreed.terminated:
-            if self._ranks.share(self._ranks.is_first and self._is_preemption()):
-                return PREEMPTED
-            return CANCELLED
-        if agreed.target:
-            return End("done", self._metrics.target.reached)
-        if agreed.budget:
-            return budget_over(self._job.max_gpu_hours)
-        if agreed.requeue:
-            return REQUEUED
-        if agreed.walltime:
-            return WALLTIME
-        return minutes_over(self._train.minutes)
+    def _agree_on_sigterm(self) -> End:
+        return self._ranks.share(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))
 
     def _evaluate(self) -> None:
         train = self._train
         self._heart.enter(EVALUATING, as_steps=train.eval_batches)
         loss = self._engine.evaluate(
-            self._stream.evaluation(train.eval_batches), train.eval_batches * self._batch.micro_batches
+            self._stream.evaluation(train.eval_batches), train.eval_batches * self._resolved.batch.micro_batches
         )
         self._metrics.add_evaluation(loss)
         self._metrics.begin_clock()
@@ -212,17 +172,20 @@ class Loop:
         self._heart.enter(SAVING)
         return self._saver.leave_out(self.step)
 
-    def _stop(self, agreed: StepReport | None, asked: bool = False) -> End:
+    def _stop(self, reason: str | None, asked: bool = False) -> End:
         """Does the last save, fetch and log line of an attempt, and returns its end.
 
-        `agreed` is None if all steps are done. `asked`: all ranks know of a request to save.
+        All ranks know the `reason`, None if all steps are done, and whether a save is `asked` for.
         """
-        asked = self._agreement.finish().save or asked or (agreed is not None and agreed.save)
+        self._engine.finish()
+        asked |= "save" in self._agreement.finish().asked
         saver = self._saver
         # The save comes first: asking Slurm may take 15 s, and few are left after a SIGTERM.
-        sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last(asked))
+        sound = saver.gave_up or (reason != "bad_steps" and self._save_last(asked))
         self._heart.enter(LEAVING)
-        end = saver.gave_up or (self._end(agreed) if agreed else End("done"))
+        end = saver.gave_up or End("done")
+        if reason and not saver.gave_up:
+            end = end_for(reason, self._resolved, self._agree_on_sigterm, self._metrics.target.reached)
         if self._ranks.is_first:
             self._metrics.fetch()
             if self._metrics.has_lines():

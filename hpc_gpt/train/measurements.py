@@ -24,7 +24,7 @@ import torch
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight_lines import COMMAND
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.kernels import compile_seconds
 from hpc_gpt.train.full_disk import when_there_is_room
 from hpc_gpt.train.preflight_probes import ProbeFailed, figures_of_command, matmul_tflops

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.full_disk import KeptLines, Refusal
 
@@ -88,7 +88,7 @@ class Metrics:
 
     def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
         self.bad_in_row = 0
-        self.poisoned = False
+        self.unsound = False
         self.target = TargetLoss(resolved.train)
         self.memory: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self.first_steps_s: float | None = None
@@ -136,7 +136,7 @@ class Metrics:
     def fetch(self) -> None:
         """Copies the figures kept since the last time from the device, and waits for them.
 
-        Afterwards `bad_in_row` is the number of last steps without a sound update. `poisoned` is whether the last loss,
+        Afterwards `bad_in_row` is the number of last steps without a sound update. `unsound` is whether the last loss,
         or the gradient of the last update, is not finite, so that the weights must not be saved.
         """
         self._begin_copy()
@@ -229,7 +229,7 @@ class Metrics:
         """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one changed no weights."""
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self.bad_in_row = 0 if finite and not skipped else self.bad_in_row + 1
-        self.poisoned = not math.isfinite(loss) or not (finite or skipped)
+        self.unsound = not math.isfinite(loss) or not (finite or skipped)
 
     def _now(self) -> Moment:
         if self._device.type != "cuda":

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.preflight_lines import COMMAND, LIMIT, encode
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 if TYPE_CHECKING:
     import torch

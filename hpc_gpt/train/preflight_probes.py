@@ -28,7 +28,7 @@ import torch.distributed as dist
 from hpc_gpt.preflight_lines import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GIB = 2**30

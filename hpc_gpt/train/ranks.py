@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -17,8 +17,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
+from hpc_gpt.runs.end_policy import REASONS
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 T = TypeVar("T")
 _MEETING_S = 900
@@ -195,32 +196,17 @@ class Ranks(Peers):
 class StepReport:
     """What one rank reports at the end of a step; after the all-reduce, what any rank has reported.
 
-    Any rank may set `walltime`, `terminated`, `interrupted`, and `writing` while it writes its part of a checkpoint.
-    Only rank 0 sets the other flags. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each
-    pipeline stage; a rank sets its own stage's and leaves the others 0.
+    `asked`: of FLAGS, the reasons to end (`end_policy.REASONS`), `save`, and `writing` while this rank writes its part
+    of a checkpoint. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each pipeline stage; a
+    rank sets its own stage's and leaves the others 0.
     """
 
-    walltime: bool = False
-    terminated: bool = False
-    interrupted: bool = False
-    minutes: bool = False
-    bad_steps: bool = False
-    budget: bool = False
-    target: bool = False
-    stop: bool = False
-    requeue: bool = False
-    save: bool = False
-    writing: bool = False
+    asked: frozenset[str] = frozenset()
     allocated_bytes: tuple[int, ...] = ()
     reserved_bytes: tuple[int, ...] = ()
 
-    def asks_to_stop(self) -> bool:
-        return any(getattr(self, name) for name in STOPS)
 
-
-# The flags that ask to stop; all flags.
-STOPS = ("walltime", "terminated", "interrupted", "minutes", "bad_steps", "budget", "target", "stop", "requeue")
-FLAGS = tuple(entry.name for entry in fields(StepReport) if entry.type == "bool")
+FLAGS = (*REASONS, "save", "writing")
 
 
 class Agreement:
@@ -240,7 +226,7 @@ class Agreement:
         """Begins the all-reduce of this step's report, and returns the result of the one before."""
         agreed = self.finish()
         empty = (0,) * self._stages
-        flags = [int(getattr(report, name)) for name in FLAGS]
+        flags = [int(name in report.asked) for name in FLAGS]
         tensor = torch.tensor(
             [*flags, *(report.allocated_bytes or empty), *(report.reserved_bytes or empty)], dtype=torch.int64
         )
@@ -257,11 +243,9 @@ class Agreement:
         self._pending = None
         work.wait()
         numbers = [int(number) for number in tensor.tolist()]
-        flags = {name: number > 0 for name, number in zip(FLAGS, numbers, strict=False)}
+        asked = frozenset(name for name, number in zip(FLAGS, numbers, strict=False) if number > 0)
         peaks = numbers[len(FLAGS) :]
-        return StepReport(
-            **flags, allocated_bytes=tuple(peaks[: self._stages]), reserved_bytes=tuple(peaks[self._stages :])
-        )
+        return StepReport(asked, tuple(peaks[: self._stages]), tuple(peaks[self._stages :]))
 
 
 def leave(code: int, message: str = "") -> NoReturn:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hpc_gpt.runs.end_policy import End
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import describe_removed
-from hpc_gpt.train.checkpoints.save import Outcome
-from hpc_gpt.train.ending import End
+from hpc_gpt.train.checkpoints.save import SaveOutcome
 from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.metrics import Metrics
@@ -71,8 +71,8 @@ class Saver:
             # attempt writes that step's line.
             self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
             lines = self._metrics.refusal
-        poisoned, train_s, lines = self._ranks.share((self._metrics.poisoned, train_s, lines))
-        if poisoned:
+        unsound, train_s, lines = self._ranks.share((self._metrics.unsound, train_s, lines))
+        if unsound:
             self._refuse(step, _NOT_FINITE)
             return False
         if step > self.saved_step:
@@ -96,14 +96,14 @@ class Saver:
         self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()
-        poisoned = self._ranks.share(self._metrics.poisoned)
+        unsound = self._ranks.share(self._metrics.unsound)
         if step <= self.saved_step:
             self._inbox.answer("save", step, True)
-        elif poisoned:
+        elif unsound:
             self._inbox.answer("save", step, False, f"not saved after step {step}: {_NOT_FINITE}")
         else:
             self._refuse(step, _NOT_ASKED_FOR)
-        return not poisoned
+        return not unsound
 
     def left_out(self, end: End) -> End:
         """The end of an attempt without its last save; the cause says so, unless the run is done."""
@@ -118,7 +118,7 @@ class Saver:
     def _refusal_class(self) -> str:
         return "disk_full" if self.refusal.is_full else "error"
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: SaveOutcome) -> None:
         """Counts and logs a save that is over."""
         step, self.refusal = outcome.step, outcome.refusal
         text = ""

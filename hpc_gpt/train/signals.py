@@ -9,7 +9,6 @@ process from that thread, even if the main thread is stuck.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +17,8 @@ import time
 from collections.abc import Callable
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.live import Request, answer, open_requests
+from hpc_gpt.runs.end_policy import SIGNALS
+from hpc_gpt.runs.live import RunRequest, answer, open_requests
 from hpc_gpt.runs.run_folder import Attempt
 
 INTERRUPTED_TWICE = 130
@@ -29,29 +29,27 @@ _LOOK_S = 1.0
 
 
 class Signals:
-    """The flags of one rank, raised and never lowered.
+    """The reasons of `end_policy.SIGNALS` that were `raised` on one rank; none is ever lowered.
 
-    `walltime`: SIGUSR2, which `sbatch --signal` sends before the time limit (SIGUSR1 is NCCL's).
-    `terminated`: SIGTERM, a preemption or a cancel; `is_preemption` finds out which.
-    `interrupted`: the first SIGINT. The second one ends the process at once with 130.
+    `end_policy.class_of_sigterm` finds out whose a SIGTERM is; `terminated_at` is its epoch second. The second SIGINT
+    ends the process at once with 130.
     """
 
     def __init__(self) -> None:
         # Called on the second Ctrl-C, before the process ends.
         self.on_quit: Callable[[], None] = lambda: None
-        self.walltime = False
-        self.terminated = False
-        self.interrupted = False
+        self.raised: set[str] = set()
+        self.terminated_at: float | None = None
         self._asked = threading.Lock()
-        self._preemption: bool | None = None
+        self._shown: str | None = None
 
     def install(self) -> None:
-        """Handles the three signals from now on. Call it in the main thread, before anything slow is imported."""
+        """Handles the signals from now on. Call it in the main thread, before anything slow is imported."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._sockets = ours, theirs
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             # set_wakeup_fd works only for signals with a Python handler.
             signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=self._listen, args=(ours,), name="signals", daemon=True).start()
@@ -62,78 +60,54 @@ class Signals:
                 self.receive(number)
 
     def receive(self, number: int) -> None:
-        """Raises the flag of one signal."""
-        if number == signal.SIGUSR2:
-            self.walltime = True
-        elif number == signal.SIGTERM:
-            if not self.terminated and os.environ.get("RANK", "0") == "0":
+        """Raises the reason of one signal."""
+        if number == signal.SIGTERM and self.terminated_at is None:
+            self.terminated_at = time.time()
+            if os.environ.get("RANK", "0") == "0":
                 # At once, because a cancelled job soon leaves Slurm's queue.
-                threading.Thread(target=self.is_preemption, name="scontrol", daemon=True).start()
-            self.terminated = True
-        elif number == signal.SIGINT:
-            if self.interrupted:
-                try:
-                    self.on_quit()
-                finally:
-                    os._exit(INTERRUPTED_TWICE)
-            self.interrupted = True
+                threading.Thread(target=self.job_at_sigterm, name="scontrol", daemon=True).start()
+        if number == signal.SIGINT and "interrupted" in self.raised:
+            try:
+                self.on_quit()
+            finally:
+                os._exit(INTERRUPTED_TWICE)
+        if reason := SIGNALS.get(signal.Signals(number)):
+            self.raised.add(reason)
 
     def hold(self, steps: int) -> None:
         """Waits for a signal after HPC_GPT_HOLD_AFTER `steps` of an attempt.
 
         Rehearsals set it: their small run would end before its signal comes.
         """
-        while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not (
-            self.walltime or self.terminated or self.interrupted
-        ):
+        while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not self.raised:
             time.sleep(_HOLD_S)
 
-    def is_preemption(self) -> bool:
-        """Whether the SIGTERM is a preemption. Asks Slurm once, and keeps the answer."""
+    def job_at_sigterm(self) -> str:
+        """The job as Slurm showed it at the SIGTERM. Asks Slurm once, and keeps the answer."""
         with self._asked:
-            if self._preemption is None:
-                self._preemption = ask_preemption(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
-            return self._preemption
+            if self._shown is None:
+                self._shown = show_job(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
+            return self._shown
 
 
-def ask_preemption(job_id: str | None) -> bool:
-    """Whether Slurm is preempting this job: `scontrol show job` says that it runs and has a PreemptTime.
+def show_job(job_id: str | None) -> str:
+    """What `scontrol show job` prints; empty without a job or an answer.
 
-    A controller that does not answer is asked again, for 15 s in all. No answer counts as no preemption: a cancel that
-    is taken for a preemption would restart a job that the user has ended; the opposite error costs one submission.
+    A controller that does not answer is asked again, for 15 s in all.
     """
     if not job_id:
-        return False
+        return ""
     command = ["scontrol", "show", "job", job_id]
     end = time.monotonic() + _SCONTROL_S
     while (left_s := end - time.monotonic()) > 0:
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=False)
         except (OSError, subprocess.TimeoutExpired):
-            return False
+            return ""
         if answer.returncode == 0:
-            return says_preemption(answer.stdout)
+            return answer.stdout
         time.sleep(_AGAIN_S)
-    return False
-
-
-def says_preemption(shown: str) -> bool:
-    """Whether `shown`, the output of `scontrol show job`, is of a job that is being preempted.
-
-    SIGNALING is the state of a running job whose SIGTERM has not reached all nodes yet.
-
-    >>> says_preemption("JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:00:00")
-    True
-    >>> says_preemption("JobState=SIGNALING Reason=None PreemptTime=2026-11-20T10:00:00")
-    True
-    >>> says_preemption("JobState=COMPLETING Reason=None PreemptTime=None")
-    False
-    """
-    state = re.search(r"\bJobState=(\S+)", shown)
-    since = re.search(r"\bPreemptTime=(\S+)", shown)
-    if state is None or since is None:
-        return False
-    return state[1] in ("RUNNING", "SIGNALING") and since[1] not in ("None", "N/A", "Unknown", "(null)")
+    return ""
 
 
 class Inbox:
@@ -141,7 +115,7 @@ class Inbox:
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt
-        self._seen: set[Request] = set()
+        self._seen: set[RunRequest] = set()
         self._looked: float | None = None
 
     def look(self, at_once: bool = False) -> frozenset[str]:
@@ -150,7 +124,7 @@ class Inbox:
         Lists the folder at most once a second, unless `at_once`.
         """
         now = time.monotonic()
-        new: set[Request] = set()
+        new: set[RunRequest] = set()
         if self._attempt is not None and (at_once or self._looked is None or now >= self._looked + _LOOK_S):
             self._looked = now
             new = set(open_requests(self._attempt)) - self._seen

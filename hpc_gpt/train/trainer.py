@@ -7,21 +7,26 @@ import json
 import os
 import platform
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from hpc_gpt.errors import CheckpointError, DataError, LayoutError
 from hpc_gpt.files import write_once
+from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import find_ancestors
-from hpc_gpt.runs.provenance import complete_run
+from hpc_gpt.runs.provenance import INIT, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.weights_folder import check_unchanged, read_folder
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
-from hpc_gpt.train.ending import is_preemption, write_end
-from hpc_gpt.train.engines.kernels import AttentionRead, attention_chosen
+from hpc_gpt.train.ending import end_of_sigterm, write_end
+from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import Engine, build_engine
 from hpc_gpt.train.full_disk import reserve, when_there_is_room
@@ -70,7 +75,9 @@ class Trainer:
         heart.enter(STARTING)
         if ranks.is_first:
             reserve(self._attempt)
-            when_there_is_room(lambda: complete_run(self._run, resolved), "what a plain sbatch did not write")
+            when_there_is_room(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
+            for note in config_notes(self._run.path, resolved):
+                print(note, flush=True)
         samples = self._open_data(resolved, ranks)
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
             # It takes 7 minutes on two loaded cores, and silence would look like a hang.
@@ -78,7 +85,7 @@ class Trainer:
         heart.enter(STARTING)
         compiles = resolved.engine.compile != "none" or resolved.train.optimizer_mode == "compiled"
         with contextlib.nullcontext() if compiles else without_compiler():
-            engine = build_engine(resolved, device)
+            engine = build_engine(self._to_build(resolved, ranks), device)
         attention = AttentionRead(engine.module)
         heart.enter(STARTING)
         checkpoints = Checkpoints(
@@ -87,11 +94,12 @@ class Trainer:
             background_of(resolved),
             Retention(resolved.train.keep_last, resolved.train.keep_every),
         )
-        progress = self._resume(engine, ranks, checkpoints)
+        progress = self._resume(resolved, engine, ranks, checkpoints)
+        failed_kernels = ranks.collect(engine.attention.failed)
         if ranks.is_first:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
-            self._report_start(resolved, device, progress, samples)
+            self._report_start(resolved, engine, progress, samples, failed_kernels)
         rate = MatmulRate(resolved, device)
         rate.measure_before()
         watch = GpuWatch(device)
@@ -104,7 +112,7 @@ class Trainer:
             progress,
             self._attempt.metrics,
             self._signals,
-            lambda: is_preemption(self._run, self._attempt, self._signals),
+            lambda: end_of_sigterm(self._run, self._attempt, self._signals),
             watch,
             Inbox(self._attempt),
             heart,
@@ -128,13 +136,13 @@ class Trainer:
         )
         if not hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
-        if ranks.is_first and end.leaves_time and not self._signals.terminated:
+        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None:
             checkpoints.retain()
             # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
         return end.exit_code
 
-    def _resume(self, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
+    def _resume(self, resolved: Resolved, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues."""
         runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
@@ -147,7 +155,30 @@ class Trainer:
                 f"the run continues {runs[1].path}, which no longer has a sound checkpoint",
                 "submit a new run instead of starting this one from step 0",
             )
+        if resolved.train.init is not None and engine.given is None:
+            raise CheckpointError(
+                "no checkpoint of the run could be loaded, and its weights were not read from train.init",
+                "start it again: what is damaged is set aside, so it begins from train.init",
+            )
         return Progress()
+
+    def _to_build(self, resolved: Resolved, ranks: Ranks) -> Resolved:
+        """The settings from which the engine is built: without train.init if there is a checkpoint to load, so that a
+        resumption needs its folder no more. ConfigError if the folder has changed since the run was submitted."""
+        if resolved.train.init is None:
+            return resolved
+        resumes = False
+        if ranks.is_first:
+            resumes = any(
+                True for run in [self._run, *find_ancestors(self._run)] for _ in list_complete(run.checkpoints)
+            )
+            then = read_stored(self._run.path / "provenance.json").get(INIT)
+            if not resumes and then is not None:
+                check_unchanged(read_folder(Path(resolved.train.init)), then)
+        resumes = ranks.share(resumes)
+        if not resumes and ranks.is_first:
+            print(f"begins from the weights in {resolved.train.init}", flush=True)
+        return replace(resolved, train=replace(resolved.train, init=None)) if resumes else resolved
 
     def _leave_hanging(self, message: str) -> None:
         """Ends this rank from the watchdog's thread. Nothing here may wait for the main thread."""
@@ -166,9 +197,9 @@ class Trainer:
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
         """The run's samples. One rank of each node makes them if they are missing; all ranks compare their SHA-256."""
-        resolved = located(resolved, self._run.data_beside)
         if self._identity.local_rank == 0:
-            ensure_data(resolved)
+            ensure_data(resolved, beside=self._run.data_beside)
+        resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
         samples = open_samples(resolved)
         first = ranks.share(samples.identity)
@@ -180,10 +211,17 @@ class Trainer:
         return samples
 
     def _report_start(
-        self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples | ShardSet
+        self,
+        resolved: Resolved,
+        engine: Engine,
+        progress: Progress,
+        samples: Samples | ShardSet,
+        failed_kernels: list[dict[str, str]],
     ) -> None:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        attention = attention_chosen(resolved, device)
+        """Writes trainer.json and prints the first lines. `failed_kernels`: each rank's `AttentionKernels.failed`."""
+        name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu"
+        attention = engine.attention.chosen
+        failed = {kernel: reason for own in reversed(failed_kernels) for kernel, reason in own.items()}
         start = {
             "device": name,
             "host": platform.node(),
@@ -192,6 +230,7 @@ class Trainer:
             "resumed_step": progress.step,
             "data": samples.identity,
             "attention_used": attention,
+            "attention_failed": failed,
         }
         path = self._attempt.folder / "trainer.json"
         when_there_is_room(lambda: write_once(path, json.dumps(start) + "\n"), path.name)
@@ -201,6 +240,10 @@ class Trainer:
             f"attention {attention}",
             flush=True,
         )
+        for kernel, reason in failed.items():
+            on = sum(kernel in own for own in failed_kernels)
+            where = f" on {on} of {len(failed_kernels)} ranks" if on < len(failed_kernels) else ""
+            print(f"note: attention: {kernel} failed in a trial{where}, so the next kernel runs: {reason}", flush=True)
         if progress.step:
             print(f"resumed after step {progress.step} of {resolved.train.steps}", flush=True)
         if progress.data and progress.data != samples.identity:

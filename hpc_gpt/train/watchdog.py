@@ -38,7 +38,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.live import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.heartbeat import Heartbeat, Seen, Verdict, judge, name_ranks, next_watch_s
+from hpc_gpt.train.heartbeat import HangVerdict, Heartbeat, Seen, judge, name_ranks, next_watch_s
 
 _TICK_S = 1.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
@@ -208,7 +208,7 @@ class Watchdog:
                 text = text or f"; rank {rank} holds Python's lock at {find_wait(main_frames(dump))[1]}"
         return text
 
-    def _write_verdict(self, verdict: Verdict) -> None:
+    def _write_verdict(self, verdict: HangVerdict) -> None:
         cause = verdict.cause + self._copy_c_dumps(verdict.silent)
         # First, because the main thread may hold the lock of stdout.
         try:

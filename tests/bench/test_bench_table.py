@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.bench.bench_table import as_text
-from hpc_gpt.bench.measurement import Row, row_of
+from hpc_gpt.bench.measurement import BenchRow, row_of
 from hpc_gpt.runs.record import Record
 from tests.bench.test_measurement import bad, good
 from tests.report.any_run import any_run
@@ -39,7 +39,7 @@ def rows():
 
 def test_a_line_for_each_row_with_its_ratio_and_marks():
     heading, first, second, third, *_ = as_text(rows()).splitlines()
-    for column in ("Ratio", "Spread", "Tokens/s", "TFLOPs seed", "TFLOPs hardware", "TFLOPs model", "MFU", "Plan GiB"):
+    for column in ("Ratio", "Spread", "Tokens/s", "TFLOPs P s B", "TFLOPs hardware", "TFLOPs model", "MFU", "Plan GiB"):
         assert column in heading
     assert first.split()[1] == "1.000"
     assert "98.4 +/- 1.2" in first
@@ -66,7 +66,7 @@ def test_little_room_takes_a_block_a_row_and_cuts_nothing():
 
 def test_a_run_on_a_cpu_says_why_it_has_no_peak_and_what_plan_thinks():
     on_cpu = row_of("ddp", "id#1", [good(0.03, device=None, dialect="hpc-gpt", predicted_memory_gib=[9.5])])
-    peer = Row("peer", Record(tokens_per_s=5.0, ended="done"), (5.0,), (Path("log"),))
+    peer = BenchRow("peer", Record(tokens_per_s=5.0, ended="done"), (5.0,), (Path("log"),))
     heading, first, second, *_ = as_text([on_cpu, peer]).splitlines()
     column = heading.index("Allocated GiB")
     assert first[column : column + len("Allocated GiB")].strip() == "no GPU"
@@ -94,7 +94,8 @@ def test_without_rows_there_is_nothing():
 @given(st.lists(any_run(), min_size=1, max_size=4), st.one_of(st.none(), st.integers(1, 400)))
 def test_whatever_a_log_made_of_a_record_it_is_printed_line_by_line(runs, width):
     some = [
-        Row(f"cell {place}", replace(run.record, ended="done"), (1.0,), (Path("x"),)) for place, run in enumerate(runs)
+        BenchRow(f"cell {place}", replace(run.record, ended="done"), (1.0,), (Path("x"),))
+        for place, run in enumerate(runs)
     ]
     text = as_text(some, width)
     assert all(row.cell in text for row in some)

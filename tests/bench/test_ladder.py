@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.bench.ladder import LADDERS, as_json, as_text, outcome, prepare_ladder, savings_of
-from hpc_gpt.bench.measurement import Row
-from hpc_gpt.bench.preparation import Asked
+from hpc_gpt.bench.measurement import BenchRow
+from hpc_gpt.bench.preparation import BenchAsked
 from hpc_gpt.bench.this_machine import profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import Record
@@ -22,7 +22,7 @@ H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 def rungs_of(ladder, gpus=1, rows=(), overrides=None, **asked):
     """The rungs on a machine with so many H200."""
     profile = profile_here(None, [H200] * gpus)
-    asked = Asked("", profile, overrides or {}, has_gpu=gpus > 0, is_ladder=True, **asked)
+    asked = BenchAsked("", profile, overrides or {}, has_gpu=gpus > 0, is_ladder=True, **asked)
     return prepare_ladder(asked, LADDERS[ladder], gpus, rows)
 
 
@@ -103,7 +103,7 @@ def measured(rungs, **figures):
     for rung in rungs:
         given = figures.get(rung.row.name.replace("-", "_"))
         if rung.cell.record is not None:
-            rows.append(Row(rung.cell.name, rung.cell.record))
+            rows.append(BenchRow(rung.cell.name, rung.cell.record))
         elif given is not None:
             run = rung.cell.prepared.resolved
             record = Record(
@@ -120,7 +120,7 @@ def measured(rungs, **figures):
                 settings={"sweep": {"name": rung.sweep, "row": rung.row.name}},
             )
             record = with_predicted_memory(replace(record, **given), run)
-            rows.append(Row(rung.cell.name, record, places=(Path("run"),)))
+            rows.append(BenchRow(rung.cell.name, record, places=(Path("run"),)))
     return rows
 
 
@@ -162,7 +162,7 @@ def test_the_colab_ladder_has_its_seeds_columns_and_the_ratio_of_the_last_rung()
     assert last["predicted_memory_gib"] > 10
     # A rung that was not measured keeps the seed's figure.
     assert cells(text, "tied")[-4:] == ["148637.53", "-", "-", "-"]
-    assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (seed 002: 8.66)"
+    assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (published: 8.66)"
 
 
 def test_the_memory_ladder_is_judged_by_the_plain_run_of_the_same_batch():
@@ -173,8 +173,8 @@ def test_the_memory_ladder_is_judged_by_the_plain_run_of_the_same_batch():
     )
     found = outcome(LADDERS["memory"], RUNGS["memory"], rows)
     assert (found.ratio, found.time) == (pytest.approx(0.45), pytest.approx(1.2))
-    words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (seed 004: 0.516 at 1.54 x)"
-    assert found.line("004") == words
+    words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (published: 0.516 at 1.54 x)"
+    assert found.line() == words
     assert as_text(LADDERS["memory"], RUNGS["memory"], rows).splitlines()[-1] == words
 
 
@@ -182,15 +182,15 @@ def test_the_mingpt_ladder_compares_flops():
     rungs = rungs_of("mingpt", gpus=4)
     rows = measured(rungs, b1={"tflops_hardware": 3.0}, ckpt_prefetch_b64={"tflops_hardware": 120.0})
     found = outcome(LADDERS["mingpt"], rungs, rows)
-    assert found.line("000") == "TFLOP/s hardware of ckpt-prefetch-b64 over b1: 40.0 (seed 000: 23.1)"
+    assert found.line() == "TFLOP/s hardware of ckpt-prefetch-b64 over b1: 40.0 (published: 23.1)"
 
 
 @pytest.mark.parametrize(
     ("name", "end"),
     [
-        ("colab", "tokens/s of workers over baseline: not measured (seed 002: 8.66)"),
-        ("memory", "peak memory of for-loop over batch128: not measured (seed 004: 0.516 at 1.54 x)"),
-        ("mingpt", "TFLOP/s hardware of ckpt-prefetch-b64 over b1: not measured (seed 000: 23.1)"),
+        ("colab", "tokens/s of workers over baseline: not measured (published: 8.66)"),
+        ("memory", "peak memory of for-loop over batch128: not measured (published: 0.516 at 1.54 x)"),
+        ("mingpt", "TFLOP/s hardware of ckpt-prefetch-b64 over b1: not measured (published: 23.1)"),
     ],
 )
 def test_what_is_missing_is_not_measured(name, end):

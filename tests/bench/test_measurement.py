@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.bench.bench_table import as_text
-from hpc_gpt.bench.measurement import Measured, Row, row_of
+from hpc_gpt.bench.measurement import BenchRow, Measured, row_of
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record
 
@@ -69,7 +69,7 @@ def test_memory_is_the_highest_and_the_rest_is_of_all_rounds():
 
 
 def test_the_tenth_step_with_the_compilers_cache_is_that_of_the_later_rounds():
-    def row(*seconds: float | None) -> Row:
+    def row(*seconds: float | None) -> BenchRow:
         return row_of("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
 
     assert row(70.0).warm_tenth_step_s == 70.0

@@ -13,14 +13,14 @@ import time
 import pytest
 
 from hpc_gpt.bench.peer import PeerEnd, add_peers, measure_peer, number_of, read_peer, read_peers, run_peer
-from hpc_gpt.bench.preparation import Cell
+from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from tests.conftest import REPOSITORY
 
 
 def test_a_command_may_hold_anything_a_shell_does():
     command = "cd ~/nanoGPT && X=1 python train.py --a=b | tee out"
-    assert read_peers([f"nanogpt={command}"], []) == [Cell("nanogpt", command=command)]
+    assert read_peers([f"nanogpt={command}"], []) == [BenchCell("nanogpt", command=command)]
 
 
 def test_a_pattern_is_for_all_peers_or_for_the_one_it_names():
@@ -66,7 +66,7 @@ def test_a_secret_in_a_faulty_value_is_not_repeated():
 
 
 def test_a_peer_comes_after_our_rows_and_has_none_of_their_names():
-    ours, peers = [Cell("ddp")], read_peers(["nanogpt=x"], [])
+    ours, peers = [BenchCell("ddp")], read_peers(["nanogpt=x"], [])
     assert [cell.name for cell in add_peers(ours, peers)] == ["ddp", "nanogpt"]
     with pytest.raises(ConfigError, match="--peer ddp: one of our rows"):
         add_peers(ours, read_peers(["ddp=x"], []))
@@ -183,7 +183,7 @@ def python(program):
 
 
 def measured(tmp_path, program, pattern=None):
-    return measure_peer(Cell("peer", command=python(program), pattern=pattern), tmp_path / "peer-round1.log", 1)
+    return measure_peer(BenchCell("peer", command=python(program), pattern=pattern), tmp_path / "peer-round1.log", 1)
 
 
 def test_the_log_readers_find_the_speed_of_a_program_they_know(tmp_path):
@@ -252,7 +252,7 @@ def test_a_command_that_fails_says_the_first_cause_that_its_log_tells(tmp_path):
     ],
 )
 def test_a_command_that_never_came_to_a_line(tmp_path, command, ended, words):
-    record = measure_peer(Cell("peer", command=command), tmp_path / "log", 1)
+    record = measure_peer(BenchCell("peer", command=command), tmp_path / "log", 1)
     assert record.ended == ended
     assert record.cause.startswith(words)
 
@@ -261,7 +261,7 @@ def test_no_secret_of_the_environment_is_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     program = "import os; print('using', os.environ['WANDB_API_KEY'], '--hub_token', 'abcabcabc'); raise SystemExit(1)"
     command = f"HF_TOKEN=plantedplanted {python(program)} {SECRET}"
-    record = measure_peer(Cell("peer", command=command), tmp_path / "log", 1)
+    record = measure_peer(BenchCell("peer", command=command), tmp_path / "log", 1)
     text = record.to_json()
     assert record.cause == "exit status 1: using [removed] --hub_token [removed]"
     for planted in (SECRET, "plantedplanted", "abcabcabc"):
@@ -271,7 +271,7 @@ def test_no_secret_of_the_environment_is_in_the_record(tmp_path, monkeypatch):
 def test_a_pattern_reads_a_bar_that_overwrites_itself_and_bytes_that_are_no_text(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"\xff\xfe 10.0k tok/s\r 20.0k tok/s\r 30.0k tok/s\n")
-    record = read_peer(Cell("peer", command="x", pattern=r"([\d.]+k) tok/s"), log, PeerEnd(0, 1.0))
+    record = read_peer(BenchCell("peer", command="x", pattern=r"([\d.]+k) tok/s"), log, PeerEnd(0, 1.0))
     assert record.tokens_per_s == 25e3
 
 

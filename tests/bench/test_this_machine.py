@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.bench.preparation import BenchAsked, prepare_cells
 from hpc_gpt.bench.this_machine import Capacity, advice_on_memory, nearest_micro_batch, profile_here
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import Training, training_of
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.model_shape import ModelShape
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
@@ -18,7 +19,7 @@ SMALL = Training(ModelShape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp
 
 
 def resolved(profile, micro_batch, model="gpt2"):
-    asked = Asked("bench", profile, {"model.preset": model}, micro_batches=[micro_batch], has_gpu=True)
+    asked = BenchAsked("bench", profile, {"model.preset": model}, micro_batches=[micro_batch], has_gpu=True)
     return prepare_cells(asked).cells[0].prepared.resolved
 
 

@@ -1,6 +1,7 @@
 """Kernels and bytes of a compiled block and of the loss, as Inductor generates them for an H200: no GPU is needed.
 
 python tests/benchmarks/compiled_bytes.py [HIDDEN HEADS]      768 12, which is GPT-124M, if left out
+python tests/benchmarks/compiled_bytes.py PRESET              a block of llama3.2-1b, qwen3-0.6b, …, beside the least
 
 The graphs are traced and divided into forward and backward pass on the CPU, then lowered as if their tensors were on a
 GPU of sm_90. Element-wise kernels and reductions are counted, and the Triton kernels of ours; matmuls and attention are
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.train.engines import private_parts
 from tests.model.triton_worker import find_triton
 
@@ -77,7 +80,7 @@ def on_gpu(value: Any) -> Any:
     return type(value)(map(on_gpu, value)) if isinstance(value, (tuple, list)) else value
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+def flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool = False) -> Tensor:
     attended: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
     return attended
 
@@ -151,9 +154,39 @@ def show(name: str, passes: list[list[float]], width: int) -> None:
     print(f"{name:<38} {counts}; together {total:5.1f} units, {2 * width * total:,.0f} bytes a token", flush=True)
 
 
+def least_bytes(shape: ModelShape) -> list[list[float]]:
+    """The least that a block's element-wise work moves: each tensor between two matrix products read and written once.
+
+    Forward: both norms read their input and write their output, and the second one adds the projection first, which it
+    writes too; the rotation reads and writes queries and keys; SwiGLU reads gate and up and writes their product; the
+    last sum reads two and writes one. Backward: of each the gradient of what it wrote and what it kept is read, and the
+    gradient of what it read is written; the block's input and the sum after attention gather two gradients each.
+    """
+    tokens, hidden, ffn = 2.0 * MICRO_BATCH * SEQ, shape.hidden, shape.mlp_width
+    heads = shape.query_width + shape.key_heads * shape.head_width
+    values = shape.key_heads * shape.head_width
+    forward = [2 * hidden, 2 * heads, 4 * hidden, 3 * ffn, 3 * hidden]
+    # The gradients of query, key and value are joined for the product's backward pass: values are moved, too.
+    backward = [5 * ffn, 4 * hidden, (4 if shape.qk_norm else 2) * heads + 2 * values, 4 * hidden]
+    return [[tokens * width for width in forward], [tokens * width for width in backward]]
+
+
+def show_preset(name: str) -> None:
+    """A compiled block of a preset, beside the least."""
+    shape = replace(preset(name), layers=1, seq=SEQ, vocab=VOCAB)
+    block = Gpt(shape, 1).bfloat16().blocks[0]
+    entering = torch.zeros(MICRO_BATCH, SEQ, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    print(f"a block of {name}, hidden {shape.hidden}: forward, backward; units of 2 x {shape.hidden} bytes a token")
+    show("as it is", generate(block.compute, [entering], {}), shape.hidden)  # type: ignore[operator]
+    show("least", least_bytes(shape), shape.hidden)
+
+
 def main() -> None:
-    hidden, heads = map(int, sys.argv[1:] or ("768", "12"))
     pretend_to_have_one()
+    if len(sys.argv) == 2:
+        show_preset(sys.argv[1])
+        return
+    hidden, heads = map(int, sys.argv[1:] or ("768", "12"))
     shape = ModelShape(hidden=hidden, layers=1, heads=heads, vocab=VOCAB, seq=SEQ)
     print(f"a block of hidden {hidden}: forward, backward; units of 2 x {hidden} bytes a token")
     for fused in (False, True):

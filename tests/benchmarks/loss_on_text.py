@@ -36,7 +36,8 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import ensure_data, open_samples
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engines.protocol import build_engine

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.rows import Row
+from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.validation import Errors
@@ -103,7 +103,7 @@ def _line(errors: Errors) -> str:
     return f"{errors.rows:>5} {errors.mean or 0:>7.1%} {in_10:>6.0%} in 10 % {in_15:>6.0%} in 15 %"
 
 
-def _microseconds(rows: list[Row], rounds: int = 5) -> float:
+def _microseconds(rows: list[PublishedRow], rounds: int = 5) -> float:
     begun = time.process_time()
     for _ in range(rounds):
         for row in rows:

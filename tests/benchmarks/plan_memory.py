@@ -17,7 +17,7 @@ from unittest import mock
 
 from hpc_gpt.plan import memory
 from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import Row
+from hpc_gpt.plan.rows import PublishedRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,11 +50,11 @@ def mean(errors: Sequence[float]) -> float:
     return sum(map(abs, errors)) / len(errors)
 
 
-def rows_of(paths: Sequence[Path]) -> list[Row]:
+def rows_of(paths: Sequence[Path]) -> list[PublishedRow]:
     return [row for path in paths for row in read_rows(path).rows]
 
 
-def predicted_gib(row: Row) -> float:
+def predicted_gib(row: PublishedRow) -> float:
     """GiB in the row's kind, of the stages that the row lists, else of all."""
     kind = row.published.memory_kind or "nvidia_smi"
     stages = memory.predict_memory(row.training, row.machine).stages
@@ -62,11 +62,11 @@ def predicted_gib(row: Row) -> float:
     return max(float(getattr(stage, kind)) for stage in listed)
 
 
-def is_theory(row: Row) -> bool:
+def is_theory(row: PublishedRow) -> bool:
     return row.published.memory_kind == "component" or row.source.startswith("korthikanti")
 
 
-def score(rows: Sequence[Row]) -> Score:
+def score(rows: Sequence[PublishedRow]) -> Score:
     """Errors of memory by source, and the verdicts on whether a row fits."""
     errors: dict[str, list[float]] = defaultdict(list)
     wrong, asked = [], 0
@@ -96,7 +96,7 @@ def constants(values: Sequence[float]) -> Iterator[None]:
         yield
 
 
-def left_out(rows: Sequence[Row]) -> dict[str, tuple[float, tuple[float, ...]]]:
+def left_out(rows: Sequence[PublishedRow]) -> dict[str, tuple[float, tuple[float, ...]]]:
     """Of each source with memory: its mean error under the constants that suit the other sources best, and those."""
     grid = {}
     measured = [row for row in rows if row.published.memory_gib is not None and not is_theory(row)]

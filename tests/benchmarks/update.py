@@ -15,6 +15,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from itertools import islice
 
 import torch
 
@@ -37,23 +38,25 @@ class End:
         train = Train(dtype="bf16", clip=1.0)
         layout = LayoutRequest(gpus=1, tp=1, micro_batch=1)
         shape = resolve(Experiment(model=Model(preset=preset), layout=layout, train=train), load_profile("local")).model
-        weights = list(Gpt(shape, 1).to(device).parameters())
+        parts = Gpt(shape, 1).to(device).parts()
         self.masters: MasterWeights
         if mode == "fused":
-            self.masters = MasterWeights(weights, HALF)
+            self.masters = MasterWeights(parts, HALF)
             optimizer = build_optimizer(train, self.masters.masters)
         else:
-            self.masters = flat = FlatMasters(weights, HALF, HALF)
+            self.masters = flat = FlatMasters(parts, HALF, HALF)
             optimizer = OnePassAdamW(train, flat, Engine("ddp"))
-        self.update = Update(optimizer, self.masters.norms, None, train.clip, LossScaler("bf16", device), device)
-        self.count = sum(weight.numel() for weight in weights)
+        self.update = Update([optimizer], self.masters.norms, None, train.clip, LossScaler("bf16", device), device)
+        self.parts, self.count = parts, sum(weight.numel() for part in parts for weight in part)
         self.seconds: list[float] = []
 
     def step(self, gradients: list[torch.Tensor]) -> None:
-        for weight, gradient in zip(self.masters.weights, gradients, strict=True):
-            self.masters.add(weight, gradient)
+        waiting = iter(gradients)
+        for part in self.parts:
+            self.masters.add(part, list(islice(waiting, len(part))))
         self.update.apply(1e-4)
-        self.masters.finish_step()
+        self.masters.refresh(self.masters.weights)
+        self.masters.drop_gradients(self.masters.weights)
 
 
 def measure(preset: str, device: torch.device) -> None:

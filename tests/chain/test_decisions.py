@@ -19,7 +19,7 @@ from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.standing import words_between
+from hpc_gpt.runs.run_state import words_between
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
@@ -28,6 +28,9 @@ NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
 @pytest.fixture(autouse=True)
 def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("HPC_GPT_STATE", str(tmp_path / "state"))
+
+
+KILLED = "rank 0 on n3 was ended by SIGKILL, by hand or by the kernel's memory killer (srun: n3: task 0: Killed)"
 
 
 def slurm_run(job_id: str = "7", chain: str | None = None, **settings: Any) -> RunFolder:
@@ -51,7 +54,7 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
 
 
 def after(
-    run: RunFolder, attempt: Attempt, slurm: str = "error", words: str = "task 0: Killed", **more: Any
+    run: RunFolder, attempt: Attempt, slurm: str = "error", words: str = "n3: task 0: Killed", **more: Any
 ) -> list[str]:
     line = decide_next(run, attempt, slurm, words, more.get("excluded", []), more.get("put_back", False), NOW)
     mark, *parts = line.split()
@@ -70,7 +73,7 @@ def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
     assert after(run, first) == ["again", "30", "-", "-"]
     assert first.ended()["ended"] == "error"
     verdict = first.verdict()
-    assert (verdict["go_on"], verdict["why"], verdict["begin"]) == (True, "task 0: Killed", NOW + 30)
+    assert (verdict["go_on"], verdict["why"], verdict["begin"]) == (True, KILLED, NOW + 30)
     assert verdict["gpu_hours"] == pytest.approx(run.resolved().gpus, rel=1e-3)
     second = start(run)
     assert after(run, second)[0] == "stop"
@@ -96,6 +99,16 @@ def test_the_trainers_word_stands_and_slurms_is_better_than_a_vague_one() -> Non
     assert killed.verdict()["attempt_ended"] == "node_failure"
     assert killed.verdict()["exclude"] == ["n4"]
     assert bad_nodes.listed("generic-slurm")["n4"].times == 1
+
+
+def test_a_rank_that_only_lost_another_one_is_not_the_cause_though_it_wrote_first() -> None:
+    run = slurm_run()
+    attempt = start(run, "error", cause="rank 0 lost another rank: RuntimeError: Connection reset by peer")
+    after(run, attempt, "error", "n4: task 1: Killed")
+    assert attempt.verdict()["cause"].startswith("rank 1 on n4 was ended by SIGKILL, by hand or by the kernel's ")
+    second = start(run, "error", cause="rank 0: KeyError: 'a'")
+    after(run, second, "error", "n3: task 0: Exited with exit code 1")
+    assert second.verdict()["cause"] == "rank 0: KeyError: 'a'"
 
 
 def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
@@ -189,11 +202,11 @@ def test_a_second_job_steps_aside_and_the_run_stands_as_the_first_does(monkeypat
     assert before(run, second, "squeue 7 RUNNING", "squeue 8 RUNNING") == ["stop", "1", "-"]
     assert second.ended()["ended"] == "refused"
     assert "job 7 runs this run already, as attempt 1" in second.ended()["cause"]
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("RUNNING", ""), "8": ("COMPLETED", "")})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("RUNNING", ""), "8": ("COMPLETED", "")}, ""))
     row = read_status([run])[0]
     assert (row.state, row.job_id) == ("running", "7")
     first.write_ended("done", None, 40)
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({}, ""))
     assert read_status([run])[0].state == "done"
 
 
@@ -266,7 +279,7 @@ def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) 
     assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"], "nothing is left of the second"
     assert output.read_text().endswith("not started: attempt 1 has finished the training\n")
     assert before(run, second) == ["stop", "0", "7,8,9"], "a script that asks twice hears the same"
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"8": ("COMPLETED", "")})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"8": ("COMPLETED", "")}, ""))
     assert read_status([run])[0].state == "done"
 
 
@@ -275,10 +288,10 @@ def test_a_job_after_the_last_of_a_run_that_is_done_does_not_change_how_it_stand
     after(run, start(run, "done", cause="train.minutes = 5 are over"))
     run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
     for slurm in ({}, {"8": ("COMPLETED", "")}, {"8": ("CANCELLED", "")}):
-        monkeypatch.setattr(status, "_slurm_states", lambda _, slurm=slurm: slurm)
+        monkeypatch.setattr(status, "_slurm_states", lambda *_, slurm=slurm: (slurm, ""))
         row = read_status([run])[0]
         assert (row.state, row.cause) == ("done", "train.minutes = 5 are over")
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"8": ("PENDING", "")})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"8": ("PENDING", "")}, ""))
     assert read_status([run])[0].state == "pending"
 
 
@@ -401,21 +414,23 @@ def test_status_says_what_a_waiting_run_goes_on_from(monkeypatch) -> None:
     assert words is not None
     at = time.strftime("%H:%M", time.localtime(NOW + 60))
     assert words == f"continues after hang, at {at}, without n3; 2nd failure in a row"
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("PENDING", "BeginTime")})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("PENDING", "BeginTime")}, ""))
     row = read_status([run])[0]
-    assert (row.state, row.cause) == ("pending", "continues after hang, without n3; 2nd failure in a row")
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("PENDING", "Resources")})
-    assert read_status([run])[0].cause == "continues after hang, without n3; 2nd failure in a row (Resources)"
+    assert (row.state, row.cause) == (
+        "pending",
+        "attempt 2 ended as hang: rank 1 is silent; continues, without n3; 2nd failure in a row",
+    )
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("PENDING", "Resources")}, ""))
+    assert read_status([run])[0].cause == f"{row.cause}; its nodes are busy (Resources)"
 
 
 def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:
-    monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("FAILED", "")})
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: ({"7": ("FAILED", "")}, ""))
     run = slurm_run()
     for _ in range(2):
         after(run, start(run))
     row = read_status([run])[0]
     assert row.state == "no_progress"
     assert (
-        row.cause
-        == "2 attempts in a row trained no step further, there is no checkpoint; the last end was task 0: Killed"
+        row.cause == f"2 attempts in a row trained no step further, there is no checkpoint; the last end was {KILLED}"
     )

@@ -8,24 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.forecast import (
-    LEAVE_S,
-    Known,
-    Length,
-    Pace,
-    chain_length,
-    clock,
-    duration,
-    make_forecast,
-    rounded_up,
-    signal_lead_s,
-    steps_of_job,
-)
-from hpc_gpt.chain.measured import Measured
+from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s, steps_of_job
+from hpc_gpt.chain.forecast import Known, clock, duration, make_forecast, rounded_up
+from hpc_gpt.chain.measured import MeasuredRun
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted
 
 SECONDS = st.floats(0, 500, allow_nan=False)
@@ -126,7 +116,7 @@ def test_a_job_without_a_limit_does_it_all_and_one_too_short_nothing():
 # --- of a run, before it is submitted
 
 SITE = ClusterProfile(name="site", gpus_per_node=4)
-ALIKE = Measured("20261101-a", 8, "tp2-pp2-dp2", 812, 2.0, 50.0, None, 100.0, saves=8)
+ALIKE = MeasuredRun("20261101-a", 8, "tp2-pp2-dp2", 812, 2.0, 50.0, None, 100.0, saves=8)
 NOW = 1_700_000_000.0
 
 

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.judge import Past, Rules, gpu_hours, is_too_much, judge, without_progress
+from hpc_gpt.chain.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
 from hpc_gpt.runs.state import LONGEST_PAUSE_S, RETRIES
 
 RULES = Rules(retry_pause_s=30)
 ENDS = sorted(set(RETRIES) - {"refused"})
 
 
-def past(*attempts: tuple[str, int]) -> list[Past]:
+def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
     """A history of (how it ended, the step of the newest checkpoint then), on 4 GPUs for an hour each."""
-    made: list[Past] = []
+    made: list[EndedAttempt] = []
     for number, (ended, saved) in enumerate(attempts, 1):
         resumed = made[-1].saved if made else 0
-        made.append(Past(number, ended, f"cause {number}", saved=saved, resumed=resumed, seconds=3600, gpus=4))
+        made.append(EndedAttempt(number, ended, f"cause {number}", saved=saved, resumed=resumed, seconds=3600, gpus=4))
     return made
 
 
@@ -60,7 +60,7 @@ def test_histories(attempts: list[tuple[str, int]], ended: str, pause_s: float, 
 
 
 def test_a_mistake_in_the_program_stops_at_once() -> None:
-    verdict = judge([Past(1, "error", "rank 3: NameError: name 'x' is not defined", saved=10)], RULES)
+    verdict = judge([EndedAttempt(1, "error", "rank 3: NameError: name 'x' is not defined", saved=10)], RULES)
     assert (verdict.go_on, verdict.ended) == (False, "error")
     assert "would say the same" in verdict.why
 
@@ -99,7 +99,7 @@ histories = st.lists(st.tuples(st.sampled_from(sorted(RETRIES)), st.integers(0, 
 
 
 @given(histories, st.floats(0, 1e4), st.sampled_from(["", "cancelled", "stopped"]))
-def test_what_holds_for_any_history(history: list[Past], first_s: float, asked: str) -> None:
+def test_what_holds_for_any_history(history: list[EndedAttempt], first_s: float, asked: str) -> None:
     verdict = judge(history, Rules(retry_pause_s=first_s), asked)
     last = history[-1]
     assert verdict.attempt_ended == last.ended
@@ -116,15 +116,15 @@ def test_what_holds_for_any_history(history: list[Past], first_s: float, asked: 
 
 
 @given(histories)
-def test_a_run_that_goes_nowhere_ends_after_two_attempts(history: list[Past]) -> None:
+def test_a_run_that_goes_nowhere_ends_after_two_attempts(history: list[EndedAttempt]) -> None:
     """Whatever came before: two more failures that save nothing newer are the last."""
     saved = history[-1].saved
-    longer = [*history, *(Past(90 + n, "error", "again", saved=saved, resumed=saved) for n in range(2))]
+    longer = [*history, *(EndedAttempt(90 + n, "error", "again", saved=saved, resumed=saved) for n in range(2))]
     assert judge(longer, RULES).ended == "no_progress"
 
 
 @given(histories)
-def test_progress_keeps_it_going_and_the_pause_short(history: list[Past]) -> None:
-    last = Past(99, "hang", "again", saved=history[-1].saved + 1, resumed=history[-1].saved)
+def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]) -> None:
+    last = EndedAttempt(99, "hang", "again", saved=history[-1].saved + 1, resumed=history[-1].saved)
     verdict = judge([*history, last], RULES)
     assert (verdict.go_on, verdict.retries, verdict.pause_s) == (True, 1, 30)

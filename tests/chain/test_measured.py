@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.chain.forecast import bytes_a_parameter, checkpoint_bytes, newest_checkpoint_bytes
 from hpc_gpt.chain.measured import Earlier, measure_run
-from hpc_gpt.settings.resolve import speed_hash
+from hpc_gpt.settings.resolved import speed_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 
@@ -122,5 +122,5 @@ def test_the_size_of_a_checkpoint_is_as_the_last_one_says_else_as_the_engine_kee
         folder = run.checkpoints / f"step-{step:08d}"
         folder.mkdir(parents=True)
         files = {"a": {"bytes": size, "crc32": 0}, "b": {"bytes": 100, "crc32": 0}}
-        (folder / "complete.json").write_text(json.dumps({"step": step, "files": files}))
+        (folder / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "files": files}))
     assert newest_checkpoint_bytes(run) == 107

@@ -1,6 +1,6 @@
 """Writes every verb's `--help` into a page, between two marks.
 
-python -m tests.cli.document README.md
+python -m tests.cli.document docs/cli.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 from hpc_gpt.cli import group as every_verb
 
 WIDTH = 100
-MARKS = ("<!-- verbs: written by python -m tests.cli.document README.md -->", "<!-- end of verbs -->")
+MARKS = ("<!-- written by python -m tests.cli.document docs/cli.md -->", "<!-- end of verbs -->")
 
 
 def document(page: str) -> str:
@@ -23,7 +23,7 @@ def document(page: str) -> str:
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
         raise ValueError(f"the page has no {MARKS[0]!r} followed by {MARKS[1]!r}")
-    text = "\n".join(f"### `{words}`\n\n```text\n{shown}\n```\n" for words, shown in help_texts(every_verb))
+    text = "\n".join(f"## `{words}`\n\n```text\n{shown}\n```\n" for words, shown in help_texts(every_verb))
     return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
@@ -49,7 +49,7 @@ def _help(command: click.Command, ctx: click.Context) -> str:
 
 def main() -> None:
     """Updates the pages named as arguments."""
-    for name in sys.argv[1:] or ["README.md"]:
+    for name in sys.argv[1:] or ["docs/cli.md"]:
         path = Path(name)
         path.write_text(document(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import error_of, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
 
 
@@ -157,18 +159,12 @@ def test_nothing_given_shows_the_help_not_an_error(group):
     assert done.stderr == in_process(*group, "--help").stdout
 
 
-def test_a_traceback_comes_only_with_debug():
-    assert "Traceback" in hpc_gpt("render", "nosuch", "--debug").stderr
-    assert "Traceback" not in hpc_gpt("render", "nosuch").stderr
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("demo",), "EXPERIMENT would be another"),
         (("--smoke",), "--smoke would be another"),
         (("--gpus", "8"), "has no checkpoint to resume from"),
-        (("--dry-run",), "starts the run's own job.sh unchanged"),
     ],
 )
 def test_what_a_resumed_run_cannot_take(made_run, options, said):
@@ -191,3 +187,12 @@ def test_a_key_given_twice_in_a_file_is_said_with_its_place(tmp_path, text, word
     file.write_text(text)
     done = in_process("render", file)
     assert (done.code, error_of(done)) == (2, (f"{file}: {words}", "keep one of them"))
+
+
+def test_a_current_folder_that_was_deleted_is_named(tmp_path):
+    (gone := tmp_path / "gone").mkdir()
+    submit = f"'{sys.executable}' -P -m hpc_gpt submit demo --cluster local --dry-run"
+    script = f"unset HPC_GPT_LOGS; rmdir '{gone}' && exec {submit}"
+    done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
+    said = "Error: the current folder was deleted\n\nhint: cd to a folder that is there\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -79,7 +80,10 @@ def test_two_engines_in_two_rounds():
         assert tenth_step_s > sum(step["step_s"] for step in steps), "from the start of the run, not of its training"
         tenth_steps_s.remove(tenth_step_s)
     assert tenth_steps_s == []
-    report = in_process("report", folder, "--json")
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    words = shlex.split(command.removeprefix("next: hpc-gpt "))
+    assert words == ["report", str(folder)]
+    report = in_process(*words, "--json")
     assert json.loads(report.stdout)["records"] == page["records"]
     shown = in_process("compare", f"{folder.name}#1", f"{folder.name}#2")
     assert shown.code == 0, shown.stderr
@@ -172,7 +176,7 @@ def test_logs_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("a file\n")
     done = in_process("bench", "--smoke", environment={"HPC_GPT_LOGS": str(tmp_path / "file")})
     assert done.code == 1
-    assert "Error: cannot make run folder" in done.stderr
+    assert "Error: cannot make a run folder" in done.stderr
     assert "hint: set HPC_GPT_LOGS" in done.stderr
 
 

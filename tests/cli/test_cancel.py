@@ -7,10 +7,10 @@ import pytest
 from hpc_gpt.chain.measured import Earlier
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.launch.control import cancel_run, interrupt_run
-from hpc_gpt.launch.submission import prepare_resumption, resume_run
+from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import add_checkpoint, unsubmitted_run
 
 
 def resume_elsewhere(run):
@@ -34,9 +34,7 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
 def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts():
     nvme = Engine("deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
     run = unsubmitted_run(engine=nvme, layout=LayoutRequest(gpus=2, micro_batch=2, global_batch=8))
-    step = run.checkpoints / "step-00000004"
-    step.mkdir(parents=True)
-    (step / "complete.json").write_text('{"step": 4}')
+    add_checkpoint(run, 4)
     for verb in (resume_run, resume_elsewhere):
         with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
             verb(run)
@@ -64,7 +62,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
     run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
-    monkeypatch.setattr("hpc_gpt.launch.status._slurm_states", lambda wanted: {"7": (state, "None")})
+    monkeypatch.setattr("hpc_gpt.launch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
     with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
         again(run)
     assert "cancel" in refusal.value.hint

@@ -69,6 +69,14 @@ def test_keys():
     assert offered("submit", "--set", "train.st") == ["train.steps="]
 
 
+def test_values():
+    assert offered("plan", "--engine", "deepspeed-") == ["deepspeed-3d", "deepspeed-zero"]
+    assert offered("plan", "--recompute", "") == ["none", "selective", "full"]
+    assert offered("submit", "--model", "gpt2-x") == ["gpt2-xl"]
+    assert offered("submit", "--tp", "") == []
+    assert offered("bench", "--engines", "ddp,fs") == ["ddp,fsdp"]
+
+
 def test_runs(made_run):
     for verb in ("status", "logs", "cancel"):
         assert offered(verb, made_run.run_id[:6]) == [made_run.run_id]

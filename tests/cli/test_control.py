@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.cli.control import _ask
+from hpc_gpt.cli.requests import ask as ask_named
 from hpc_gpt.launch.control import Asked, ask_runs, await_answer
 from hpc_gpt.process import start_time
-from hpc_gpt.runs.live import VERBS, Request, answer, ask, open_requests
+from hpc_gpt.runs.live import VERBS, RunRequest, answer, ask, open_requests
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.train.signals import Inbox
@@ -38,7 +38,7 @@ def test_a_running_run_is_asked_by_a_file(running, verb):
     )
     assert done.stderr == f"next: hpc-gpt status {running.run_id}\n"
     (attempt,) = running.attempts()
-    assert open_requests(attempt) == [Request(verb, 1)]
+    assert open_requests(attempt) == [RunRequest(verb, 1)]
     marks = [path.name for path in running.path.glob("stop.*")]
     assert marks == ([f"stop.{attempt.started()['job_id']}"] if verb == "stop" else [])
 
@@ -50,10 +50,10 @@ def test_requests_at_once_are_several_and_none_is_overwritten(running):
         thread.start()
     for thread in threads:
         thread.join()
-    assert open_requests(attempt) == [Request("save", number) for number in range(1, 9)]
+    assert open_requests(attempt) == [RunRequest("save", number) for number in range(1, 9)]
     assert not [path for path in attempt.asked.iterdir() if path.name.startswith(".")]
-    answer(attempt, Request("save", 3), 5, True)
-    assert Request("save", 3) not in open_requests(attempt)
+    answer(attempt, RunRequest("save", 3), 5, True)
+    assert RunRequest("save", 3) not in open_requests(attempt)
 
 
 def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
@@ -226,12 +226,12 @@ def test_what_cannot_be_a_request_is_none(running):
 @pytest.mark.parametrize("outcomes", [(True, True), (False, True), (True, False)])
 def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monkeypatch, outcomes):
     happened = {unsubmitted_run().path: outcome for outcome in outcomes}
-    monkeypatch.setattr("hpc_gpt.cli.control.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs])
-    monkeypatch.setattr("hpc_gpt.cli.control.await_answer", lambda asked: (happened[asked.run.path], "so"))
+    monkeypatch.setattr("hpc_gpt.cli.requests.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs])
+    monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))
     if all(outcomes):
-        _ask("save", names, True)
+        ask_named("save", names, True)
         return
     with pytest.raises(SystemExit) as end:
-        _ask("save", names, True)
+        ask_named("save", names, True)
     assert end.value.code == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.tokens.token_file import open_tokens
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
@@ -38,8 +38,10 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(text)
     done = in_process("data", "text.txt", "--tokenizer", "char" if vocab > 256 else "byte")
-    words = shlex.split(done.stderr.removeprefix("next: hpc-gpt submit "))
-    script = in_process("render", *words).stdout
+    words = shlex.split(done.stderr.removeprefix("next: hpc-gpt "))
+    dry = in_process(*words, "--dry-run", environment=without_slurm(tmp_path))
+    assert f"data: text.tokens by tokenizer {'char' if vocab > 256 else 'byte'}, " in dry.stderr
+    script = dry.stdout
     text_of_resolved = script.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("HPC_GPT_RESOLVED\n", 1)[0]
     resolved = Resolved.from_json(text_of_resolved)
     assert (resolved.data.path, resolved.model.vocab) == ("text.tokens", vocab)
@@ -133,3 +135,17 @@ def test_data_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, s
     assert done.code == 2
     assert message in error_of(done)[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):
+    (folder := tmp_path / "corpus").mkdir()
+    for name, content in (("a.txt", b"text\n"), ("b.toml", b"x = 1\n"), ("c.bin", b"\0\1"), (".d", b"x")):
+        (folder / name).write_bytes(content)
+    (folder / "empty.txt").touch()
+    for number in range(30):
+        (folder / f"many{number:02}.txt").write_text("more\n")
+    done = in_process("data", "corpus", cwd=tmp_path)
+    read, left, _ = done.stderr.splitlines()
+    assert read.startswith("read: 32 files: a.txt, b.toml, many00.txt, ")
+    assert read.endswith(", many17.txt, and 12 more")
+    assert left == "left out: 3 files: .d (hidden), c.bin (binary), empty.txt (empty)"

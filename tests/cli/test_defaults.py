@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -32,13 +33,53 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     done = in_process("render", *GPT2_DDP, *JEAN_ZAY)
     resolved = resolved_of(done)
     plain = Train(dtype="fp16")
-    assert {**resolved["train"], "optimizer_mode": None} == json.loads(json.dumps(vars(plain)))
-    assert (resolved["name"], resolved["batch"]["global_batch"]) == ("gpt2", 8)
+    assert {**resolved["train"], "optimizer_mode": None, "init": None} == json.loads(json.dumps(vars(plain)))
+    assert (resolved["name"], resolved["batch"]["global_batch"]) == ("gpt2", 1024)
     assert resolved["job"]["signal_lead_s"] == 120  # the profile's
     assert done.stderr.splitlines()[0] == (
         "no EXPERIMENT: the defaults, not gpt2-meg-ds-3d's settings: engine ddp, fp16 as v100-32g has no bf16, "
-        "batch 8, 1000 steps, lr 0.0003"
+        "batch 1024 as in plan, 1,000 steps, lr 0.0003"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes", "why"),
+    [
+        (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (1, 128, 1024), "batch 1024 as in plan, "),
+        (("--model", "gpt2", "--gpus", "4"), (1, 256, 1024), "batch 1024 as in plan, "),
+        (
+            ("--model", "gpt2", "--gpus", "12", *JEAN_ZAY),
+            None,
+            "batch 1020, the multiple of dp 12 nearest below plan's ",
+        ),
+        (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
+        (("--model", "gpt2", "--cluster", "local"), (1, 1, 8), "batch 8, one sample a rank as they have no GPU, "),
+        (("--model", "gpt2", "--tp", "2", "--cluster", "local"), (1, 2, 8), "batch 8, one sample a rank as they "),
+        (("--model", "gpt2", "--gpus", "4", "--mbs", "2"), (2, 1, 8), "batch 8, 1,000 steps"),
+        (("--model", "gpt2", "--gpus", "4", "--gas", "2"), (1, 2, 8), "batch 8, 1,000 steps"),
+        (("--model", "gpt2", "--gpus", "4", "--gbs", "12"), (1, 3, 12), "batch 12, 1,000 steps"),
+    ],
+)
+def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
+    monkeypatch.setattr("hpc_gpt.launch.request.list_gpus", list)
+    done = in_process("render", *arguments)
+    batch = resolved_of(done)["batch"]
+    assert why in done.stderr.splitlines()[0]
+    assert sizes is None or tuple(batch.values()) == sizes
+    monkeypatch.setattr("hpc_gpt.launch.request.list_gpus", lambda: [{"name": "NVIDIA H200"}])
+    with_gpus = resolved_of(in_process("render", *arguments))["batch"]
+    assert with_gpus == batch or (with_gpus["global_batch"] == 1024 and "local" in arguments)
+
+
+@pytest.mark.parametrize(("model", "gpus", "share"), [("48b", 64, 0.7), ("gpt2", 8, 0.9), ("gpt2-xl", 16, 0.7)])
+def test_the_shortest_submit_is_about_as_fast_as_plans_best(model, gpus, share):
+    asked = ("--model", model, "--gpus", str(gpus), "--cluster", "a100-80g-8")
+    done = in_process("render", *asked)
+    resolved = resolved_of(done)
+    step_s = float(re.search(r"; ([\d.]+) s a step", done.stderr)[1])
+    tokens_per_s = resolved["batch"]["global_batch"] * resolved["model"]["seq"] / step_s
+    assert tokens_per_s > share * planned(*asked)["candidates"][0]["figures"]["tokens_per_s"]
+    assert ("from plan: micro-batch " in done.stderr) is (resolved["batch"]["micro_batch"] > 1)
 
 
 def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_seeds():
@@ -85,10 +126,13 @@ def test_a_row_is_of_an_experiment(given):
 
 def test_without_a_model_it_is_the_default_experiment():
     done = in_process("render", "--gpus", "64", "--pp", "16", "--engine", "deepspeed-3d", *JEAN_ZAY)
-    assert "no EXPERIMENT" not in done.stderr
+    assert done.stderr.startswith(
+        "no EXPERIMENT: takes gpt2-meg-ds-3d-48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
+    )
     assert (resolved_of(done)["train"]["lr"], resolved_of(done)["train"]["dtype"]) == (1.5e-4, "fp16")
     named = in_process("render", "gpt2-meg-ds-3d", "--model", "18b", *JEAN_ZAY)
     assert resolved_of(named)["train"]["lr"] == 1.5e-4
+    assert "no EXPERIMENT" not in named.stderr
 
 
 def planned(*arguments):
@@ -151,6 +195,10 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
     assert done.code == 0, done.stderr
+    dry = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", "--dry-run")
+    about_data = [line for line in done.stderr.splitlines() if line.startswith(("data: ", "note: the data have "))]
+    assert len(about_data) == 2
+    assert set(about_data) < set(dry.stderr.splitlines())
     (run,) = Path(os.environ["HPC_GPT_LOGS"]).glob("2x64/*/")
     assert (run / "experiment.toml").read_text().startswith("# No EXPERIMENT was named: the defaults")
     assert load_experiment(str(run / "experiment.toml")).model.hidden == 64

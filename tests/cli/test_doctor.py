@@ -2,7 +2,12 @@
 
 import json
 
+import pytest
+
+from hpc_gpt.cli.experiment_options import words_of_small
 from hpc_gpt.runs.bad_nodes import listed, note
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.smoke import fit_small
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
 
@@ -94,6 +99,43 @@ def test_a_run_stands_in_an_experiments_place(made_run):
     assert found["cluster"] == made_run.resolved().cluster.name
     by_folder = json.loads(in_process("doctor", made_run.path, "--json").stdout)
     assert by_folder["cluster"] == found["cluster"]
+
+
+@pytest.mark.parametrize("words", [("--tp", "1"), ("--set", "lr=1"), ("--smoke",), ("--cluster", "h100-80g-8")])
+def test_a_run_is_checked_as_it_was_submitted(made_run, words):
+    done = in_process("doctor", made_run.run_id, *words)
+    assert (done.code, done.stdout) == (2, "")
+    assert error_of(done)[0].endswith(f"checked as it was submitted; {words[0]} would be another")
+
+
+def test_without_experiment_and_size_it_is_demo():
+    done = in_process("doctor", "--cluster", "local")
+    assert "ok    experiment  demo: tp2-pp2-dp1 on 1 node of local\n" in done.stdout
+    assert done.stderr.startswith("no EXPERIMENT and no size: takes demo\n")
+    sized = in_process("doctor", "--cluster", "jean-zay-v100-32g", "--gpus", "64", environment={"HPC_GPT_PP": "16"})
+    assert "experiment  gpt2-meg-ds-3d-48b: tp4-pp16-dp1 on 16 nodes" in sized.stdout
+    assert "takes demo" not in sized.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "gpus", "sizes"),
+    [
+        (4, None, {}),
+        (2, None, {}),
+        (8, 8, {}),
+        (1, None, {"layout.gpus": 4, "layout.tp": 1, "layout.pp": 2}),
+        (1, 3, {"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2}),
+        (2, 2, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
+        (3, 6, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
+        (1, 1, {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1}),
+    ],
+)
+def test_it_is_as_large_as_the_profile_holds(tmp_path, gpus_per_node, gpus, sizes):
+    (tmp_path / "mine.toml").write_text(f"gpus_per_node = {gpus_per_node}\n")
+    profile = load_profile(str(tmp_path / "mine.toml"))
+    assert fit_small(profile, gpus) == sizes
+    done = in_process("doctor", *words_of_small(sizes), "--cluster", tmp_path / "mine.toml", "--json")
+    assert checks(done)["experiment"]["level"] == "ok"
 
 
 def test_bad_nodes_are_shown_and_forgiven():

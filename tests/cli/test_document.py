@@ -1,5 +1,6 @@
-"""The README's verbs are the commands' own help."""
+"""docs/cli.md has the commands' own help, and the README links to it."""
 
+import re
 import subprocess
 import sys
 
@@ -12,20 +13,29 @@ from tests.cli.document import MARKS, document, help_texts
 from tests.conftest import REPOSITORY
 
 README = REPOSITORY / "README.md"
+PAGE = REPOSITORY / "docs" / "cli.md"
 
 
-def test_the_readme_is_current(tmp_path):
+def test_the_page_is_current(tmp_path):
     # In a Python of its own: click keeps a command's help option as the first context of the process spelled it.
-    page = tmp_path / "README.md"
-    page.write_bytes(README.read_bytes())
+    page = tmp_path / "cli.md"
+    page.write_bytes(PAGE.read_bytes())
     subprocess.run([sys.executable, "-m", "tests.cli.document", str(page)], check=True, cwd=REPOSITORY)
-    assert page.read_text() == README.read_text(), "run: python -m tests.cli.document README.md"
+    assert page.read_text() == PAGE.read_text(), "run: python -m tests.cli.document docs/cli.md"
 
 
 def test_every_verb_is_in_it():
-    page = README.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
-    for verb in cli.VERBS:
-        assert f"### `hpc-gpt {verb}`" in page
+    page = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
+    for verb in cli.verbs():
+        assert f"\n## `hpc-gpt {verb}`\n" in page
+
+
+def test_every_page_that_the_readme_and_the_docs_link_to_is_there():
+    for page in (README, *README.parent.glob("docs/*.md")):
+        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        for target in targets:
+            assert "://" in target or (page.parent / target).is_file(), f"{page.name}: {target}"
+        assert page != README or "docs/cli.md" in targets
 
 
 def test_every_verb_and_option_says_what_it_is_for():
@@ -38,7 +48,7 @@ def test_every_verb_and_option_says_what_it_is_for():
             check(command.commands[name], f"{path} {name}")
 
     ctx = click.Context(cli.group)
-    for verb in cli.VERBS:
+    for verb in cli.verbs():
         check(cli.group.get_command(ctx, verb), verb)
 
 
@@ -61,8 +71,8 @@ def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb
 
 def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
     ctx = click.Context(cli.group)
-    verbs = {name: cli.group.get_command(ctx, name) for name in cli.VERBS}
-    assert {name: verb.short_help for name, verb in cli.VERBS.items()} == {
+    verbs = {name: cli.group.get_command(ctx, name) for name in cli.verbs()}
+    assert {name: verb.short_help for name, verb in cli.verbs().items()} == {
         name: verb.get_short_help_str(limit=10_000) for name, verb in verbs.items()
     }
     # As click itself would list them.
@@ -72,7 +82,7 @@ def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
 
 def test_only_the_part_between_the_marks_is_written():
     page = document(f"above\n{MARKS[0]}\nstale line\n{MARKS[1]}\nbelow\n")
-    assert page.startswith(f"above\n{MARKS[0]}\n\n### `hpc-gpt`")
+    assert page.startswith(f"above\n{MARKS[0]}\n\n## `hpc-gpt`")
     assert page.endswith(f"\n{MARKS[1]}\nbelow\n")
     assert "stale line\n" not in page
     assert document(page) == page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.launch import status
-from hpc_gpt.launch.status import NO_ANSWER, follow_logs, log_path, read_status
+from hpc_gpt.errors import NoSuchRun, RunFolderError
+from hpc_gpt.launch import logs
+from hpc_gpt.launch.logs import follow_logs, log_path
+from hpc_gpt.launch.status import NO_ANSWER, PATIENCE, read_status
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
 
@@ -23,7 +25,7 @@ FOLLOW = """
 import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
-from hpc_gpt.launch import status
+from hpc_gpt.launch import logs
 
 class Clock:
     monotonic = staticmethod(time.monotonic)
@@ -33,7 +35,7 @@ class Clock:
         Path(os.environ["LOOKED"]).touch()
         time.sleep(seconds)
 
-status.time = Clock
+logs.time = Clock
 cli.main()
 """
 
@@ -57,15 +59,15 @@ def scheduler_says(made_run, monkeypatch):
     template = read_status([made_run])[0]
 
     def say(answer):
-        def answer_all(runs):
+        def answer_all(runs, limit_s):
             asked.append(clock.now)
             state, cause = answer(clock.now - 100)
-            return [replace(template, state=state, cause=cause)]
+            return [replace(template, state=state, cause=cause)], ""
 
-        monkeypatch.setattr(status, "read_status", answer_all)
+        monkeypatch.setattr(logs, "ask_status", answer_all)
         return asked
 
-    monkeypatch.setattr(status, "time", clock)
+    monkeypatch.setattr(logs, "time", clock)
     return say
 
 
@@ -111,7 +113,7 @@ def test_an_end_that_is_new_is_asked_about_at_once(made_run, scheduler_says):
 
     asked = scheduler_says(answer)
     followed(made_run)
-    assert asked[1] - asked[0] == status.POLL_S
+    assert asked[1] - asked[0] == logs.POLL_S
 
 
 def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
@@ -127,7 +129,7 @@ def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
 
 def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_says, monkeypatch):
     attempt = add_log(made_run, "one\ntwo\n")
-    read_tail = status.read_tail
+    read_tail = logs.read_tail
 
     def read_slowly(path, lines):
         found = read_tail(path, lines)
@@ -135,7 +137,7 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
             file.write("three\n")
         return found
 
-    monkeypatch.setattr(status, "read_tail", read_slowly)
+    monkeypatch.setattr(logs, "read_tail", read_slowly)
     scheduler_says(lambda second: ("done", None))
     assert followed(made_run, tail=1) == "two\nthree\n"
 
@@ -165,6 +167,62 @@ def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waitin
     finally:
         killer.cancel()
         following.kill()
+
+
+def test_a_squeue_that_hangs_holds_no_line_back(made_run, tmp_path, monkeypatch, capsys):
+    """What is written meanwhile is copied; that it gave no answer is said once."""
+    squeue, hangs = tmp_path / "bin" / "squeue", tmp_path / "hangs"
+    squeue.parent.mkdir()
+    squeue.write_text(
+        f"#!/bin/bash\n[ -e {hangs} ] || {{ echo $$ >{hangs}; exec sleep 600; }}\necho '7|COMPLETED|None'\n"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv(PATIENCE, "60")
+    made_run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    attempt = add_log(made_run, "one\n")
+    (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
+
+    def write_while_it_hangs():
+        while not (hangs.exists() and hangs.read_text()):
+            time.sleep(0.01)
+        with attempt.log.open("a") as log:
+            log.write("two\n")
+
+    class Out(io.BytesIO):
+        def write(self, text):
+            if text == b"two\n":
+                os.kill(int(hangs.read_text()), signal.SIGKILL)  # raises if it was not waited for any more
+            return super().write(text)
+
+    silence_note, said = logs.silence_note, []
+
+    def note(silence):
+        said.append(silence)
+        attempt.write_ended("done", None, 1)
+        return silence_note(silence)
+
+    monkeypatch.setattr(logs, "silence_note", note)
+    threading.Thread(target=write_while_it_hangs).start()
+    out = Out()
+    follow_logs(made_run, None, None, out)
+    assert out.getvalue() == b"one\ntwo\n"
+    assert len(said) == capsys.readouterr().err.count("Slurm did not answer") == 1
+
+
+def test_logs_f_of_a_folder_that_was_moved_says_so(made_run, scheduler_says):
+    add_log(made_run, "one\n")
+
+    def answer(second):
+        if second == 0:
+            made_run.path.rename(made_run.path.with_name("moved"))
+            return "running", None
+        return "unknown", "it has gone"
+
+    scheduler_says(answer)
+    with pytest.raises(RunFolderError, match="not there any more"):
+        followed(made_run)
 
 
 def test_logs_f_of_a_run_that_ended_without_a_log(made_run):

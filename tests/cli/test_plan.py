@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from hpc_gpt import cli
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_render_and_submit import resolved_of
+from tests.megatron_lm.checkout import make_checkout
 from tests.terminal import on_a_terminal
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
@@ -24,7 +28,7 @@ def planned(*arguments):
 
 
 def test_it_is_the_first_verb():
-    assert next(iter(cli.VERBS)) == "plan"
+    assert next(iter(cli.verbs())) == "plan"
 
 
 def test_a_short_table_best_first_and_the_next_command():
@@ -106,7 +110,7 @@ def in_submits_words(command):
         SEED[1:],
         ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
         ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY),
-        ("--model", "48b", "--gpus", "4", *JEAN_ZAY),
+        ("--model", "7.5b", "--gpus", "4", *JEAN_ZAY),
         ("--model", "gpt2", "--gpus", "2", "--engine", "ddp", "--seq", "512", *JEAN_ZAY),
         ("--hidden", "2048", "--layers", "24", "--heads", "16", "--vocab", "32000", "--gpus", "16", *JEAN_ZAY),
         ("--model", "7.5b", "--nodes", "2", "--gas", "8", "--recompute", "selective", *JEAN_ZAY),
@@ -115,10 +119,19 @@ def in_submits_words(command):
     ],
     ids=["seed", "demo", "fsdp", "offload", "ddp", "sizes", "nodes", "row", "megatron"],
 )
-def test_the_next_command_runs_what_was_planned(arguments):
+def test_the_next_command_runs_what_was_planned(arguments, tmp_path):
     page = planned("plan", *arguments)
     best = page["candidates"][0]
-    resolved = resolved_of(in_process("render", *in_submits_words(page["next"])))
+    there = without_slurm(tmp_path) | {"MEGATRON_LM": str(make_checkout(tmp_path / "megatron-lm"))}
+    done = in_process("submit", *in_submits_words(page["next"]), "--dry-run", environment=there)
+    resolved = resolved_of(done)
+    # And predicts what was shown.
+    said = re.search(r"predicted: (\S+) needs ([\d.]+) of .*; (\S+) s a step", done.stderr)
+    assert said[1] == best["layout"]
+    assert float(said[2]) == pytest.approx(best["memory_gib"], abs=0.051)
+    assert float(said[3]) == pytest.approx(best["figures"]["step_s"], rel=0.006)
+    host = re.search(r" and ([\d.]+) of [\d,]+ GiB of a host; ", done.stderr)
+    assert (float(host[1]) if host else 0) == pytest.approx(best["host_memory_gib"], abs=0.051)
     assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
     assert resolved["batch"] == {key: best[key] for key in ("micro_batch", "micro_batches", "global_batch")}
     engine = resolved["engine"]
@@ -194,11 +207,88 @@ def test_the_largest_model():
     assert page["next_larger"]["params"] > page["model"]["params"]
     assert {each["micro_batch"] for each in page["candidates"]} == {1}
     done = in_process("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
-    assert done.stdout.startswith("largest: ")
+    assert done.stdout.startswith("largest without offload: ")
     assert "family: heads of 128" in done.stdout
-    command = shlex.split(done.stderr.removeprefix("next: "))
-    assert command[:2] == ["hpc-gpt", "plan"]
-    assert in_process(*command[1:]).code == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--gpus", "16", "--cluster", "jean-zay-v100-16g"),
+        ("--gpus", "16", "--offload", "full", "--engine", "fsdp", "--cluster", "jean-zay-v100-16g"),
+        ("--nodes", "1", "--mbs", "2", "--gas", "4", "--tokens", "1e9", "--seq", "2048", "--vocab", "1000",
+         "--cluster", "h100-80g-8"),
+        ("demo", "--recompute", "full", "--set", "train.dtype=bf16", "--gpus", "8", "--cluster", "a100-80g-8"),
+    ],
+    ids=["plain", "offload", "batch", "experiment"],
+)  # fmt: skip
+def test_the_command_after_the_largest_model_shows_it_again(asked):
+    page = planned("plan", "--max-model", *asked)
+    words = shlex.split(page["next"])
+    assert words[:2] == ["hpc-gpt", "plan"]
+    again = planned(*words[1:])
+    assert again["candidates"] == page["candidates"]
+    assert again["model"]["params"] == page["model"]["params"]
+
+
+def own_profile(**machine):
+    """The name of a profile of nodes of 4 V100 16 GB with these figures in [machine]."""
+    clusters = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
+    clusters.mkdir(parents=True, exist_ok=True)
+    figures = "\n".join(f"{key} = {value}" for key, value in machine.items())
+    text = f'device = "v100-16g"\nfabric = "omni-path 4x100G"\n[machine]\n{figures}\n'
+    (clusters / "mine.toml").write_text(text)
+    return "mine"
+
+
+def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
+    asked = ("plan", "--model", "48b", "--gpus", "8", "--cluster")
+    done = in_process(*asked, own_profile())
+    assert (done.code, done.stderr) == (0, "")  # no next command
+    said = " ".join(done.stdout.split())
+    assert "nothing is known to fit, as all that fits on the cards offloads: tp1-pp1-dp8 needs 387 GiB in the" in said
+    assert ", or use --gpus 128, on which a layout fits" in said
+    assert planned(*asked, "mine")["next"] == ""
+    assert "next: " not in in_process(*asked, "mine", "--why", "tp1-pp1-dp8").stderr
+    assert "host must hold 387 GiB" in in_process(*asked, "mine", "--why", "tp1-pp1-dp8").stdout
+    known = in_process(*asked, own_profile(host_memory_gib=500))
+    assert "engine.offload=full" in known.stderr
+    short = in_process(*asked, "jean-zay-v100-16g")
+    assert short.code == 2
+    assert error_of(short)[0].endswith("with offload full, needs 387 of 149 GiB of a host's memory")
+
+
+def test_the_largest_model_with_offload_says_that_it_is_slow():
+    asked = ("plan", "--max-model", "--offload", "full", "--engine", "fsdp", "--gpus", "16", "--cluster")
+    done = in_process(*asked, own_profile(host_memory_gib=4000))
+    assert done.stdout.startswith("largest with offload full: 409e9 parameters")
+    assert re.search(r"slow: the largest without offload, 11\.6e9 parameters, has 3,\d+ tokens/s, \d\d times",
+                     done.stdout)  # fmt: skip
+    assert "slow: " not in in_process(*asked, "jean-zay-v100-16g").stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--why", "tp1-pp1-dp8"), ("--max-model",)])
+def test_without_a_cluster_a_plan_is_for_nodes_of_a100_and_nothing_is_submitted(more):
+    done = in_process("plan", "--model", "gpt2", "--gpus", "8", *more)
+    assert done.code == 0, done.stderr
+    first, last = done.stderr.splitlines()
+    assert first.startswith("no cluster is chosen: planned for a100-80g-8, ")
+    assert "hpc-gpt profile list" in first
+    assert "8 a100-80g" in done.stdout
+    assert last.startswith("next: hpc-gpt plan " if more == ("--max-model",) else "next: hpc-gpt profile list")
+    shown = in_process(*shlex.split(last.removeprefix("next: hpc-gpt ")))
+    assert (shown.code, "a100-80g-8" in shown.stdout + shown.stderr) == (0, True)
+    there = in_process("plan", "--model", "gpt2", "--gpus", "8", *more, "--cluster", "a100-80g-8")
+    assert there.stdout == done.stdout
+
+
+def test_the_users_own_cluster_without_a_device_is_refused_as_before():
+    own_profile()
+    config = Path(os.environ["HPC_GPT_CONFIG"])
+    (config / "clusters" / "mine.toml").write_text('partition = "gpu"\n')
+    (config / "config.toml").write_text('cluster = "mine"\n')
+    done = in_process("plan", "--model", "gpt2", "--gpus", "8")
+    assert error_of(done)[0] == "profile mine names no device"
 
 
 def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.foresight import foresee, plan_open
+from hpc_gpt.launch.prediction import plan_open, predict
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
@@ -41,8 +41,8 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
     """A run folder as submit leaves it."""
     profile = load_profile(cluster)
     resolved = resolve(load_experiment("demo", {key.replace("__", "."): v for key, v in overrides.items()}), profile)
-    seen = foresee(resolved, profile, refuse=True)
-    prepared = Prepared(resolved, render_script(resolved), "name = 'demo'\n", foresight=seen)
+    seen = predict(resolved, profile, refuse=True)
+    prepared = Prepared(resolved, render_script(resolved), "name = 'demo'\n", prediction=seen)
     return write_run(prepared, Path(os.environ["HPC_GPT_LOGS"]), {})
 
 
@@ -52,7 +52,10 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
 def test_the_seeds_run_is_predicted_and_left_as_it_is():
     done = in_process("render", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER)
     assert done.code == 0
-    line = r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
+    took = r"no EXPERIMENT: takes gpt2-meg-ds-3d-48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
+    line = (
+        took + r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
+    )
     found = re.fullmatch(line, done.stderr)
     assert found, done.stderr
     assert float(found[1]) < 31.7
@@ -100,9 +103,9 @@ def test_nothing_of_a_prediction_is_in_the_script():
 
 def test_a_calibration_moves_the_time_alone():
     resolved = resolve(load_experiment("demo", SMALL), load_profile("a100-80g-8"))
-    plain = foresee(resolved, load_profile("a100-80g-8"), refuse=False)
+    plain = predict(resolved, load_profile("a100-80g-8"), refuse=False)
     profile_of("mine", 'extends = "a100-80g-8"\n[calibration.constants]\ngemm = 0.2\nnew_of_another_version = 3.0\n')
-    fitted = foresee(resolved, load_profile("mine"), refuse=False)
+    fitted = predict(resolved, load_profile("mine"), refuse=False)
     assert fitted.tables["step"]["step_s"] > plain.tables["step"]["step_s"]
     assert fitted.tables["memory_gib"] == plain.tables["memory_gib"]
     assert (plain.tables["calibrated"], fitted.tables["calibrated"]) == (False, True)
@@ -136,7 +139,7 @@ def test_a_dry_run_says_it_too():
         ["--gpus", "64", "--pp", "16", "--set", "engine.recompute=none"],
         ["--gpus", "64", "--pp", "1"],
         ["--gpus", "64", "--pp", "16", "--micro-batch-size", "64"],
-        ["--gpus", "16", "--tp", "1", "--pp", "16"],
+        ["--model", "18b", "--gpus", "8", "--gbs", "8"],
         ["demo", "--model", "18b", "--gpus", "8", "--set", "train.dtype=fp16", "--engine=ddp", "--tp=1", "--pp=1"],
     ],
     ids=["recompute", "one stage", "micro-batch", "few GPUs", "ddp"],
@@ -151,6 +154,48 @@ def test_what_would_not_fit_is_refused_and_the_hint_fits(asked):
     taken = in_process("render", *asked, *shlex.split(flags), *SEEDS_CLUSTER)
     assert taken.code == 0, taken.stderr
     assert f"predicted: {layout} needs" in taken.stderr
+
+
+def dark(text=""):
+    """A profile that says nothing of a host's memory but what `text` does."""
+    return profile_of("dark", f'device = "v100-32g"\nfabric = "omni-path 4x100G"\n{text}')
+
+
+OFFLOADED = ("--model", "7.5b", "--gpus", "4", "--engine", "fsdp", "--set", "engine.offload=full", "--gbs", "4")
+
+
+def test_what_a_host_must_hold_is_said_and_refused_if_it_holds_less():
+    unknown = in_process("render", *OFFLOADED, "--cluster", dark())
+    assert re.search(r"needs [\d.]+ of 31\.7 GiB, and 11\d\.\d of a host, whose memory the profile does not give; ",
+                     unknown.stderr)  # fmt: skip
+    enough = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 120\n"))
+    assert " of 120 GiB of a host; " in enough.stderr
+    short = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 100\n"))
+    assert short.code == 2
+    message, hint = error_of(short)
+    assert re.search(r"fit: a host must hold 11\d\.\d GiB of what its GPUs offload, but it has 100$", message)
+    assert "engine.offload=none" in hint
+
+
+def test_activations_on_a_host_are_counted_but_seed_001s_rows_are_not_refused(tmp_path):
+    sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
+    done = in_process("render", *sweep, "--sweep", "-o", tmp_path)
+    assert done.code == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("off-48b-tp4: ")]
+    assert ", and 192.0 of 149 GiB of a host: does not fit; " in line
+
+
+def test_what_is_on_nvme_is_not_in_the_hosts_memory(tmp_path):
+    nvme = ("--set", f"engine.offload_path={tmp_path}", "--engine", "deepspeed-zero", "--zero-stage", "3")
+    done = in_process("render", *OFFLOADED, *nvme, "--cluster", dark("[machine]\nhost_memory_gib = 1\n"))
+    assert done.code == 0, done.stderr
+    assert "of a host" not in done.stderr
+
+
+def test_no_hint_needs_a_hosts_memory_that_is_not_known():
+    asked = ("--model", "18b", "--gpus", "8", "--gbs", "8", "--cluster")
+    assert "offload=optimizer" in error_of(in_process("render", *asked, dark("[machine]\nhost_memory_gib = 999\n")))[1]
+    assert "offload" not in error_of(in_process("render", *asked, dark()))[1]
 
 
 def test_the_nearest_that_fits_keeps_what_it_can():
@@ -177,7 +222,7 @@ def test_a_model_that_no_layout_holds_says_so():
     assert "is predicted not to fit" in message
     assert (
         hint
-        == "no layout of 1 GPUs fits it at global batch 1024: more GPUs, a smaller model, or --force to run it anyway"
+        == "no layout of 1 GPU fits it at global batch 1024: more GPUs, a smaller model, or --force to run it anyway"
     )
 
 
@@ -187,7 +232,7 @@ def test_a_model_that_no_layout_holds_says_so():
 def test_recomputation_is_the_planners_where_nobody_settles_it():
     left = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=", *SEEDS_CLUSTER)
     done = in_process("render", *left)
-    assert done.stderr.startswith("from plan: recompute full, which neither flags nor experiment give\npredicted: ")
+    assert "\nfrom plan: recompute full, which neither flags nor experiment give\npredicted: " in done.stderr
     assert '"recompute": "full"' in done.stdout
     assert "from plan" not in in_process("render", *left, "--set", "engine.recompute=full").stderr
 
@@ -195,17 +240,20 @@ def test_recomputation_is_the_planners_where_nobody_settles_it():
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "jean-zay-v100-32g", "generic-slurm", "local"])
 def test_the_rules_stand_where_they_are_as_good(cluster):
     experiment, profile = load_experiment("demo"), load_profile(cluster)
-    assert plan_open(experiment, profile, {"layout.tp", "layout.pp"}) == (resolve(experiment, profile), ())
+    resolved = resolve(experiment, profile)
+    assert plan_open(resolved, profile, {"layout.tp", "layout.pp", "layout.micro_batch"}) == (resolved, ())
 
 
 def test_more_stages_are_the_planners_where_one_is_too_little():
     sizes = {"model.preset": "18b", "layout.gpus": 16, "layout.global_batch": 16, "engine.recompute": "full"}
     experiment = load_experiment("gpt2-meg-ds-3d", {**sizes, "layout.pp": None, "layout.micro_batch": 1})
-    settled, notes = plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute"})
-    assert settled.layout.pp > 1
-    assert settled.gpus == 16
-    assert notes == (f"from plan: pp {settled.layout.pp}, which neither flags nor experiment give",)
-    assert plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute", "layout.pp"})[1] == ()
+    profile, given = load_profile("jean-zay-v100-32g"), {"engine.recompute", "engine.zero_stage", "layout.micro_batch"}
+    ruled = resolve(experiment, profile)
+    planned, notes = plan_open(ruled, profile, given)
+    assert planned.layout.pp > 1
+    assert planned.gpus == 16
+    assert notes == (f"from plan: pp {planned.layout.pp}, which neither flags nor experiment give",)
+    assert plan_open(ruled, profile, {*given, "layout.pp"}) == (ruled, ())
 
 
 # --- the record, and the report card

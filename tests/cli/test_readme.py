@@ -12,11 +12,10 @@ from hpc_gpt.cli.experiment_options import variables_of
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from tests.cli.document import MARKS
 from tests.cli.test_variables import options_of
 from tests.conftest import REPOSITORY
 
-PAGE = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition(MARKS[0])[0]
+PAGE = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.conftest import REPOSITORY
 
 # As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
@@ -78,6 +79,12 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
     assert "attempts 3" in said["record"]
     runs = [path.parent for path in kept.glob("*/*/resolved.json")]
     assert sorted(len(list(run.glob("attempts/*"))) for run in runs) == [1, 3]
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    dry = in_process(*shlex.split(command.removeprefix("next: hpc-gpt ")), "--dry-run",
+                     environment=without_slurm(tmp_path))  # fmt: skip
+    assert dry.code == 0, dry.stderr
+    assert "# tiny: 2 layers of 64, " in dry.stdout
+    assert "tp1-pp1-dp2 on 2 GPUs" in dry.stdout
     for words in ("no GPU here", "whether Slurm accepts the job"):
         assert any(words in f"{each['what']}: {each['why']}" for each in told["not_rehearsed"])
     assert list(scratch.iterdir()) == []

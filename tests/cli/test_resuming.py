@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
 
 def trained(steps: int = 6, saved: int = 6, cause: str | None = None, **settings: object) -> RunFolder:
     run = unsubmitted_run(train__steps=steps, train__warmup_steps=0, data__source="random", **settings)
     add_attempt(run, [metrics_line(saved or steps)], "done", cause=cause)
     if saved:
-        place = run.checkpoints / f"step-{saved:08d}"
-        place.mkdir(parents=True)
-        (place / "complete.json").write_text(json.dumps({"step": saved}))
+        add_checkpoint(run, saved)
     return run
 
 
@@ -68,3 +64,48 @@ def test_another_model_than_the_checkpoints_is_refused():
         done = in_process("submit", "--resume", run.run_id, "--model", "48b", *more)
         assert done.code == 2
         assert "model.preset 48b is another model than the checkpoint's: hidden 8192, not " in error_of(done)[0]
+
+
+def stopped(*steps: int, damaged: tuple[int, ...] = ()) -> RunFolder:
+    """A run of ten steps that was stopped, with checkpoints."""
+    run = unsubmitted_run(train__steps=10, train__warmup_steps=0, data__source="random")
+    add_attempt(run, [metrics_line(step) for step in range(1, 7)], "stopped")
+    for step in (*steps, *damaged):
+        add_checkpoint(run, step, step in damaged)
+    return run
+
+
+@pytest.mark.parametrize("asked", [(), ("--dry-run",), ("--tp", "1"), ("--until", "steps=20", "--dry-run")])
+def test_a_run_with_only_damaged_checkpoints_is_refused_before_it_is_queued(asked):
+    run = stopped(damaged=(4, 6))
+    done = in_process("submit", "--resume", run.run_id, *asked)
+    message, hint = error_of(done)
+    assert done.code == 2
+    assert message.startswith(f"run {run.run_id} has no sound checkpoint to resume from:")
+    assert "step-00000006: weights has 300 bytes, not 700" in message
+    assert f"hpc-gpt submit --resume {run.run_id} --from-start" in hint
+    assert (len(run.attempts()), run.submissions()) == (1, [])
+
+
+def test_from_start_is_the_way_out():
+    run = stopped(damaged=(6,))
+    done = in_process("submit", "--resume", run.run_id, "--from-start", "--dry-run")
+    assert done.code == 0, done.stderr
+    assert f"Trains run {run.run_id} again from step 0" in done.stdout or '"steps": 10,' in done.stdout
+    assert "resumes after" not in done.stderr
+    done = in_process("submit", "demo", "--from-start", "--dry-run")
+    assert (done.code, error_of(done)[0]) == (2, "--from-start needs --resume RUN")
+
+
+def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():
+    run = stopped(4, damaged=(6,))
+    done = in_process("submit", "--resume", run.run_id, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert done.stdout == run.job_script.read_text()
+    assert "note: checkpoint step-00000006 is not sound, and is passed over: weights has 300 bytes" in done.stderr
+    assert f"resumes {run.run_id} after step 4\n" in done.stderr
+    assert done.stderr.endswith("dry run: nothing was written or submitted\n")
+    assert (len(run.attempts()), run.submissions()) == (1, [])
+    run = stopped()
+    done = in_process("submit", "--resume", run.run_id, "--dry-run")
+    assert f"resumes {run.run_id} at step 0: it has no checkpoint\n" in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from hpc_gpt import cli
 from hpc_gpt.cli import rehearse
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.rehearsal import small_run
 from tests.cli.command import error_of, in_process, without_slurm
 from tests.terminal import on_a_terminal
 
@@ -47,7 +48,7 @@ def test_a_question_that_nobody_would_see_is_not_asked(tmp_path):
     assert said.read_text().startswith(f"Error: {SAID}\n")
 
 
-@pytest.mark.parametrize(("words", "code"), [(("submit", *JEAN_ZAY), 2), (("cancel",), 0)])
+@pytest.mark.parametrize(("words", "code"), [(("submit", *JEAN_ZAY), 2), (("cancel",), 1)])
 def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, code):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(SystemExit) as end:
@@ -138,11 +139,11 @@ def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [(("--quick",), "gpt2-meg-ds-3d "), (("--gpus", "64"), ""), (("demo",), "")], ids=" ".join
+    ("words", "named"), [(("--quick",), "demo "), (("--gpus", "64"), ""), (("demo",), "")], ids=" ".join
 )
 def test_what_was_rehearsed_is_named_if_submit_would_ask(monkeypatch, words, named):
     monkeypatch.setattr(sys, "argv", ["hpc-gpt", "rehearse", *words])
-    monkeypatch.setattr(rehearse, "with_slurm", lambda request: pytest.fail(rehearse._next_text(request)))
+    monkeypatch.setattr(small_run, "with_slurm", lambda request: pytest.fail(rehearse._next_text(request)))
     with pytest.raises(pytest.fail.Exception) as said:
         in_process("rehearse", *words)
     assert str(said.value) == f"hpc-gpt submit {named}{' '.join(word for word in words if word != '--quick')}".rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.engines import engines
 from hpc_gpt.settings.experiment import Engine
 from tests.cli.command import hpc_gpt, in_process
 
@@ -15,7 +15,7 @@ def test_every_engine_is_listed_with_what_it_takes():
     assert "deepspeed-3d: tp x pp x dp; ZeRO 0, 1\n" in shown
     assert "ddp: dp\n" in shown
     listed = json.loads(hpc_gpt("help", "engines", "--json").stdout)
-    assert [row["engine"] for row in listed["engines"]] == list(OFFERS)
+    assert [row["engine"] for row in listed["engines"]] == list(engines())
     switches = {switch for row in listed["engines"] for switch in row["switches"]}
     assert switches | {"name", "zero_stage"} == {entry.name for entry in fields(Engine)}
 

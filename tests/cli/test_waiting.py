@@ -105,5 +105,5 @@ def test_what_scancel_says_is_passed_on(clients, monkeypatch, end):
 def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):
     from hpc_gpt.launch import status
 
-    monkeypatch.setattr(status, "_slurm_states", lambda wanted: None)
+    monkeypatch.setattr(status, "_slurm_states", lambda *_: (None, "gone"))
     assert not status.read_status([run])[0].is_over

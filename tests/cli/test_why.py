@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.files import write_once
 from hpc_gpt.report.why import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.state import ADVICE, ENDED
@@ -17,7 +19,7 @@ from tests.readers.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",
-    "retry", "means", "to_do", "exclude", "chain", "attempts", "unread",
+    "retry", "means", "to_do", "exclude", "chain", "attempts", "unread", "status",
 }  # fmt: skip
 
 
@@ -42,15 +44,97 @@ def why_json(name: object, code: int = 0) -> dict:
 
 # --- our own runs
 
+LOST = "rank 0 lost another rank: RuntimeError: Read error: Connection reset by peer"
+KILL = "rank 1 on l2 was ended by SIGKILL, by hand or by the kernel's memory killer (srun: l2: task 1: Killed)"
+SRUN = (
+    "srun: error: l2: task 1: Killed",
+    "srun: launch/slurm: _step_signal: Terminating StepId=4711.0",
+    "slurmstepd-l1: error: *** STEP 4711.0 ON l1 CANCELLED AT 2026-11-23T03:17:32 ***",
+    "srun: error: l1: task 0: Killed",
+    "srun: Force Terminated StepId=4711.0",
+)
+REQUEUED = "slurmstepd-l1: error: *** JOB 4711 ON l1 CANCELLED AT 2026-11-23T03:17:38 DUE TO JOB REQUEUE ***\n"
+
 
 def test_a_rank_that_was_killed_is_the_one_that_is_told() -> None:
     """Not the one that lost its connection to it, whose words are all that the log has."""
     run = submitted()
-    attempt = add_attempt(run, [metrics_line(1)], "error", cause="rank 1 ended with signal SIGKILL")
-    attempt.log.write_text("step 1\nrank 0 lost another rank: RuntimeError: Read error: Connection reset by peer\n")
+    words = "rank 1 on r6 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    attempt = add_attempt(run, [metrics_line(1)], "error", cause=words)
+    attempt.log.write_text(f"step 1\n{LOST}\n{words}\n")
     found = why_json(run.run_id)
-    assert (found["ended"], found["cause"], found["rank"]) == ("error", "rank 1 ended with signal SIGKILL", 1)
-    assert (found["file"], found["attempts"][0]["followed"]["count"]) == (None, 1)
+    assert (found["ended"], found["cause"], found["rank"], found["node"]) == ("error", words, 1, "r6")
+    assert (found["file"], found["line"]) == (str(attempt.log), 3)
+    assert found["attempts"][0]["followed"]["count"] == 1
+    assert "the kernel's log of r6" in found["to_do"]
+    assert f"> 3 | {words}" in why(run.run_id)
+
+
+def test_without_a_line_of_the_kill_what_followed_is_shown() -> None:
+    """Earlier versions wrote none, and said it in other words."""
+    run = submitted()
+    attempt = add_attempt(run, [metrics_line(1)], "error", cause="rank 1 ended with signal SIGKILL")
+    attempt.log.write_text(f"step 1\n{LOST}\n")
+    found = why_json(run.run_id)
+    assert found["cause"] == "rank 1 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    assert (found["rank"], found["file"]) == (1, None)
+    assert f"  2 | {LOST}" in why(run.run_id)
+    attempt.log.write_text("step 1\nstep 2\n")
+    assert "  2 | step 2" in why(run.run_id)
+
+
+def requeued_after_a_kill(words: str) -> RunFolder:
+    """A run of two nodes whose rank 1 was killed, and that its own script has put back into the queue."""
+    run = submitted("generic-slurm")
+    attempt = add_attempt(run, [metrics_line(1)], "error", cause=words, node_list="l[1-2]")
+    attempt.log.write_text("\n".join(["step 1", LOST, *SRUN, "back to the queue: scontrol requeue 4711"]) + "\n")
+    verdict = {"go_on": True, "ended": "error", "attempt_ended": "error", "why": words, "cause": words, "pause_s": 30.0}
+    write_once(attempt.folder / "next.json", json.dumps({**verdict, "retries": 1, "begin": time.time() + 3600}))
+    begun = f"run folder {run.path}, attempt 1, output in attempts/1/log\n"
+    (run.path / "slurm-4711.out").write_text(begun + REQUEUED)
+    return run
+
+
+@pytest.mark.parametrize("words", [KILL, "task 1: Killed"], ids=["now", "earlier"])
+def test_our_own_requeue_is_no_cause(words: str) -> None:
+    run = requeued_after_a_kill(words)
+    found = why_json(run.run_id)
+    assert found["cause"] == (KILL if words == KILL else KILL.partition(" (srun")[0])
+    assert (found["rank"], found["node"], found["failed_node"], found["exclude"]) == (1, "l2", None, None)
+    assert (found["file"], found["line"]) == (str(run.attempt(1).log), 3)
+    assert "REQUEUE" not in why(run.run_id)
+    # While the second attempt runs, the kill is its history.
+    add_attempt(run, [metrics_line(2)], None, node_list="l[1-2]")
+    with (run.path / "slurm-4711.out").open("a") as out:
+        out.write(f"run folder {run.path}, attempt 2, output in attempts/2/log\n")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["cause"], found["attempts"][1]["others"]) == ("running", None, [])
+    assert found["attempts"][0]["rank"] == 1
+
+
+def test_a_requeue_that_slurm_made_is_one() -> None:
+    run = submitted("generic-slurm")
+    add_attempt(run, [metrics_line(1)], None).log.write_text("step 1\n")
+    add_attempt(run, [metrics_line(2)], None)
+    begun = [f"run folder {run.path}, attempt {number}, output in attempts/{number}/log\n" for number in (1, 2)]
+    (run.path / "slurm-4711.out").write_text(begun[0] + REQUEUED + begun[1])
+    first, second = why_json(run.run_id)["attempts"]
+    assert (first["ended"], first["line"], second["line"]) == ("requeued", 2, None)
+
+
+def test_after_a_later_cancel_the_kill_is_history() -> None:
+    run = requeued_after_a_kill(KILL)
+    run.mark_cancelled("4711")
+    when = json.loads(run.cancelled_mark("4711").read_text())
+    words = time.strftime("{} cancelled it on %Y-%m-%d at %H:%M", time.localtime(when["time"])).format(when["user"])
+    found = why_json(run.run_id)
+    assert (found["ended"], found["cause"], found["rank"]) == ("cancelled", f"{words}, while it waited", None)
+    assert (found["lines"], found["chain"]) == ([], None)
+    assert why(run.run_id).splitlines()[-1] == f"  1  error: {KILL}"
+    # The same if the cancel ends a second attempt, which then knows only of the signal.
+    add_attempt(run, [metrics_line(2)], "cancelled", cause="SIGTERM")
+    found = why_json(run.run_id)
+    assert (found["cause"], [each["cause"] for each in found["attempts"]]) == (words, [KILL, words])
 
 
 def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> None:

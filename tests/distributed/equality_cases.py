@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpc_gpt.engines import engines
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.engines import OFFERS
-from hpc_gpt.settings.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from tests import ALL_TESTS
 
 STEPS = 6
@@ -26,6 +27,26 @@ EVALUATION = 1000  # a step no training reaches
 CLIP = 0.25  # below every step's norm, so that it always acts
 PROFILE = ClusterProfile(name="test", scheduler="local", gpus_per_node=8)
 USUAL = Engine()
+_LLAMA: dict[str, Any] = {
+    # Heads wider than hidden / heads, whose kv_heads are fewer.
+    "hidden": 32,
+    "head_dim": 12,
+    "kv_heads": 2,
+    "ffn": 40,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "bias": "none",
+    "rope_theta": 500.0,
+}
+# One of each class of transformers that trains here. SmolLM3's single head of keys is used by both ranks of tp 2.
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"hidden": 32},
+    "llama": _LLAMA | {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8)},
+    "qwen2": _LLAMA | {"bias": "qkv", "norm_eps": 1e-6},
+    "qwen3": _LLAMA | {"qk_norm": True, "norm_eps": 1e-6},
+    "smollm3": _LLAMA | {"nope_every": 2, "kv_heads": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,7 @@ class Case:
     optimizer_mode: str | None = None
     micro_batches: int = 2
     tied: bool = True
+    model: str = "gpt2"
     mutation: str = ""
 
     @property
@@ -47,7 +69,7 @@ class Case:
         """Engine, layout, and whatever is not as usual."""
         engine = self.engine
         parts = [engine.name, str(self.layout)]
-        if engine.zero_stage is not None and len(OFFERS[engine.name].zero_stages) > 1:
+        if engine.zero_stage is not None and len(engines()[engine.name].zero_stages) > 1:
             parts.append(f"zero{engine.zero_stage}")
         for entry in fields(Engine):
             value = getattr(engine, entry.name)
@@ -57,6 +79,7 @@ class Case:
         parts += [self.optimizer_mode] if self.optimizer_mode else []
         parts += [f"clip{self.clip:g}"] if self.clip else []
         parts += [] if self.tied else ["untied"]
+        parts += [] if self.model == "gpt2" else [self.model]
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
     @cached_property
@@ -66,7 +89,7 @@ class Case:
         return resolve(
             Experiment(
                 name="equality",
-                model=Model(hidden=32, layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied),
+                model=Model(layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied, **MODELS[self.model]),
                 engine=self.engine,
                 layout=LayoutRequest(
                     **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
@@ -117,7 +140,26 @@ BF16 = [
     Case(layout, dtype="bf16", clip=CLIP)
     for layout in (Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 2, 1), Layout(2, 2, 2))
 ]
-NAMED = TABLE + SGD + RECOMPUTE + UNTIED
+_ZERO = "deepspeed-zero"
+FAMILIES = [
+    Case(layout, engine, clip=CLIP, tied=model != "llama", model=model)
+    for model in MODELS
+    if model != "gpt2"
+    for layout, engine in (
+        (Layout(1, 1, 1), Engine(name="ddp")),
+        (Layout(1, 1, 2), Engine(name="ddp")),
+        (Layout(2, 1, 1), zero(0)),
+        (Layout(1, 2, 1), zero(1)),
+        (Layout(2, 2, 1), zero(1)),
+        *((Layout(1, 1, 2), Engine(name=_ZERO, zero_stage=stage)) for stage in (1, 2, 3)),
+        (Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=3)),
+        (Layout(1, 1, 2), Engine(name="fsdp")),
+        (Layout(2, 1, 1), Engine(name="fsdp")),
+        (Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
+        (Layout(1, 1, 2), Engine(name="hf-deepspeed")),
+    )
+]
+NAMED = TABLE + SGD + RECOMPUTE + UNTIED + FAMILIES
 
 # Each is left out of one run, which the comparison must then refuse.
 _TP2, _PP2, _DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
@@ -150,18 +192,28 @@ MUTATIONS = {
     Case(_DP2, Engine(name="ddp", sharded_optimizer=True)): ["the exchange of what each rank updated"],
     Case(_DP2, Engine(name="hf-deepspeed")): ["the right gradient scale", "the padding's mask"],
 }
+# What every engine must have, for those not named above.
+_BROKEN_ENGINES = {case.engine.name for case in MUTATIONS}
+MUTATIONS |= {
+    Case(_DP2, Engine(name=name)): ["the right gradient scale"]
+    for name, facts in engines().items()
+    if not facts.is_program and name not in _BROKEN_ENGINES
+}
 ALL_BROKEN = [case.without(mutation) for case, names in MUTATIONS.items() for mutation in names]
 
 
 def one_of_each_kind(broken: list[Case]) -> list[Case]:
-    """Each kind of mutation once, at its smallest world; of equals on the engine that has fewest so far."""
+    """Each kind of mutation once, at its smallest world; of equals on the engine that has fewest so far. And one of
+    each engine that has none by then."""
     chosen: dict[str, Case] = {}
     # The kinds that fewest engines have come first, so that the others can fill up what is left.
     kinds = {case.mutation: [other for other in broken if other.mutation == case.mutation] for case in broken}
     for kind, cases in sorted(kinds.items(), key=lambda item: len({case.engine.name for case in item[1]})):
         taken = Counter(case.engine.name for case in chosen.values())
         chosen[kind] = min(cases, key=lambda case: (case.layout.gpus, taken[case.engine.name]))
-    return [case for case in broken if case in chosen.values()]
+    taken = Counter(case.engine.name for case in chosen.values())
+    others = {case.engine.name: case for case in broken if not taken[case.engine.name]}
+    return [case for case in broken if case in (*chosen.values(), *others.values())]
 
 
 BROKEN = ALL_BROKEN if ALL_TESTS else one_of_each_kind(ALL_BROKEN)

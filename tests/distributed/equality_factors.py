@@ -13,14 +13,14 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train.engines.protocol import MODULES
 from tests.distributed.all_pairs import Combination, Pair, Space, cover, judge_pairs
 from tests.distributed.equality_cases import CLIP, LAYERS, NAMED, Case
 
-ENGINES = tuple(MODULES)
+ENGINES = tuple(name for name, facts in engines().items() if not facts.is_program)
 
 # The plainest value first.
 FACTORS = {
@@ -41,6 +41,7 @@ FACTORS = {
     "loss_chunks": (1, 2),
     "one_pass_loss": (False, True),
     "fused_bias_gradients": (False, True),
+    "overlap_update": (False, True),
     "prefetch": (True, False),
     "reshard": (True, False),
     "optimizer": ("adamw", "sgd"),
@@ -48,6 +49,7 @@ FACTORS = {
     "micro_batches": (2, 1, 8),
     "clip": (0.0, CLIP),
     "tied": (True, False),
+    "model": ("gpt2", "llama", "qwen3"),
 }
 # Those whose whole product the issue asks for; the others are drawn in it.
 NAMED_FACTORS = ("engine", "tp", "pp", "dp", "zero_stage", "offload", "recompute", "compile", "sharded_optimizer")

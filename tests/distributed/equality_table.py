@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hpc_gpt.settings.experiment import Engine
+from typing import get_args
+
+from hpc_gpt.settings.experiment import Dtype, Engine
 from hpc_gpt.settings.layout import Layout
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, TABLE, Case, zero
@@ -20,9 +22,46 @@ ONE_PASS = [
     )
     for dp, count in ((1, 1), (1, 2), (2, 1))
 ]
+# The update beside the forward pass, in each dtype, and what it must equal to the bit.
+OVERLAPPED = {
+    Case(Layout(1, 1, 2), Engine(name="ddp", overlap_update=True), dtype, CLIP): Case(
+        Layout(1, 1, 2), Engine(name="ddp"), dtype, CLIP
+    )
+    for dtype in get_args(Dtype)
+}
+_BOTH = [*OVERLAPPED, *OVERLAPPED.values()]
 NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
+NEAR += [
+    Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP, model=model)
+    for name in ENGINES
+    for model in ("llama", "qwen3")
+]
+NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
-EXACT = NAMED + PAIRWISE + INDUCTOR
+# Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
+CHUNKED = [
+    Case(layout, Engine(compile=how, compile_backend="aot_eager", loss_chunks=3, **switches), clip=CLIP)  # type: ignore[arg-type]
+    for layout, how, switches in (
+        (Layout(1, 1, 1), "block", {"name": "deepspeed-zero", "zero_stage": 3}),
+        (Layout(1, 1, 2), "block", {"name": "deepspeed-zero", "zero_stage": 3}),
+        (Layout(1, 1, 1), "whole", {"name": "fsdp"}),
+        (Layout(1, 1, 2), "edges", {"name": "fsdp"}),
+        (Layout(1, 1, 2), "edges", {"name": "ddp"}),
+        (Layout(1, 2, 1), "block", {"zero_stage": 1}),
+    )
+]
+INDUCTOR += [
+    Case(Layout(1, 1, 1), Engine(name="ddp", compile="block"), clip=CLIP, model=model) for model in ("llama", "qwen3")
+]
+# An engine that pairwise.json does not have yet.
+UNDRAWN = [
+    Case(Layout(1, 1, dp), Engine(name=name), clip=CLIP)
+    for name in ENGINES
+    if name not in {case.engine.name for case in NAMED + PAIRWISE}
+    for dp in (1, 2)
+]
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED
+EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
 TABLE_3D = Case(Layout(2, 2, 2), zero(1), clip=CLIP)
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []

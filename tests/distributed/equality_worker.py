@@ -7,7 +7,6 @@ no other result with it.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
@@ -23,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.engines.protocol import MODULES, build_engine
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines.protocol import build_engine, module_of
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.groups import forget, meet
@@ -100,7 +99,7 @@ def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Te
     dist.barrier()
     if not first:
         return {}
-    module = importlib.import_module(MODULES[resolved.engine.name])
+    module = module_of(resolved.engine.name)
     weights = {name: weight.clone() for name, weight in module.read_weights(folder, resolved)}
     shutil.rmtree(folder)
     return weights

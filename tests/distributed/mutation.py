@@ -8,7 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Block, Norm
+from hpc_gpt.model.gpt import Block
+from hpc_gpt.model.norm import Norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelLoss
 from hpc_gpt.train.engines.fsdp import sharded_modules
@@ -105,7 +106,7 @@ def _counted_by_all(engine: Any) -> None:
 
 
 def _no_exchange(engine: Any) -> None:
-    engine._update.optimizer._sync_params = lambda: None
+    engine._update.optimizers[0]._sync_params = lambda: None
 
 
 def _padding_counts(engine: Any) -> None:

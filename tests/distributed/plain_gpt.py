@@ -1,6 +1,7 @@
 """The reference of the equality table: a GPT in plain PyTorch, one process, written apart from hpc_gpt's.
 
-It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name. The `float()` in it are
+It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name. For other shapes than
+GPT-2's it is transformers' own class, whose keys and names hpc_gpt gives, as its export does. The `float()` in it are
 nothing in fp32; under autocast they keep in fp32 what autocast keeps so on a GPU, but not on a CPU.
 """
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.hf_config import config_of
+from hpc_gpt.settings.hf_names import parts_of, to_hf
 from hpc_gpt.settings.model_shape import ModelShape
 
 
@@ -78,6 +81,38 @@ class PlainGpt(nn.Module):
         return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
 
 
+class PlainOther(nn.Module):
+    """transformers' own class of a shape that is not GPT-2's."""
+
+    def __init__(self, shape: ModelShape, initial: dict[str, Tensor]) -> None:
+        import transformers
+
+        super().__init__()
+        self.shape = shape
+        config = config_of(shape, shape.padded_vocab)
+        kind = getattr(transformers, config.pop("architectures")[0])
+        self.model = kind(kind.config_class(**config | {"use_cache": False}))
+        self.model.config._attn_implementation = "eager"
+        named = dict(self.model.named_parameters())
+        if shape.tied:
+            assert self.model.lm_head.weight is self.model.model.embed_tokens.weight
+        with torch.no_grad():
+            for name, weight in to_hf(shape, initial.items()):
+                named.pop(name).copy_(weight)
+        assert not named, "transformers has parameters that we lack"
+
+    def weights(self) -> dict[str, Tensor]:
+        """Values by hpc_gpt's names."""
+        named = dict(self.model.named_parameters())
+        names = self.shape.parameter_names
+        return {name: torch.cat([named[part.name] for part in parts_of(self.shape, name)]) for name in names}
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model(tokens).logits.float()
+        logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.shape.vocab, -torch.inf)
+        return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+
+
 @dataclass
 class PlainRun:
     """What the reference gives: figures of each step, evaluation loss and weights after the last."""
@@ -101,7 +136,7 @@ def train_plainly(
 
     With `autocast` the weights stay in fp32 and products are done in bf16.
     """
-    model = PlainGpt(shape, initial)
+    model = PlainGpt(shape, initial) if shape.positions == "learned" else PlainOther(shape, initial)
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -137,5 +172,5 @@ def train_plainly(
         run.lrs.append(lr)
     with torch.no_grad():
         run.loss_eval = float(model(*evaluation))
-    run.weights = {name: parameter.detach() for name, parameter in model.weights().items()}
+    run.weights = {name: weight.detach() for name, weight in model.weights().items()}
     return run

@@ -27,7 +27,8 @@ from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.master_weights import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import without
@@ -269,16 +270,16 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
     good = train(engine, resolved, range(2))
     before = _digest(engine)
     moments = _moments(engine)
-    apply = engine._update.apply
+    begin = engine._update.begin
 
     def poisoned(lr: float) -> Any:
         if dist.get_rank() == 0 or resolved.engine.name == "ddp":  # whose gradients are the same on all
             _first_gradient(engine).view(-1)[0] = math.inf
-        return apply(lr)
+        return begin(lr)
 
-    engine._update.apply = poisoned
+    engine._update.begin = poisoned
     bad = train(engine, resolved, range(2, 3))
-    engine._update.apply = apply
+    engine._update.begin = begin
     found = {
         "good": good,
         "bad": _everyone(bad),
@@ -298,7 +299,7 @@ def _first_gradient(engine: Any) -> torch.Tensor:
 
 
 def _moments(engine: Any) -> list[Any]:
-    states = engine._update.optimizer.state.values()
+    states = [state for optimizer in engine._update.optimizers for state in optimizer.state.values()]
     return _everyone([[float(value.double().sum()) for value in state.values()] for state in states])
 
 

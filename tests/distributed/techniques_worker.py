@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Gpt, Norm, PositionEmbedding, RowParallelLinear
+from hpc_gpt.model.gpt import Gpt, PositionEmbedding
+from hpc_gpt.model.linear import RowParallelLinear
+from hpc_gpt.model.norm import Norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of

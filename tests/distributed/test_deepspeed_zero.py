@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.train.engines.protocol import MODULES
+from hpc_gpt.train.engines.protocol import module_of
 from tests.distributed.zero_runs import LAUNCHES, RESUMES, SAVED, STEPS, TRAININGS, name_of, reference, run_launches
 
 pytestmark = pytest.mark.xdist_group("zero")
@@ -92,7 +91,7 @@ def test_every_checkpoint_is_taken_up(launches: Launches) -> None:
 
 @pytest.mark.parametrize("case", SOURCES, ids=name_of)
 def test_whole_weights_are_read_without_any_ranks(launches: Launches, folder: Path, case: Any) -> None:
-    module = importlib.import_module(MODULES[case.engine.name])
+    module = module_of(case.engine.name)
     found = dict(module.read_weights(folder / "checkpoints" / name_of(case), case))
     plain = reference(SAVED).weights
     assert found.keys() == plain.keys()
@@ -111,6 +110,27 @@ def test_fp16_keeps_its_loss_scale_and_its_skipped_steps_at_another_stage(launch
     for before, after in zip(found["then"], found["elsewhere"], strict=True):
         assert after[0] == pytest.approx(before[0], abs=1e-4)
         assert (before[2], after[2]) == (False, False)
+
+
+def test_states_left_on_the_gpu_train_and_resume_as_those_on_the_host(launches: Launches) -> None:
+    """Over warm-up and decay, and resumes with the same share, with others in the same groups, and in other groups."""
+    found = launches["two"]["partly offloaded"]
+    assert set(found["devices"]) == {"cpu:0", "cpu"}
+    assert found["rates"] == [0.00015857864376269052] * 2
+    losses, norms, skipped = zip(*found["whole"], strict=True)
+    assert [step[0] for step in found["part"]] == pytest.approx(losses, abs=1e-6)
+    assert [step[1] for step in found["part"]] == pytest.approx(norms, rel=1e-6)
+    assert not any(skipped)
+    assert len(found["resumed"]) == 4
+    for ratios, steps in found["resumed"].items():
+        assert [step[0] for step in steps] == pytest.approx(losses[SAVED:], abs=1e-6), ratios
+
+
+def test_a_checkpoint_without_the_states_of_the_gpu_is_refused_and_its_weights_are_read(launches: Launches) -> None:
+    said = launches["two"]["partly offloaded"]["older"]
+    for ratio in ("0.5", "1.0"):
+        assert "lacks the optimizer's moments of what engine.offload_ratio left on the GPU" in said[ratio]
+    assert int(said["weights"]) == TRAININGS[0].model.params
 
 
 def test_what_cannot_go_on_says_why(launches: Launches) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.equality_cases import CLIP
+from tests.distributed.scenarios import MOVED_MODELS, MOVES
 from tests.distributed.test_equality import reference
 
 Launches = Callable[[int], Any]
@@ -24,6 +25,21 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
     assert found["resumed"] == found["unbroken"]
     assert found["same_weights"]
     assert found["same_random"]
+
+
+# In one whole run the first shape's load met an axis of another size; alone all pass. Not explained yet.
+@pytest.mark.long
+@pytest.mark.xdist_group("equality-2-ranks")
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("model", MOVED_MODELS)
+def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(
+    launches: Launches, model: str, move: str
+) -> None:
+    found = launches(2).figures(f"moved {model}")[move]
+    for (loss, norm, skipped), (expected, expected_norm, _) in zip(found["moved"], found["unbroken"], strict=True):
+        assert not skipped
+        assert abs(loss - expected) <= 2e-6
+        assert abs(norm / expected_norm - 1) <= 1e-5
 
 
 @pytest.mark.parametrize("world", WORLDS)

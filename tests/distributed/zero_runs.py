@@ -7,28 +7,35 @@ alone would leave the others waiting.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.optim.adamw import adamw
 
+from hpc_gpt.engines.base import ds_config
 from hpc_gpt.errors import CheckpointError, ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.train.engines import deepspeed_zero
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
@@ -211,6 +218,97 @@ def in_fp16(folder: Path) -> dict[str, Any]:
     return {"steps": figures, "then": then, "counts": counts, "elsewhere": elsewhere}
 
 
+@contextlib.contextmanager
+def part_on_the_gpu() -> Iterator[None]:
+    """A context in which an engine is built as if the ranks had GPUs: `offload_ratio` leaves tensors on "cpu:0".
+
+    DeepSpeed's CPU Adam computes with torch's AdamW, as its own kernel takes minutes to compile.
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    def adam_update(
+        _: int,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+        corrects: bool,
+        *tensors: Tensor,
+    ) -> None:
+        assert type(step) is int  # as C++ demands
+        assert corrects
+        weights, gradients, first, second = ([one] for one in tensors)
+        done = torch.tensor(step - 1.0)
+        how: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "lr": lr, "weight_decay": decay, "eps": eps}
+        adamw(weights, gradients, first, second, [], [done], fused=True, amsgrad=False, maximize=False, **how)
+
+    kernel = SimpleNamespace(adam_update=adam_update, create_adam=Mock(), destroy_adam=Mock())
+    with (
+        patch.object(CPUAdamBuilder, "load", lambda self: kernel),
+        patch.object(deepspeed_zero, "check_compiler"),
+        patch.object(get_accelerator(), "_name", "cpu:0"),
+    ):
+        yield
+
+
+def partly_offloaded(folder: Path) -> dict[str, Any]:
+    """Trainings with a share of the states on the host, and what resumes of them with other shares do."""
+
+    def build(ratio: float, seed: int = 1) -> Any:
+        resolved = zero(3, dp=2, offload="optimizer", offload_ratio=ratio)
+        with part_on_the_gpu():
+            return _build(replace(resolved, train=replace(resolved.train, seed=seed)))
+
+    def train_and_save(engine: Any) -> tuple[Figures, Path]:
+        figures = train(engine, engine._resolved, range(SAVED))
+        kept = _new_folder(folder / f"offloaded {engine._resolved.engine.offload_ratio}")
+        save_now(engine, kept)
+        dist.barrier()
+        return figures + train(engine, engine._resolved, range(SAVED, STEPS)), kept
+
+    def resume_at(ratio: float, kept: Path) -> Figures:
+        engine = build(ratio, seed=2)
+        engine.load(kept)
+        return train(engine, engine._resolved, range(SAVED, STEPS))
+
+    # A deep model's groups are layers at any ratio.
+    with patch.object(ds_config, "_SUB_GROUPS_TO_PLACE", 1):
+        (whole, of_whole), part = train_and_save(build(1.0)), build(0.5)
+        partly, of_part = train_and_save(part)
+        resumed = {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
+        resumed["1 at 0.5"] = resume_at(0.5, of_whole)
+        older = _older_version(_new_folder(folder / "older version"), build)
+    resumed["0.5 at 0.2 in other groups"] = resume_at(0.2, of_part)
+    return {
+        "devices": list(part._engine.optimizer.subgroup_to_device.values()),
+        "rates": [group["lr"] for group in part._engine.optimizer.backup_optimizer.param_groups],
+        "whole": whole,
+        "part": partly,
+        "resumed": resumed,
+        "older": older,
+    }
+
+
+def _older_version(folder: Path, build: Callable[[float], Any]) -> dict[str, str]:
+    """What is said of a checkpoint in which DeepSpeed's own optimizer kept the states of what was on the GPU."""
+    with patch.object(deepspeed_engine, "share_states"):
+        older = build(0.5)
+    train(older, older._resolved, range(1))
+    save_now(older, folder)
+    dist.barrier()
+    said = {}
+    for ratio in (0.5, 1.0):
+        try:
+            build(ratio).load(folder)
+        except CheckpointError as fault:
+            said[str(ratio)] = str(fault)
+    said["weights"] = str(sum(weight.numel() for _, weight in deepspeed_zero.read_weights(folder, older._resolved)))
+    return said
+
+
 def refusals(shared: Path) -> dict[str, str]:
     """What is said where nothing can go on."""
     said = {}
@@ -282,7 +380,8 @@ def main(folder: Path) -> None:
     if folder.name == "two":
         found["trainings"] = each("trained", TRAININGS, train_six)
         found["resumes"] = each("resumed", RESUMES, lambda case: resume(case, folder))
-        found |= in_turn(folder, "rest", {"fp16": lambda: in_fp16(folder), "refused": lambda: refusals(shared)})
+        rest = {"fp16": in_fp16, "refused": lambda _: refusals(shared), "partly offloaded": partly_offloaded}
+        found |= in_turn(folder, "rest", {of: partial(task, folder) for of, task in rest.items()})
     if os.environ["RANK"] == "0":
         (folder / "found.json").write_text(json.dumps(found))
     meet(folder, "end")

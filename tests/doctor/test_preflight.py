@@ -41,7 +41,7 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
         train=Train(dtype="fp32", steps=3),
         job=Job(),
     )
-    return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", None)
+    return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", {})
 
 
 def probe(run, nodes, ranks_per_node=1, command=None, **environment):
@@ -179,7 +179,7 @@ def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
 @pytest.mark.parametrize(
     ("given", "ended", "words"),
     [
-        ({"free_gib": 0.0}, "disk_full", "0.00 GiB are free"),
+        ({"free_gib": 0.0}, "disk_full", "0 bytes are free"),
         ({"sees_run_folder": False}, "user_error", "the run folder is not shared: 2 of 2 nodes"),
     ],
 )

@@ -5,8 +5,8 @@ import pytest
 from hpc_gpt.doctor import site
 from hpc_gpt.doctor.site import (
     NodeKind,
-    Partition,
     Site,
+    SlurmPartition,
     choice_lines,
     choose_kind,
     choose_partition,
@@ -28,7 +28,7 @@ def threads(monkeypatch):
 
 def partition(name, kinds, **settings):
     nodes = {kind: [f"{name}{at}-{number}" for number in range(count)] for at, (kind, count) in enumerate(kinds)}
-    return Partition(name, {"State": "UP", "MaxTime": "2-00:00:00", **settings}, nodes)
+    return SlurmPartition(name, {"State": "UP", "MaxTime": "2-00:00:00", **settings}, nodes)
 
 
 def a_site(*partitions, **more):

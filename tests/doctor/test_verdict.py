@@ -190,3 +190,8 @@ def test_a_clock_a_minute_behind_is_named_as_one_ahead_is():
 def test_a_worse_node_does_not_hide_a_bad_one():
     found = judge_devices(cluster(a={}, b={}, c={}, d={"matmul_tflops": 500.0}, e={"matmul_tflops": 300.0}), 1)
     assert set(blamed(found)) == {"d", "e"}
+
+
+def test_a_little_space_is_told_in_a_unit_that_shows_it():
+    (finding,) = judge_space(2**-20, 2**-15, 1.0, "/scratch")
+    assert finding.words == "1.00 KiB are free in /scratch, the next checkpoint takes about 32.00 KiB"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import ExperimentFile, Row, find_sweep, load_experiment
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.experiment_file import ExperimentFile, SweepRow, find_sweep, load_experiment
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 # Rows of each folder: as many as its seed's tables have, and those that the seed names without a figure.
 COUNTS = {
@@ -33,6 +34,6 @@ def settle(name: str, row: str, profile: str = PROFILES[0]) -> Resolved:
     return resolve(load_experiment(name, row=row), load_profile(profile))
 
 
-def possible_rows() -> list[tuple[str, Row]]:
+def possible_rows() -> list[tuple[str, SweepRow]]:
     """(folder, row) of every row that can run."""
     return [(name, row) for name in COUNTS for row in sweep(name).possible]

@@ -14,13 +14,15 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment
+from hpc_gpt.settings.model_shape import architecture_of
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import check_tables, merge_tables
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 
 
 def test_there_is_a_folder_for_each_seed_table():
-    assert set(list_experiments()) == {"bench", "demo", "memory-techniques", *COUNTS}
+    assert set(list_experiments()) == {"bench", "demo", "llama-tiny", "memory-techniques", "torchtitan-llama", *COUNTS}
     assert {name: len(sweep(name).rows) for name in COUNTS} == COUNTS
 
 
@@ -141,3 +143,24 @@ def test_seed_003s_parameters_are_of_another_block_than_ours():
     assert 50257 * shape.hidden + shape.hidden + shape.layers * block == 194_103_296
     assert 50257 * shape.hidden + shape.hidden + 32 * block == 336_742_400
     assert shape.params == 253_577_216
+
+
+def test_torchtitans_llama_rows_resolve_and_its_figures_are_as_printed():
+    """As benchmarks/llama3_h100_202412_torchtitan.md has them."""
+    rows = {row.name: row.seed for row in sweep("torchtitan-llama").rows}
+    assert {name: figures["tokens_per_s_gpu"] for name, figures in rows.items()} == {
+        "fsdp-8": 5762, "fsdp-8-compile": 6667, "fsdp-128": 5605, "fsdp-128-compile": 6514,
+    }  # fmt: skip
+    for name in rows:
+        run = settle("torchtitan-llama", name)
+        assert (run.model, run.engine.name) == (preset("llama3.1-8b"), "fsdp")
+        assert run.batch.global_batch == 2 * run.gpus
+        assert render_script(run)
+
+
+def test_the_small_llama_is_one_in_every_part():
+    shape = resolve(load_experiment("llama-tiny"), load_profile("local")).model
+    assert architecture_of(shape) == "LlamaForCausalLM"
+    assert shape.is_grouped
+    assert shape.rope_scaling.original_max_position_embeddings < shape.seq
+    assert shape.params < 2e6

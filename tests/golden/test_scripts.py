@@ -5,6 +5,7 @@ pytest tests/golden --force-regen       after a change that is meant
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -103,6 +104,26 @@ def test_bash_can_read_it(name, tmp_path):
     script.write_text(SCRIPTS[name]())
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "array"])
+def test_it_can_be_reviewed(name):
+    """What a colleague reads is above the rule; below it each function is used, and the settings come last."""
+    script = SCRIPTS[name]()
+    above, below = script.split("\n# === ")
+    assert len(above.splitlines()) < 100
+    assert "hpc_gpt.train" in above
+    functions, settings = below.split("\n# --- settings")
+    for function in re.findall(r"^(\w+)\(\) [{(]", functions, re.MULTILINE):
+        named = len(re.findall(rf"\b{function}\b", above + functions))
+        assert named > 1 + functions.count(f"{{ # {function} "), function
+    document, after = settings.split("<<'HPC_GPT_RESOLVED'\n")[1].split("\nHPC_GPT_RESOLVED\n")
+    assert json.loads(document)["schema"] == 1
+    assert after.split() == ["main"]
+    # A key on each line.
+    assert all(line.count('": ') <= 1 for line in document.splitlines())
+    if name.endswith("generic-slurm"):
+        assert len(script.splitlines()) - len(document.splitlines()) <= 300
 
 
 def test_shellcheck_finds_nothing(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.launch import submission
-from hpc_gpt.launch.submission import Submitted, check_resumption
+from hpc_gpt.launch.resumption import check_resumption
+from hpc_gpt.launch.submission import Submitted
 from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
@@ -64,7 +65,7 @@ def test_a_copy_made_later_and_another_folder_change_nothing_for_the_run(folders
     run = submitted("../ex/base.toml")
     monkeypatch.chdir(folders / "elsewhere")
     make(folders / "elsewhere", TEXT + "another")
-    assert check_resumption(run) == run.resolved()
+    assert check_resumption(run) == (run.resolved(), None)
     assert read_by(run).samefile(wanted)
     wanted.unlink()
     assert read_by(run) == Path("c.tokens"), "and without it the current folder's"

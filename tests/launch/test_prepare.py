@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import Request, finish, load_row, prepare, resolve_full
+from hpc_gpt.launch.prepare import finish, lengthen, load_row, prepare
+from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings import resolve as resolving
+from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -42,15 +44,22 @@ def resolutions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (asked(until=Until(steps=7)), 1),
         (asked(until=Until(tokens=10**6, loss=2.0)), 1),
         (asked(smoke=True), 2),  # at full size, and small
-        # What the plan takes in place of the rules is another experiment.
-        (asked("gpt2-meg-ds-3d", "jean-zay-v100-32g", overrides={"engine.recompute": None}), 2),
+        (asked("gpt2-meg-ds-3d", "jean-zay-v100-32g", overrides={"engine.recompute": None}), 1),
+        (asked("gpt2-meg-ds-3d", "a100-80g-8", overrides={"model.preset": "gpt2-xl"}, names_experiment=False), 1),
     ],
-    ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan"],
+    ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults"],
 )
 def test_each_experiment_is_resolved_once(resolutions, request_, times):
     prepared = prepare(request_)
     assert len(resolutions) == times
-    assert any(note.startswith("from plan: ") for note in prepared.notes) == (request_.experiment != "demo")
+    assert any("from plan: " in note for note in prepared.notes) == (request_.experiment != "demo")
+
+
+def test_the_plan_keeps_every_size_of_the_batch_that_is_given():
+    """With micro_batches given the micro-batch is the rules', or the plan would change micro_batches with it."""
+    overrides = {"model.preset": "gpt2-xl", "layout.gpus": 16, "layout.micro_batches": 4}
+    batch = prepare(asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=overrides, names_experiment=False)).resolved.batch
+    assert batch == Batch(micro_batch=1, micro_batches=4, global_batch=64)
 
 
 @pytest.mark.parametrize("steps", [5, 21, 300])
@@ -60,7 +69,8 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
     file, profile = read_experiment("demo"), load_profile("generic-slurm")
     overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
     experiment = load_row(file, overrides, None, steps_elsewhere=True)
-    resolved, notes = resolve_full(experiment, profile, frozenset(overrides), Until(steps=steps))
+    resolved = resolve(cut_warmup(experiment)[0], profile)
+    resolved, notes = lengthen(resolved, experiment, Until(steps=steps), {})
     stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
     assert resolved == resolve(stated, profile)
     assert notes == (f"until: {Until(steps=steps).words(resolved.batch, resolved.model.seq)}", *cut)
@@ -69,7 +79,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
 def test_what_resolve_refuses_of_a_length_is_refused_of_until():
     experiment = load_experiment("demo", {"engine.name": "megatron-lm", "engine.zero_stage": None})
     with pytest.raises(ConfigError, match="Megatron-LM stops at a step, not at a loss"):
-        resolve_full(experiment, load_profile("generic-slurm"), frozenset({"layout.pp"}), Until(loss=2.0))
+        lengthen(resolve(experiment, load_profile("generic-slurm")), experiment, Until(loss=2.0), {})
 
 
 def test_two_sizes_of_a_batch_win_over_the_third_that_the_file_states():

@@ -12,7 +12,8 @@ from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.settings.cluster import Container, load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 
 def resolved_demo(overrides=None, profile="generic-slurm", **changes) -> Resolved:

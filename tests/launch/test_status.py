@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 
 import pytest
 
-from hpc_gpt.files import logs_dir
-from hpc_gpt.launch import slurm, status
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import logs_dir, write_once
+from hpc_gpt.launch import status
 from hpc_gpt.launch.status import read_own_status, read_status
 from hpc_gpt.process import start_time
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
 
@@ -25,9 +28,9 @@ def slurm_says(monkeypatch):
     answers: list = [{}]
     asked: list = []
 
-    def answer(wanted):
+    def answer(wanted, _):
         asked.append(wanted)
-        return answers[0]
+        return answers[0], ""
 
     monkeypatch.setattr(status, "_slurm_states", answer)
 
@@ -115,13 +118,24 @@ def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
     assert read_status([run])[0].state == "cancelled"
 
 
-def test_one_squeue_for_all_runs_and_none_for_local_ones(tmp_path, monkeypatch):
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text('#!/bin/bash\necho "$*" >>"$0.calls"\nprintf "%s|RUNNING|None\\n" 0 1 2 3 4\n')
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
-    calls = squeue.with_name("squeue.calls")
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+    def put(name, does):
+        (folder / name).write_text(f'#!/bin/bash\necho "$*" >>"$0.calls"\n{does}\n')
+        (folder / name).chmod(0o755)
+        return folder / f"{name}.calls"
+
+    return put
+
+
+def test_one_squeue_for_all_runs_and_none_for_local_ones(client):
+    calls = client("squeue", 'printf "%s|RUNNING|None\\n" 0 1 2 3 4')
     read_status([unsubmitted_run()])
     assert not calls.exists()
     rows = read_status([slurm_run(job_id=str(number)) for number in range(5)] + [unsubmitted_run()])
@@ -129,10 +143,9 @@ def test_one_squeue_for_all_runs_and_none_for_local_ones(tmp_path, monkeypatch):
     assert len(calls.read_text().splitlines()) == 1
 
 
-def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):
-    asked = []
-    monkeypatch.setattr(status, "queued_jobs", lambda: {"4": slurm.QueuedJob("RUNNING", "None")})
-    monkeypatch.setattr(status, "accounted_states", lambda job_ids: asked.append(job_ids) or {"2": "NODE_FAIL"})
+def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
+    client("squeue", 'echo "4|RUNNING|None"')
+    calls = client("sacct", 'echo "2|NODE_FAIL"')
     runs = [
         slurm_run(job_id="1", ended="done"),
         slurm_run(job_id="2"),
@@ -141,7 +154,49 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):
     ]
     assert [row.state for row in read_status(runs)] == ["done", "node_failure", "unknown", "running"]
     read_status(runs[:1])
-    assert asked == [["2", "3"]]
+    assert [line.split()[-1] for line in calls.read_text().splitlines()] == ["2,3"]
+
+
+def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    early = []
+    began = time.monotonic()
+    rows, silence = status.ask_status([slurm_run(ended="done")], early.extend)
+    assert time.monotonic() - began < 10
+    assert [row.state for row in rows] == [row.state for row in early] == ["done"]
+    assert silence == "squeue gave no answer in 0.2 s"
+    assert status.PATIENCE in status.silence_note(silence)
+
+
+def test_an_answer_that_comes_in_time_shows_nothing_early(client):
+    client("squeue", 'echo "7|RUNNING|None"')
+    early = []
+    rows, silence = status.ask_status([slurm_run()], early.extend)
+    assert ([row.state for row in rows], early, silence) == (["running"], [], "")
+
+
+def test_an_open_run_is_waited_for_as_long_as_before(client, monkeypatch):
+    client("squeue", 'sleep 1.5; echo "7|RUNNING|None"')
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    early = []
+    rows, silence = status.ask_status([slurm_run()], early.extend)
+    assert ([row.state for row in rows], silence) == (["running"], "")
+    assert [row.cause for row in early] == [status.NO_ANSWER]
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan"])
+def test_a_patience_that_is_no_time_is_refused(monkeypatch, given):
+    monkeypatch.setenv(status.PATIENCE, given)
+    with pytest.raises(ConfigError, match=status.PATIENCE):
+        status.patience_s()
+
+
+def test_a_configuration_that_is_not_there_is_said_at_once(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    rows, silence = status.ask_status([slurm_run(ended="done")])
+    assert (rows[0].state, silence) == ("done", "SLURM_CONF names /nowhere/slurm.conf, which does not exist")
 
 
 def test_a_refused_run_says_why():
@@ -221,17 +276,174 @@ def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
     assert f"{mine.run_id}: {words}\n" in in_process("status", mine.run_id).stdout
 
 
-def test_a_chain_that_hardly_trains_says_so(slurm_says):
+def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
+    """Attempts of 100 s each, 20 s apart; every one but the first begins at the checkpoint of step 4."""
     slurm_says({"4711": ("PENDING", "BeginTime")})
 
-    def chain(*trained):
-        run = make_run(logs_dir(), "generic-slurm")
-        for number, steps in enumerate(trained):
-            lines = [metrics_line(step, step_s=0.5) for step in range(1, steps + 1)]
-            add_attempt(run, lines, "walltime", requeue=True, time=STARTED + 100, resumed_step=0 if number == 0 else 4)
-        return read_status([run])[0].cause
+    def chain(*steps, ended="walltime", **more):
+        run = make_run(logs_dir(), "generic-slurm", train__steps=1000)
+        for number, upto in enumerate(steps):
+            began, base = STARTED + 120 * number, 4 if number else 0
+            lines = [
+                metrics_line(step, step_s=0.5, time=began + 30 + 0.5 * (step - base))
+                for step in range(base + 1, upto + 1)
+            ]
+            times = {"started": began, "time": began + 100}
+            add_attempt(run, lines, ended, requeue=True, resumed_step=base, **times, **more)
+        return run, read_status([run])[0]
 
-    words = "its 3 attempts each trained less than a tenth of their time, 2 s of 100 s at most: more job.time"
-    assert words in chain(4, 6, 7)
-    assert "trained less" not in chain(4, 6, 40)
-    assert "trained less" not in chain(4)
+    # Of 300 s: 2 s for steps 1 to 4, 8 s for 5 to 20, and the first start (30 s) and the last end (62 s) as in any run.
+    run, row = chain(4, 12, 20)
+    assert row.restart_share == pytest.approx((300 - 10 - 30 - 62) / 300)
+    assert row.overall_step_s == pytest.approx(300 / 20)
+    assert row.pace == (
+        "warning: 3 attempts trained 20 steps in 300 s, 15 s a step, 5.1 s without the restarts; restarts cost 66% of "
+        "that time, and 40 s passed between the attempts; the other 980 steps take 4 h 5 min at this pace: more "
+        "job.time, or a smaller job.signal_lead_s, leaves them more"
+    )
+    assert f"{run.run_id}: {row.pace}\n" in in_process("status", run.run_id).stdout
+    # Long attempts: 100 s trained of each but the start and the end.
+    run, row = chain(4, 64 + 4)
+    assert row.pace.startswith("warning: 2 attempts trained 68 steps in 200 s")
+    _, row = chain(139, 143, ended="error")
+    assert row.pace.endswith(": hpc-gpt why says how they ended")
+    assert chain(4)[1].pace is None
+
+
+def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
+    slurm_says({"4711": ("RUNNING", "None")})
+    run = make_run(logs_dir(), "generic-slurm", train__steps=400)
+    for number in range(2):
+        began, base = STARTED + 120 * number, 100 * number
+        lines = [
+            metrics_line(step, step_s=0.9, time=began + 5 + 0.9 * (step - base)) for step in range(base + 1, base + 101)
+        ]
+        more = {"started": began, "resumed_step": base}
+        add_attempt(run, lines, None if number else "walltime", time=began + 100, requeue=True, **more)
+    row = read_status([run])[0]
+    assert (row.state, row.restart_share) == ("running", pytest.approx(10 / 195))
+    assert row.pace == (
+        "2 attempts trained 200 steps in 195 s, 0.975 s a step, 0.925 s without the restarts; restarts cost 5% of that "
+        "time, and 20 s passed between the attempts; the other 200 steps take 195 s at this pace"
+    )
+
+
+def test_the_pace_of_attempts_without_files_or_with_damaged_ones_is_none(slurm_says):
+    slurm_says({"4711": ("RUNNING", "None")})
+    run = make_run(logs_dir(), "generic-slurm")
+    for text in ("[]", '{"step": "a"}', "not json"):
+        attempt = add_attempt(run, [], "walltime", requeue=True)
+        attempt.metrics.write_text(text)
+    assert read_status([run])[0].pace.startswith("warning: 3 attempts trained 0 steps in ")
+    run = make_run(logs_dir(), "generic-slurm")
+    for _ in range(2):
+        run.new_attempt()
+    assert read_status([run])[0].pace is None
+
+
+def moved_run(line, ended=None):
+    """A run of one attempt that was submitted in another folder; and that folder."""
+    run = unsubmitted_run("local" if line["scheduler"] == "local" else "generic-slurm")
+    run.add_submission({"refused": None, **line})
+    add_attempt(run, [], ended=ended, job_id=line["job_id"], started=time.time())
+    return RunFolder(run.path.rename(run.path.with_name(f"moved-{run.run_id}"))), run.path
+
+
+def local_line(pid_start):
+    return {"scheduler": "local", "job_id": "1", "host": platform.node(), "pid": os.getpid(), "pid_start": pid_start}
+
+
+def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
+    run, old = moved_run(local_line(start_time(os.getpid())))
+    row = read_status([run])[0]
+    words = f"its folder was moved from {old}, where its ranks write"
+    assert (row.state, row.cause, row.moved_from) == ("running", words, str(old))
+    for verb in ("save", "stop", "requeue"):
+        done = in_process(verb, run.path)
+        assert (done.code, "move it back, or use hpc-gpt cancel" in done.stderr) == (1, True)
+    assert f"status   {words}\n" in in_process("why", run.path).stdout
+
+
+def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_every_verb():
+    run, old = moved_run(local_line("1"))
+    words = f"its folder was moved from {old} while it ran"
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("user_error", f"its process is gone and wrote no end; {words}")
+    said = in_process("why", run.path).stdout
+    assert f"\ncause    {words}\n" in said
+    assert f"hpc-gpt submit --resume {run.path}" in said
+    record = json.loads(in_process("report", run.path, "--json").stdout)["records"][0]
+    assert (record["ended"], record["cause"]) == ("user_error", words)
+
+
+def test_a_run_that_was_moved_after_its_end_or_moved_back_is_as_it_was():
+    run, old = moved_run(local_line("1"), ended="nan")
+    assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None)
+    run, old = moved_run(local_line("1"))
+    back = RunFolder(run.path.rename(old))
+    assert (read_status([back])[0].state, read_status([back])[0].moved_from) == ("error", None)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "state", "says"),
+    [
+        ("PENDING", "pending", "{}, where its job will look for it"),
+        ("RUNNING", "running", "{}, where its ranks write"),
+        ("FAILED", "user_error", "Slurm says FAILED; {} while it ran"),
+        ("COMPLETED", "user_error", "Slurm says COMPLETED; {} while it ran"),
+        ("", "user_error", "it wrote no end; {} while it ran"),
+        ("CANCELLED", "cancelled", "{} while it ran"),
+        ("TIMEOUT", "walltime", "Slurm says TIMEOUT; {} while it ran"),
+    ],
+)
+def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
+    run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
+    slurm_says({"7": (slurm, "None")} if slurm else {})
+    row = read_status([run])[0]
+    assert row.state == state
+    assert str(row.cause).endswith(says.format(f"its folder was moved from {old}"))
+    assert in_process("why", run.path).stdout.startswith(f"{run.run_id} (demo): {state}")
+
+
+def test_why_has_the_attempt_and_the_line_of_what_slurm_says_has_failed(slurm_says):
+    run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
+    run.attempt(1).log.write_text(
+        f"step 1\nrank 0: Error: cannot write {old}/metrics.jsonl: No such file or directory\n"
+    )
+    slurm_says({"7": ("FAILED", "None")})
+    found = json.loads(in_process("why", run.path, "--json").stdout)
+    assert (found["ended"], found["attempts"][-1]["ended"], found["line"]) == ("user_error", "user_error", 2)
+    assert (
+        found["cause"]
+        == found["attempts"][-1]["cause"]
+        == f"Slurm says FAILED; its folder was moved from {old} while it ran"
+    )
+
+
+def test_why_says_nothing_twice(slurm_says):
+    slurm_says({"7": ("PENDING", "None")})
+    run = slurm_run(ended="error")
+    write_once(
+        run.attempt(1).folder / "next.json", json.dumps({"go_on": True, "attempt_ended": "error", "cause": "boom"})
+    )
+    said = in_process("why", run.path).stdout
+    assert (said.count("continues after error"), said.count("status   ")) == (0, 1)
+    assert "cause    done" not in in_process("why", slurm_run(ended="done").path).stdout
+
+
+def test_why_of_a_run_that_waits_has_slurms_reason_in_words(slurm_says):
+    slurm_says({"7": ("PENDING", "Priority")})
+    said = in_process("why", slurm_run(attempt=False).path).stdout.splitlines()
+    assert said[1] == "status   other jobs come first (Priority)"
+    said = in_process("why", slurm_run(ended="walltime", requeue=True).path).stdout
+    assert "\nstatus   starts again after walltime, as attempt 2; other jobs come first (Priority)\n" in said
+    slurm_says({"7": ("CANCELLED", "None")})
+    assert ": cancelled: " in in_process("why", slurm_run(attempt=False).path).stdout.splitlines()[0]
+
+
+def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch):
+    client("squeue", "exec sleep 600")
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    done = in_process("why", slurm_run(attempt=False).path)
+    assert "\nstatus   Slurm does not answer\n" in done.stdout
+    assert "squeue gave no answer in 0.2 s" in done.stderr

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import Prepared, faults_of_rows
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.render import array_script, render_script, script_directives
-from hpc_gpt.launch.submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
+from hpc_gpt.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -46,7 +47,8 @@ class Sbatch:
         self.taken: list[tuple[list[str], int | None]] = []
         self.count = 0
         monkeypatch.setattr("hpc_gpt.launch.slurm_executor.submit_array", self.array)
-        monkeypatch.setattr("hpc_gpt.launch.submission.start_run", self.single)
+        monkeypatch.setattr("hpc_gpt.launch.sweep.start_run", self.single)
+        monkeypatch.setattr("hpc_gpt.launch.sweep.check_start", lambda resolved, script: "")
 
     def array(self, folder: Any, resolved: Any, runs: Any, at_once: int | None) -> str:
         assert (folder / "array.sh").exists()

@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.measured import Measured
+from hpc_gpt.chain.measured import MeasuredRun
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until, length_settings, parse_until, short_of_time
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 
 BATCH = Batch(micro_batch=2, micro_batches=4, global_batch=16)
-STEP = Measured("a-run", 4, "tp2-pp2-dp1", 20, step_s=10.0, save_s=1.0, eval_s=None, start_s=300.0)
+STEP = MeasuredRun("a-run", 4, "tp2-pp2-dp1", 20, step_s=10.0, save_s=1.0, eval_s=None, start_s=300.0)
 
 
 def run() -> Resolved:

@@ -15,7 +15,8 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.verification import MEANS, verify
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.runs.snapshot import ARCHIVE, KEY, take_snapshot, unpack
+from hpc_gpt.runs.snapshot import take_snapshot, unpack
+from hpc_gpt.runs.unpack import ARCHIVE, KEY
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -28,9 +29,7 @@ def run(tmp_path: Path) -> RunFolder:
     resolved = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
     provenance = {**collect(), KEY: take_snapshot().sha256}
     text = (experiments_dir() / "demo.toml").read_text()
-    found = create_run(
-        tmp_path / "logs", resolved, render_script(resolved), text, None, provenance, code=take_snapshot()
-    )
+    found = create_run(tmp_path / "logs", resolved, render_script(resolved), text, {}, provenance, code=take_snapshot())
     found.add_submission({"scheduler": "local", "job_id": None})
     unpack(found.path)
     checkpoint = found.checkpoints / "step-00000010"
@@ -89,8 +88,9 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, fil
     complete = run.checkpoints / "step-00000010" / "complete.json"
     os.mkfifo(complete.with_name("pipe"))
     complete.write_text(json.dumps({"schema": 1, "step": 10, "data": 5, "files": files}))
-    (found,) = [one for one in verify(run).differences if one.check == "checkpoint"]
+    found, alone = [one for one in verify(run).differences if one.check == "checkpoint"]
     assert "complete.json is damaged" in found.words
+    assert "submit --resume refuses the run" in alone.words
 
 
 def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:

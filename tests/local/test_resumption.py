@@ -33,7 +33,7 @@ def test_submit_resume_with_another_layout():
     assert (refused.code, newest().run_id) == (2, parent.run_id)
     assert "4 steps x" in refused.stderr
 
-    # The newest is damaged, which the trainer finds, and it goes on from the one before.
+    # The newest is damaged, which the submission says and the trainer finds; it goes on from the one before.
     kept = sorted((parent.checkpoints / "step-00000004").rglob("*optim_states.pt"))[0]
     with kept.open("r+b") as file:
         file.truncate(kept.stat().st_size // 2)
@@ -42,7 +42,8 @@ def test_submit_resume_with_another_layout():
     options = ("--gpus", "1", "--tp", "1", "--dp", "1", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
     done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait")
     assert done.code == 0, done.stderr
-    assert f"resumes {parent.run_id} after step 4, as tp1-pp1-dp1" in done.stderr
+    assert f"resumes {parent.run_id} after step 2, as tp1-pp1-dp1" in done.stderr
+    assert "note: checkpoint step-00000004 is not sound, and is passed over: " in done.stderr
     run = newest()
     assert run.path != parent.path
     said = run.attempts()[0].log.read_text()
@@ -56,7 +57,7 @@ def test_submit_resume_with_another_layout():
     assert {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")} == before
     assert json.loads((run.path / "resumed_from.json").read_text())["path"] == str(parent.path)
     record = json.loads((run.path / "record.json").read_text())
-    assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 4}
+    assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 2}
     assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 1, 3)
     status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
     assert (status["state"], status["step"]) == ("done", 6)

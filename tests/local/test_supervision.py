@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_one_failing_rank_ends_all(ranks_that, tmp_path):
         f"if [ $rank = 1 ]; then until [ -e {up} ]; do sleep 0.1; done; exit 7; fi; touch {up}; sleep 3000"
     )
     status = ended(run)
-    assert (status.state, status.cause) == ("error", "rank 1 ended with exit code 7")
+    assert (status.state, status.cause) == ("error", f"rank 1 on {platform.node()} ended with exit code 7")
     wait_until(lambda: all_gone(run))
     assert rank_processes(run)[1]["exit_code"] == 7
     assert rank_processes(run)[0]["exit_code"] == -signal.SIGKILL
@@ -50,7 +51,9 @@ def test_a_killed_rank_ends_all_with_what_it_had_started(ranks_that, tmp_path):
     wait_until(lambda: len(rank_processes(run)) == 2)
     os.kill(rank_processes(run)[0]["pid"], signal.SIGKILL)
     status = ended(run)
-    assert (status.state, status.cause) == ("error", "rank 0 ended with signal SIGKILL")
+    words = f"rank 0 on {platform.node()} was ended by SIGKILL, by hand or by the kernel's memory killer"
+    assert (status.state, status.cause) == ("error", words)
+    assert words in run.attempt(1).log.read_text().splitlines()
     wait_until(lambda: all_gone(run))
     for rank in (0, 1):
         pid = int((tmp_path / f"child.{rank}").read_text())
@@ -133,7 +136,10 @@ def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
     assert ended(run).state == "cancelled"
     assert f"cancelled.{job_id}" in (tmp_path / "seen.0").read_text()
     wait_until(lambda: all_gone(run))
-    assert "nothing to cancel, it is cancelled" in in_process("cancel", run.run_id).stdout
+    for verb in ("cancel", "stop", "save", "requeue"):
+        done = in_process(verb, run.run_id)
+        assert (done.code, done.stdout) == (1, "")
+        assert done.stderr == f"{run.run_id}: nothing to {verb}, it ended as cancelled\n"
 
 
 def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):

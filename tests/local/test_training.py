@@ -91,6 +91,7 @@ def test_two_runs_at_once_one_by_hand_give_the_same_figures(pair):
         assert read_json(attempt.folder / "trainer.json")["attention_used"] == "flash"
         # On a CPU there is no GPU to watch, and nothing was compiled.
         measured = read_json(attempt.folder / "measured.json")
+        assert "ds_config.json is not" not in attempt.log.read_text()
         assert measured.pop("skipped_shards") == 0
         assert measured.pop("attention_used") == "flash"
         assert set(measured.values()) == {None}

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.engines.base.megatron_checkout import known_options
+from hpc_gpt.engines.megatron_lm import ENGINE, megatron_arguments, names_of
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile, Container
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
-from hpc_gpt.settings.requirements import check_checkout, known_options
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)
@@ -131,6 +133,56 @@ def test_a_switch_is_its_own_argument(parts, has, lacks):
     assert not lacks & found
 
 
+LLAMA = {
+    "--swiglu": True,
+    "--disable-bias-linear": True,
+    "--group-query-attention": True,
+    "--num-query-groups": "8",
+    "--normalization": "RMSNorm",
+    "--norm-epsilon": "1e-05",
+    "--position-embedding-type": "rope",
+    "--rotary-base": "500000",
+    "--use-rope-scaling": True,
+    "--kv-channels": "128",
+    "--ffn-hidden-size": "14336",
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "own"),
+    [
+        ("llama3.1-8b", LLAMA | {"--rope-scaling-factor": "8.0"}),
+        ("llama3.2-1b", {"--rope-scaling-factor": "32.0", "--kv-channels": "64"}),
+        ("qwen2.5-7b", {"--add-qkv-bias": True, "--disable-bias-linear": True, "--norm-epsilon": "1e-06"}),
+        ("qwen3-8b", {"--qk-layernorm": True, "--kv-channels": "128", "--rotary-base": "1000000"}),
+        ("smollm3-3b", {"--no-rope-freq": "4", "--rotary-base": "5000000"}),
+    ],
+)
+def test_other_shapes_in_megatrons_words(preset, own):
+    found = options(settle(model=Model(preset=preset), layout={"tp": 1, "pp": 1, "gpus": 8}))
+    assert {key: found.get(key) for key in own} == own
+    assert own.get("--qk-layernorm") == found.get("--qk-layernorm")
+    assert own.get("--no-rope-freq") == found.get("--no-rope-freq")
+    assert ("--add-qkv-bias" in own) is ("--add-qkv-bias" in found)
+
+
+def test_gpt2_has_none_of_their_words():
+    assert not (LLAMA.keys() - {"--ffn-hidden-size"}) & options(settle()).keys()
+
+
+def test_shapes_that_its_options_cannot_say_are_refused():
+    model = Model(preset="llama3.1-8b")
+    with pytest.raises(
+        ConfigError, match="engine megatron-lm cannot train this model: it scales a rotation"
+    ) as refused:
+        settle(model=replace(model, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 4096)))
+    assert "--engine deepspeed-3d or deepspeed-zero" in refused.value.hint
+    with pytest.raises(ConfigError, match="--rotary-base takes a whole number"):
+        settle(model=replace(model, rope_theta=10000.5))
+    with pytest.raises(LayoutError, match="tp 8 is more than the 4 kv_heads"):
+        settle(model=replace(model, kv_heads=4), layout={"tp": 8, "gpus": 8})
+
+
 def test_the_optimizer_and_its_schedule_are_the_runs_own():
     rates = {"lr": 0.01, "min_lr": 0.002, "weight_decay": 0.03, "beta1": 0.4, "beta2": 0.5, "eps": 6e-7, "clip": 0.8}
     found = options(
@@ -200,12 +252,16 @@ ALL = [
     {"train": {"optimizer": "sgd"}, "engine": {"sequence_parallel": True}, "layout": {"tp": 2}},
     {"engine": {"sharded_optimizer": True, "recompute": "selective"}, "layout": {"tp": 1, "dp": 8}},
     {"model": Model(hidden=64, layers=4, heads=8, tied=False)},
+    *(
+        {"model": Model(preset=name), "layout": {"tp": 1, "pp": 1, "gpus": 8}}
+        for name in ("llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "smollm3-3b")
+    ),
 ]
 
 
 @pytest.mark.parametrize("parts", ALL)
 def test_a_checkout_that_knows_them_all(checkout, parts):
-    check_checkout(settle(**parts), {"MEGATRON_LM": str(checkout)})
+    ENGINE.check_program(settle(**parts), {"MEGATRON_LM": str(checkout)})
 
 
 def test_the_options_read_from_source_are_those_the_parser_has(checkout, monkeypatch):
@@ -231,7 +287,7 @@ def test_the_options_read_from_source_are_those_the_parser_has(checkout, monkeyp
 def test_an_argument_it_does_not_know_is_named_with_what_comes_close(tmp_path):
     old = make_checkout(tmp_path / "old", without=("recompute-granularity", "hidden-size"))
     with pytest.raises(ConfigError) as refused:
-        check_checkout(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})
+        ENGINE.check_program(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})
     assert str(refused.value).splitlines() == [
         f"{old} does not know --hidden-size; it has --ffn-hidden-size and --hidden-dropout",
         f"{old} does not know --recompute-granularity; it has --recompute-num-layers and --recompute-method",
@@ -241,22 +297,22 @@ def test_an_argument_it_does_not_know_is_named_with_what_comes_close(tmp_path):
 def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
     resolved = settle()
     with pytest.raises(ConfigError, match="neither MEGATRON_LM nor profile test names one"):
-        check_checkout(resolved, {})
+        ENGINE.check_program(resolved, {})
     with pytest.raises(ConfigError, match=r"is no Megatron-LM checkout: there is no pretrain_gpt\.py in it"):
-        check_checkout(resolved, {"MEGATRON_LM": str(tmp_path)})
+        ENGINE.check_program(resolved, {"MEGATRON_LM": str(tmp_path)})
     (checkout / "megatron" / "training" / "arguments.py").unlink()
     with pytest.raises(ConfigError, match=r"there is no megatron/training/arguments\.py in it"):
-        check_checkout(resolved, {"MEGATRON_LM": str(checkout)})
+        ENGINE.check_program(resolved, {"MEGATRON_LM": str(checkout)})
     with pytest.raises(ConfigError, match="is Megatron-LM, but a job starts in another folder"):
-        check_checkout(resolved, {"MEGATRON_LM": "Megatron-LM"})
+        ENGINE.check_program(resolved, {"MEGATRON_LM": "Megatron-LM"})
     # The environment's before the profile's, as in the script; one in an image cannot be looked at.
     named = settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm=str(tmp_path / "profile")))
     with pytest.raises(ConfigError, match="profile is no Megatron-LM checkout"):
-        check_checkout(named, {})
+        ENGINE.check_program(named, {})
     with pytest.raises(ConfigError, match=str(checkout)):
-        check_checkout(named, {"MEGATRON_LM": str(checkout)})
+        ENGINE.check_program(named, {"MEGATRON_LM": str(checkout)})
     image = Container("apptainer", "/images/a.sif")
-    check_checkout(
+    ENGINE.check_program(
         settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm="/opt/megatron-lm", container=image)), {}
     )
 
@@ -295,4 +351,4 @@ def test_a_checkout_is_asked_for_further_words_too(tmp_path):
     checkout = make_checkout(tmp_path / "megatron")
     resolved = settle(engine={"megatron_args": ("--no-such-option-anywhere",)})
     with pytest.raises(ConfigError, match="does not know --no-such-option-anywhere"):
-        check_checkout(resolved, {"MEGATRON_LM": str(checkout)})
+        ENGINE.check_program(resolved, {"MEGATRON_LM": str(checkout)})

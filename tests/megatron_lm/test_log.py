@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpc_gpt.settings.megatron_lm import read_iteration
+from hpc_gpt.engines.megatron_lm import read_iteration
 from hpc_gpt.train.foreign_program import ForeignLog
 from tests.made_runs import unsubmitted_run
 

@@ -18,7 +18,7 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.train.engines.kernels import check_compilers, compile_model
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
 
@@ -92,9 +92,8 @@ def test_compiled_edges_are_the_model(chunks: int, one_pass: bool) -> None:
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(torch.nn.Parameter, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="fused_bias_gradients is true, which needs Triton for a GPU") as refused:
-        compile_model(Gpt(SMALL, 1, techniques=FUSED), Engine(fused_bias_gradients=True))
+        check_compilers(Engine(fused_bias_gradients=True), torch.device("cuda"))
     assert "fused_bias_gradients = false" in refused.value.hint
 
 

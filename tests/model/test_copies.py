@@ -16,9 +16,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.gpt import Attention
+from hpc_gpt.model.attention import Attention
+from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import InitialWeights, TensorParallel, VocabParallelLoss
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 
 SHAPE = ModelShape(hidden=32, layers=1, heads=2, vocab=100, seq=8)  # padded to 128
@@ -43,7 +44,7 @@ class Made(TorchDispatchMode):
 
 
 def attention_and_input() -> tuple[Attention, Tensor]:
-    attention = Attention("it", SHAPE, TensorParallel(), InitialWeights(1, 1), Techniques()).bfloat16()
+    attention = Attention(0, SHAPE, TensorParallel(), InitialWeights(1, 1), Techniques()).bfloat16()
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(BATCH, SHAPE.seq, SHAPE.hidden, generator=generator).bfloat16()
     return attention, hidden.requires_grad_()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import InitialWeights, Split, TensorParallel, full_name, split_of
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 from hpc_gpt.settings.model_shape import ModelShape
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
@@ -87,9 +88,9 @@ def test_shards_of_all_ranks_merge_to_the_whole(shape: ModelShape, size: int) ->
 
 def test_a_rank_holds_its_heads_of_q_k_and_v() -> None:
     shape = SMALL
-    whole = Gpt(shape, 1).blocks[0].attention.qkv.weight.view(3, shape.heads, shape.head_dim, shape.hidden)
+    whole = Gpt(shape, 1).blocks[0].attention.qkv.weight.view(3, shape.heads, shape.head_width, shape.hidden)
     share = Gpt(shape, 1, TensorParallel(1, 2)).blocks[0].attention.qkv.weight
-    assert torch.equal(share.view(3, 2, shape.head_dim, shape.hidden), whole[:, 2:])
+    assert torch.equal(share.view(3, 2, shape.head_width, shape.hidden), whole[:, 2:])
 
 
 @given(

@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.settings.experiment import Engine, natures
+from hpc_gpt.settings.experiment import Engine, key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import config_hash
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.train.engines.kernels import check_compilers, compile_model
+from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import Case
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
@@ -82,6 +83,35 @@ def test_the_gradient_of_the_logits_overwrites_them() -> None:
     assert max(tensor.numel() for tensor in tensors) < logits
 
 
+def test_of_several_pieces_the_logits_of_one_are_there() -> None:
+    shape, chunks = ModelShape(hidden=8, layers=1, heads=2, vocab=4096, seq=128), 4
+    model = Gpt(shape, 1, techniques=Techniques(one_pass_loss=True, loss_chunks=chunks))
+    given = tokens_of(shape)
+    model(*given).backward()
+    model.zero_grad()
+    piece = 4 * given[1].numel() * shape.padded_vocab // chunks
+    assert piece < peak(profiled(lambda: model(*given).backward())) < 1.5 * piece
+
+
+@pytest.mark.parametrize("how", ["none", "block", "edges"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_an_evaluation_holds_the_logits_and_at_most_two_bytes_each_beyond(how: Any, chunks: int) -> None:
+    shape = ModelShape(hidden=8, layers=1, heads=2, vocab=2990, seq=32, vocab_multiple=500)
+    engine = Engine(compile=how, compile_backend="aot_eager", one_pass_loss=True, loss_chunks=chunks)
+    model = Gpt(shape, 1, techniques=Techniques.of(engine)).to(torch.bfloat16)
+    compile_model(model, engine)
+    given = tokens_of(shape)
+    logits = given[1].numel() * shape.padded_vocab // chunks
+    hidden = torch.ones(given[1].numel() // chunks, shape.hidden, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model(*given)
+        # A CPU may multiply in fp32 first, 2 + 4 bytes a logit, or copy the weight, before the loss begins.
+        product = peak(profiled(lambda: model.output_layer.scores(hidden)))
+        most = peak(profiled(lambda: model(*given)))
+    # A few hidden states are beside the logits: 4 x 2 x 8 bytes a token, 0.02 a logit.
+    assert most <= max(2 * logits + 2 * logits, product + 0.1 * logits)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
 def test_half_precision_is_as_near_as_the_usual_loss(dtype: torch.dtype, scale: float) -> None:
@@ -104,12 +134,10 @@ def test_too_high_a_loss_scale_still_shows() -> None:
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    model = Gpt(SMALL, 1, techniques=Techniques(one_pass_loss=True))
     engine = Engine(one_pass_loss=True)
-    compile_model(model, engine)
-    monkeypatch.setattr(torch.nn.Parameter, "device", torch.device("cuda"))
+    check_compilers(engine, torch.device("cpu"))
     with pytest.raises(ConfigError, match="one_pass_loss is true, which needs Triton for a GPU") as refused:
-        compile_model(model, engine)
+        check_compilers(engine, torch.device("cuda"))
     assert "one_pass_loss = false" in refused.value.hint
 
 
@@ -118,4 +146,4 @@ def test_a_run_with_it_counts_as_another_one() -> None:
     usual = Case(Layout(1, 1, 1), Engine("ddp")).resolved
     changed = replace(usual, engine=replace(usual.engine, one_pass_loss=True))
     assert config_hash(usual) != config_hash(changed)
-    assert natures(Engine)["one_pass_loss"].resume == "free"
+    assert key_rules(Engine)["one_pass_loss"].resume == "free"

@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.gpt import Gpt, TileLinear
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.linear import TileLinear
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, full_name
 from hpc_gpt.settings.model_shape import ModelShape
@@ -236,7 +237,7 @@ def test_all_of_them_together_are_the_model() -> None:
 
 
 def test_the_compiled_loss_keeps_the_logits_alone() -> None:
-    """What `plan.memory.logit_bytes` rests on: nothing else as large is kept for the backward pass."""
+    """What `EngineFacts.logit_bytes` rests on: nothing else as large is kept for the backward pass."""
     loss = VocabParallelLoss(250, 256, TensorParallel())
     # Decompositions and partition as Inductor has them, without its compiler.
     loss.forward = torch.compile(loss.forward, backend="aot_eager_decomp_partition", dynamic=False)  # type: ignore[method-assign]

@@ -39,10 +39,29 @@ def test_the_kernels_compute_the_plain_path(in_triton: dict[str, float], name: s
     assert in_triton[name] <= (2**-8 if "bfloat16" in name else limits.get(name, 1e-6))
 
 
-def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once() -> None:
+@pytest.fixture(scope="module")
+def on_sm90() -> dict[str, dict[str, int]]:
     need_triton()
     done = subprocess.run([sys.executable, "-m", "tests.model.sm90"], capture_output=True, text=True, check=True)
-    for name, accesses in json.loads(done.stdout).items():
-        assert accesses["16-byte loads"] >= 2, name
-        assert "2-byte stores" not in accesses, name
-        assert accesses.get("2-byte loads", 0) <= 1, name  # the target's logit
+    found: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return found
+
+
+def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_sm90: dict[str, dict[str, int]]) -> None:
+    for name, kernel in on_sm90.items():
+        assert kernel["16-byte loads"] >= 2, name
+        assert "2-byte stores" not in kernel, name
+        assert kernel.get("2-byte loads", 0) <= 1, name  # the target's logit
+
+
+def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are_loaded_ahead(
+    on_sm90: dict[str, dict[str, int]],
+) -> None:
+    for name in ("whole", "whole fp32", "evaluated", "statistics", "gradients"):
+        kernel = on_sm90[name]
+        assert kernel["programs"] >= 2, name
+        assert kernel["registers"] <= 64, name
+        assert kernel["stack"] == 0, name  # nothing is spilled
+        assert kernel["threads"] == 512, name
+        assert kernel["loads ahead"] >= 6, name
+        assert kernel["loads ahead"] == kernel["16-byte loads"], name

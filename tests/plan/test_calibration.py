@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.plan import validation
@@ -29,7 +30,6 @@ from hpc_gpt.plan.machine import Machine, machine_named
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.row_files import rows_of
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Training
 from hpc_gpt.plan.validation import without_row, without_source
 from hpc_gpt.settings.cluster import list_profiles, load_profile
 from hpc_gpt.settings.model_shape import ModelShape

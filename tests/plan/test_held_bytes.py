@@ -11,8 +11,8 @@ import pytest
 
 from hpc_gpt.plan.memory import StageMemory, predict_memory
 from hpc_gpt.plan.training import training_of
-from hpc_gpt.settings.resolve import Resolved
-from tests.plan.held_bytes import CASES, COMPILED, OFFLOADED
+from hpc_gpt.settings.resolved import Resolved
+from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED
 
 pytestmark = pytest.mark.xdist_group("held-bytes")
 
@@ -51,3 +51,16 @@ def test_what_is_offloaded_is_the_host_and_the_rest(name: str, held: Path) -> No
     found = json.loads((held / name).read_text())
     stage = predicted(OFFLOADED[name])
     assert (stage.allocated + stage.host) * 2**30 == pytest.approx(found["peak"], rel=0.02)
+
+
+NEED_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here, which Inductor needs on a CPU")
+
+
+@pytest.mark.parametrize("name", [*LOGITS, *(pytest.param(name, marks=NEED_COMPILER) for name in INDUCTOR)])
+def test_a_loss_and_its_evaluation_are_what_is_allocated(name: str, held: Path) -> None:
+    """Each engine, each kind of loss; the evaluation is never the peak."""
+    found, stage = json.loads((held / name).read_text()), predicted((LOGITS | INDUCTOR)[name])
+    assert stage.moment == "backward pass"
+    assert stage.allocated * 2**30 == pytest.approx(found["peak"], rel=0.02)
+    assert stage.evaluation * 2**30 == pytest.approx(found["evaluation"], rel=0.02)
+    assert found["evaluation"] <= found["peak"]

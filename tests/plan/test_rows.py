@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import LeftOut, Row, row_of
+from hpc_gpt.plan.rows import LeftOut, PublishedRow, row_of
 from tests.plan.row_examples import FIELDS, row
 
 NAN, INF = math.nan, math.inf
@@ -37,9 +37,9 @@ HOSTILE = (
 HOSTILE += ({"0": [1, 2, 3]}, {"Opt Offl": "Y"}, {"a": {"b": NAN}})
 
 
-def read(**fields) -> Row:
+def read(**fields) -> PublishedRow:
     found = row_of(row(**fields), 1, None)
-    assert isinstance(found, Row), found.reason
+    assert isinstance(found, PublishedRow), found.reason
     return found
 
 
@@ -145,11 +145,17 @@ def test_parallelism_in_words():
 
 def test_llama():
     shape = read(kv_heads=8, ffn=14336, vocab=128256, tp=1, pp=1, dp=64, sharding="FULL_SHARD").training.shape
-    assert (shape.gated, shape.tied, shape.biases, shape.positions, shape.mlp) == (True, False, False, False, 14336)
+    assert (shape.mlp, shape.tied, shape.bias, shape.positions, shape.mlp_width) == (
+        "swiglu",
+        False,
+        "none",
+        "rope",
+        14336,
+    )
     assert shape.padded_vocab == 128256  # FSDP pads nothing
     shape = read(model="Llama-like 7B").training.shape
-    assert shape.mlp == 11008
-    assert read(swiglu=False, untied=True, ffn=1024).training.shape.gated is False
+    assert shape.mlp_width == 11008
+    assert read(swiglu=False, untied=True, ffn=1024).training.shape.mlp == "gelu"
 
 
 def test_vocab_that_is_not_stated():
@@ -229,7 +235,7 @@ def test_ep_of_one_is_dense_and_cp_of_one_is_none():
 def test_no_value_of_any_field_raises(field):
     for value in HOSTILE:
         found = row_of({**row(), field: value}, 3, None)
-        assert isinstance(found, (Row, LeftOut))
+        assert isinstance(found, (PublishedRow, LeftOut))
         if isinstance(found, LeftOut):
             assert found.reason
             assert found.reason.isprintable()
@@ -240,7 +246,7 @@ def test_no_value_of_any_field_raises(field):
     st.lists(st.integers(), max_size=3),
 ), max_size=6))  # fmt: skip
 def test_random_rows_never_raise(fields):
-    assert isinstance(row_of({**row(), **fields}, 1, "c"), (Row, LeftOut))
+    assert isinstance(row_of({**row(), **fields}, 1, "c"), (PublishedRow, LeftOut))
 
 
 @pytest.mark.parametrize("content", [None, 3, "row", [], [1]])
@@ -254,7 +260,7 @@ def test_both_shapes_of_file(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"note": "x", "rows": [row(), row(hidden=None), 5]}))
     rows = read_rows(path)
-    assert [type(entry) for entry in rows.entries] == [Row, LeftOut, LeftOut]
+    assert [type(entry) for entry in rows.entries] == [PublishedRow, LeftOut, LeftOut]
     path.write_text(json.dumps({"clusters": {"a": [row()], "b": [row(), row(id=None, source=None)]}}))
     rows = read_rows(path)
     assert [(entry.cluster, entry.id, entry.source) for entry in rows.rows] == [

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import LayoutError, UserError
 from hpc_gpt.plan import search as module
 from hpc_gpt.plan.machine import Machine, machine_named
@@ -20,12 +21,12 @@ from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, family, largest, s
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import PLANNED, engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.model_shape import ModelShape, preset
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
 
-ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "megatron-lm")
+ENGINES = tuple(name for name, facts in engines().items() if facts.trains_our_model or facts.is_program)
 PROFILE = ClusterProfile("test", device="a100-40g", gpus_per_node=4)
 
 
@@ -97,15 +98,15 @@ def every_run(asked, engines):
             continue
         dp = gpus // (tp * pp)
         kept = {key: getattr(asked.engine, key) for key in ("attention", "partition", "tiles")}
-        kept = {key: value for key, value in kept.items() if key in OFFERS[name].switches}
+        kept = {key: value for key, value in kept.items() if key in engine_named(name).switches}
         if pp == 1:
             kept.pop("partition", None)
         for stage, way, offload, parallel, sharded in itertools.product(
-            OFFERS[name].zero_stages, ("none", "selective", "full"), ("none", "optimizer", "full"), flags, flags
+            engine_named(name).zero_stages, ("none", "selective", "full"), ("none", "optimizer", "full"), flags, flags
         ):
             if stage != 3:
                 kept = {key: value for key, value in kept.items() if key != "tiles"}
-            elif "tiles" in OFFERS[name].switches:
+            elif "tiles" in engine_named(name).switches:
                 kept["tiles"] = asked.engine.tiles
             engine = Engine(
                 name=name, zero_stage=stage, recompute=way, offload=offload, sequence_parallel=parallel,

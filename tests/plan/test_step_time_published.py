@@ -14,7 +14,7 @@ import pytest
 from hpc_gpt.plan.calibration import fastest, fit, samples_of
 from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import Row
+from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.step_time import predict_step
 
 pytestmark = pytest.mark.shared
@@ -22,14 +22,14 @@ Errors = dict[str, list[float]]
 
 
 @pytest.fixture
-def rows(shared: Path) -> list[Row]:
+def rows(shared: Path) -> list[PublishedRow]:
     """Rows with a time, not noisy, the fastest of each layout, of both files."""
     return [
         row for name in ("open.json", "calibration.json") for row in fastest(read_rows(shared / "planner" / name).rows)
     ]
 
 
-def _errors(rows: Iterable[Row], constants_of: Callable[[Row], Constants]) -> Errors:
+def _errors(rows: Iterable[PublishedRow], constants_of: Callable[[PublishedRow], Constants]) -> Errors:
     errors: Errors = defaultdict(list)
     for row in rows:
         step = predict_step(row.training, row.machine, constants_of(row))
@@ -47,22 +47,22 @@ def _within(errors: Errors, bound: float) -> float:
     return sum(error <= bound for error in every) / len(every)
 
 
-def _thinned(rows: Iterable[Row], most: int = 12) -> list[Row]:
+def _thinned(rows: Iterable[PublishedRow], most: int = 12) -> list[PublishedRow]:
     """At most so many rows a source, evenly: one with 78 would have its way with the constants."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[PublishedRow]] = defaultdict(list)
     for row in rows:
         groups[row.source].append(row)
     return [row for group in groups.values() for row in group[:: max(1, len(group) // most)]]
 
 
-def test_from_data_sheets_the_sources_are_missed_by_less_than_a_tenth(rows: list[Row]) -> None:
+def test_from_data_sheets_the_sources_are_missed_by_less_than_a_tenth(rows: list[PublishedRow]) -> None:
     errors = _errors(rows, lambda row: DEFAULT)
     assert len(errors) >= 8
     assert _mean(errors) < 0.10
     assert _within(errors, 0.15) > 0.85
 
 
-def test_with_each_source_left_out_of_the_fit(rows: list[Row]) -> None:
+def test_with_each_source_left_out_of_the_fit(rows: list[PublishedRow]) -> None:
     left_out: Errors = {}
     for source in {row.source: None for row in rows}:
         constants = fit(samples_of(_thinned(row for row in rows if row.source != source))).constants
@@ -73,8 +73,8 @@ def test_with_each_source_left_out_of_the_fit(rows: list[Row]) -> None:
     assert _mean(left_out) < 0.12
 
 
-def test_calibrated_with_every_other_row_of_its_cluster(rows: list[Row]) -> None:
-    clusters: dict[str, list[Row]] = defaultdict(list)
+def test_calibrated_with_every_other_row_of_its_cluster(rows: list[PublishedRow]) -> None:
+    clusters: dict[str, list[PublishedRow]] = defaultdict(list)
     for row in rows:
         if row.cluster is not None:
             clusters[row.cluster].append(row)

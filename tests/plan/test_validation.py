@@ -207,7 +207,7 @@ def test_any_layout_of_any_stack_is_predicted_with_sound_figures_or_left_out(spl
         assert entry.step.step_s > 0
         assert min(vars(entry.step).values()) >= 0
         for stage in entry.memory.stages:
-            assert min(vars(stage).values()) >= 0
+            assert min(value for value in vars(stage).values() if isinstance(value, float)) >= 0
             assert stage.allocated <= stage.reserved <= stage.nvidia_smi
     else:
         assert "cannot be predicted" not in entry.reason

@@ -278,6 +278,43 @@ def test_a_failure_after_the_last_step_counts_even_so() -> None:
     assert cause_of(("a.out", lines), reached_end=True).ended == "disk_full"
 
 
+STEP = "step:{}/100 train_time:{}ms step_avg:50.00ms"
+
+
+def test_no_error_before_the_last_step_is_the_cause() -> None:
+    """A container's preamble: nvidia-smi is missing, an import is tried; then the run trains."""
+    preamble = ["ModuleNotFoundError: No module named 'apex'", "RuntimeError: no NVIDIA driver"]
+    assert cause_of(("a.out", [*preamble, STEP.format(1, 50)])).ended == "unknown"
+    late = cause_of(("a.out", [*preamble, STEP.format(1, 50), "KeyError: 'input_ids'"]))
+    assert (late.ended, late.words) == ("error", "KeyError: 'input_ids'")
+    # By time of day the error log of the same run is older than its last step.
+    titan = "[titan] 2025-07-21 15:57:43,242 - root - INFO - step: {}  loss:  4.6  grad_norm:  2.5  "
+    titan += "memory:  1.00GiB(1.00%)  tps: 35,051  tflops: 3.59  mfu: 0.36%"
+    files = ("a.out", [titan.format(1), titan.format(2)]), ("a.err", ["2025-07-21 15:40:00,001 RuntimeError: retrying"])
+    assert cause_of(*files).ended == "unknown"
+
+
+def test_the_time_limit_goes_before_what_ranks_print_while_they_are_ended() -> None:
+    torn = ["[rank3]: RuntimeError: NCCL communicator was aborted", "ValueError: I/O operation on closed file"]
+    assert cause_of(("a.out", [STEP.format(9, 450), *torn, TIME_LIMIT])).ended == "walltime"
+    assert cause_of(("a.out", [STEP.format(9, 450), *torn]), ("a.err", [TIME_LIMIT])).ended == "walltime"
+    assert cause_of(("a.out", [STEP.format(9, 450), OOM, TIME_LIMIT])).ended == "gpu_memory"
+
+
+def test_what_python_ignores_is_no_failure() -> None:
+    ignored = [
+        "Exception ignored in: <function _ConnectionBase.__del__ at 0x7f5fa2867e80>",
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3.10/multiprocessing/connection.py", line 132, in __del__',
+        "    self._close()",
+        "OSError: [Errno 9] Bad file descriptor",
+    ]
+    done = "[after training is done] datetime: 2026-01-16 08:01:12 "
+    assert cause_of(("a.out", [STEP.format(9, 450), done, *ignored])).ended == "done"
+    assert cause_of(("a.out", [STEP.format(9, 450), *ignored])).ended == "unknown"
+    assert cause_of(("a.out", [STEP.format(9, 450), *ignored, "KeyError: 'x'"])).words == "KeyError: 'x'"
+
+
 def test_nothing_said_is_unknown() -> None:
     cause = cause_of(("a.out", [step(1), step(2)]))
     assert (cause.ended, cause.failure, cause.ordered) == ("unknown", None, [])
@@ -418,3 +455,11 @@ def test_where_all_report_no_node_is_left_out_next_time() -> None:
     cause = cause_of(("a.out", lines))
     assert (cause.ended, cause.rank, cause.node) == ("collective_timeout", 0, "n1")
     assert cause.failed_node is None
+
+
+def test_a_barrier_names_those_that_never_came_before_the_one_that_waited() -> None:
+    """NVIDIA/nccl/issues/849."""
+    line = "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 2000000 ms"
+    cause = cause_of(("a.out", [f"[rank0]: {line}"]))
+    assert cause.words.startswith("ranks 4, 5, 6, 7 did not reach the barrier; ")
+    assert (cause.ended, cause.rank) == ("collective_timeout", 4)

@@ -7,15 +7,15 @@ import signal
 import pytest
 
 from hpc_gpt.rehearsal.job_request import (
+    LimitSignal,
     OptionFault,
     RequestFault,
-    SignalAhead,
     compress_counts,
     compress_hosts,
-    expand_hosts,
     ignored_options,
     output_path,
     parse_options,
+    read_hosts,
     read_request,
     read_time,
 )
@@ -36,7 +36,7 @@ def test_the_line_lies_over_the_directives_which_end_at_the_first_command() -> N
     asked = read_request(SCRIPT, {"nodes": "3", "output": "x"}, "job.sh", 0.0)
     assert (asked.name, asked.nodes, asked.ntasks, asked.ntasks_per_node) == ("a b", 3, 12, 4)
     assert (asked.gpus_per_node, asked.limit_s, asked.requeue, asked.append) == (4, 120, False, True)
-    assert asked.signal == SignalAhead(signal.SIGUSR2, 120, False)
+    assert asked.signal == LimitSignal(signal.SIGUSR2, 120, False)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_times_are_read_as_the_scripts_write_them() -> None:
 
 def test_hosts_are_written_as_one_word_and_back() -> None:
     for hosts in (["n1"], ["n1", "n2", "n4"], ["a", "b3", "b5"], ["n9", "n10", "n11"]):
-        assert expand_hosts(compress_hosts(hosts)) == hosts
+        assert read_hosts(compress_hosts(hosts)) == hosts
     assert compress_counts([2, 2, 1]) == "2(x2),1"
     with pytest.raises(ValueError, match="Invalid hostlist"):
-        expand_hosts("n[1-")
+        read_hosts("n[1-")
 
 
 def test_an_outputs_name_is_filled_in() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.job import Job
+from hpc_gpt.rehearsal.job import RehearsedJob
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.processes import marked
 from tests.rehearsal.commands import Commands
@@ -35,13 +35,13 @@ echo "start ${SLURM_RESTART_COUNT:-0} ends"
 TWO = ("--nodes=2", "--ntasks-per-node=1")
 
 
-def submitted(slurm: LocalSlurm, commands: Commands, text: str, *flags: object) -> Job:
+def submitted(slurm: LocalSlurm, commands: Commands, text: str, *flags: object) -> RehearsedJob:
     job = slurm.scheduler.find(commands.submit("job", text, *flags))
     assert job is not None
     return job
 
 
-def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> Job:
+def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> RehearsedJob:
     """A job whose two ranks listen."""
     job = submitted(slurm, commands, RANKS, *TWO, "--open-mode=append", *flags)
     commands.wait("ranks", lambda: len(list(commands.folder.glob("ready.*"))) == 2)

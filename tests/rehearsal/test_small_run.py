@@ -12,7 +12,8 @@ from hpc_gpt.rehearsal.small_run import Missing, SmallRun, check_data, make_smal
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 
 def real(profile: ClusterProfile | None = None, **overrides: object) -> Resolved:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpc_gpt.plan.machine import machine_of
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import figures_of, search
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape, preset
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
 
 
-def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", **fixed):
+def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", host_memory_gib=149.0, **fixed):
     profile = load_profile(cluster)
     model = preset(name)
     asked = Question(
         model, gpus, profile.gpus_per_node, "fp16", 1024,
         engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), fixed=fixed,
     )  # fmt: skip
-    return search(asked, machine_of(profile)), model
+    return search(asked, replace(machine_of(profile), host_memory_gib=host_memory_gib)), model
 
 
 def figures_for(searched, model: ModelShape):

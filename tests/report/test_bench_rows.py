@@ -7,7 +7,7 @@ from statistics import median as median_of
 import pytest
 
 from hpc_gpt.bench.bench_run import make_folder
-from hpc_gpt.bench.measurement import Row
+from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.compare import compare_runs
@@ -31,7 +31,7 @@ def bench(logs):
     write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
     folder.write(
         [
-            Row(name, Record(run=folder.name_of(place), name=name, tokens_per_s=speed, ended="done"), (speed,))
+            BenchRow(name, Record(run=folder.name_of(place), name=name, tokens_per_s=speed, ended="done"), (speed,))
             for place, (name, speed) in enumerate((("ddp", 100.0), ("fsdp", 90.0)))
         ]
     )
@@ -85,7 +85,7 @@ def rows_of(logs, *rows):
     folder = make_folder(logs, "gpt2")
     folder.write(
         [
-            Row(
+            BenchRow(
                 str(place),
                 Record(
                     run=folder.name_of(place), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more

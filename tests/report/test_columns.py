@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.report.tables import as_csv, as_markdown, as_table, choose_columns, look_up, sort_records
-from hpc_gpt.runs.record import MEANING, RECORD_KEYS, Record
+from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import Grid
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
 SLOW = Record(run="slow", gpus=64, step_s=2.0, memory_allocated_gib=[3.0, 21.586], flags=["odd"])
 NONE = Record(run="none")
-
-
-def test_every_key_of_a_record_has_its_meaning():
-    assert list(MEANING) == list(RECORD_KEYS)
 
 
 def test_columns_stand_in_the_order_asked_for():

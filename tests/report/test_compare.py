@@ -329,3 +329,13 @@ def test_json_has_stable_keys():
     assert comparison["verdict"] in VERDICTS
     assert list(comparison["speeds"][0]) == ["name", "a", "b", "faster_percent", "low_percent", "high_percent"]
     assert comparison["steady_steps"] == [199, 199]
+
+
+def test_the_title_names_no_size_that_is_not_known():
+    from hpc_gpt.readers.runs import RunRead
+    from hpc_gpt.readers.steps import StepTable
+    from hpc_gpt.report.compare_text import title
+
+    shown = title(RunRead(Record(name="a", tp=4, pp=2), StepTable()))
+    assert "tp4-pp2" in shown
+    assert "None" not in shown

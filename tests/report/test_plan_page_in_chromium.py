@@ -67,6 +67,16 @@ def test_tables_scroll_and_the_page_does_not(browser, page, width):
     assert browser.run(OVERFLOW) == [width, width]
 
 
+def test_at_a_usual_width_the_layouts_are_seen_without_scrolling(browser, tmp_path):
+    """With the longest of settings: those of an offload, with the memory of the host."""
+    searched, model = searched_for("7.5b", gpus=8, cluster="jean-zay-v100-16g")
+    write_page(tmp_path / "p.html", searched, figures_for(searched, model), "7.5b", model.params, "hpc-gpt submit")
+    browser.open(tmp_path / "p.html", width=1280)
+    wide, box = browser.run("(one => [one.scrollWidth, one.clientWidth])(document.querySelector('.scroll'))")
+    assert " (host " in browser.run("document.querySelector('.plans').textContent")
+    assert wide == box
+
+
 def test_every_drawing_has_words_and_every_part_a_mark_beside_its_colour(browser, page):
     browser.open(page)
     met = browser.roles()
@@ -100,6 +110,49 @@ def test_bars_are_as_long_as_what_they_stand_for(browser, page):
     searched, _ = searched_for()
     best = searched.candidates[0]
     assert got == pytest.approx(best.memory.stages[0].nvidia_smi / best.card_gib, abs=0.01)
+
+
+def test_a_bar_in_the_table_ends_outside_its_frame_if_it_does_not_fit(browser, page):
+    browser.open(page)
+    rows = browser.run("""
+    [...document.querySelectorAll('.plans tbody tr')].map((row) => {
+      const ends = [...row.querySelectorAll('svg .bar')].map((one) => one.getBoundingClientRect().right);
+      const edge = row.querySelector('svg').getBoundingClientRect().right;
+      const frame = row.querySelector('svg .frame').getBoundingClientRect().right;
+      return [row.querySelector('.why').textContent, Math.max(...ends) - frame, edge - Math.max(...ends)];
+    })
+    """)
+    assert {"does not fit: " in why for why, _, _ in rows} == {False, True}
+    for why, beyond, inside in rows:
+        assert (beyond > 3) is ("does not fit: " in why), (why, beyond)
+        assert inside >= 0  # nothing is cut off
+    lengths = [beyond for why, beyond, _ in rows if "does not fit: " in why]
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) > 3
+
+
+def test_no_layout_is_broken_over_two_lines(browser, page):
+    for width in (390, 1280):
+        browser.open(page, width=width)
+        lines = "[...document.querySelectorAll('.plans tbody th')].map((one) => one.firstChild).map((text) => {"
+        lines += (
+            "const range = document.createRange(); range.selectNode(text); return range.getClientRects().length; })"
+        )
+        assert set(browser.run(lines)) == {1}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_of_charts_have_the_size_of_text(browser, page, width):
+    browser.open(page, width=width)
+    sizes = browser.run("""
+    [...document.querySelectorAll('.charts text')].map((one) => {
+      const box = one.getBoundingClientRect();
+      return [box.height, box.right - one.closest('svg').getBoundingClientRect().right];
+    })
+    """)
+    assert len(sizes) > 50
+    assert min(height for height, _ in sizes) >= 12
+    assert max(beyond for _, beyond in sizes) <= 0
 
 
 def test_it_prints(browser, page):

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.plan.training import Training
 from hpc_gpt.report.plan_explanation import explain
 from hpc_gpt.report.plan_table import (
     LINES,
+    candidate_settings,
     does_not_fit,
     heading,
     left_out_text,
@@ -26,6 +27,7 @@ from hpc_gpt.report.plan_table import (
     search_tables,
     settings_text,
     shares,
+    slow_text,
     time_bar,
     unchecked,
     wrapped,
@@ -121,13 +123,39 @@ def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
 
 
 def test_what_a_host_must_hold_is_told_to_be_unknown_where_it_is():
-    moved, _ = searched_for("7.5b", 4, offload="optimizer", zero_stage=2)
+    moved, _ = searched_for("7.5b", 4, host_memory_gib=None, offload="optimizer", zero_stage=2)
     assert moved.candidates
+    assert moved.best is None
     assert "host_memory_gib" in unchecked(moved)
-    known = replace(moved, machine=replace(moved.machine, host_memory_gib=192.0))
+    assert f"{moved.candidates[0].layout} needs 139 GiB in the memory of each node" in unchecked(moved)
+    assert "what it has is not known" in legend(moved)
+    known, _ = searched_for("7.5b", 4, host_memory_gib=200.0, offload="optimizer", zero_stage=2)
     assert not unchecked(known)
+    assert "it has 200 GiB" in legend(known)
+    assert all("offload optimizer (host 139 GiB)" in candidate_settings(each) for each in known.candidates)
+    small, _ = searched_for("7.5b", 4, host_memory_gib=100.0, offload="optimizer", zero_stage=2)
+    assert {does_not_fit(each) for each in small.too_large} == {"does not fit: 139 of 100 GiB of a host's memory"}
+    assert "host" not in legend(searched_for("7.5b", 16, offload="none")[0])
     kept, _ = searched_for("7.5b", 16, offload="none")
     assert not unchecked(kept)
+
+
+def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
+    best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
+    assert moved.tokens_per_s > best.tokens_per_s
+    assert sorted((moved, best), key=lambda each: each.rank)[0] is best
+    assert loses(moved, best) == "offloads 80.0 GiB a node, and what a host has is not known"
+    known = replace(moved, host_memory_gib=100.0)
+    assert sorted((known, best), key=lambda each: each.rank)[0] is known
+    assert replace(known, host_memory_gib=82.0).is_tight
+
+
+def test_offload_that_is_twenty_times_slower_is_said():
+    slow = candidate(replace(STEP, offload_s=1901))
+    text = slow_text(slow, candidate(), "without offload the best layout")
+    assert text == "slow: without offload the best layout has 82 tokens/s, 20 times as many"
+    assert not slow_text(candidate(replace(STEP, offload_s=1890)), candidate(), "the best")
+    assert not slow_text(slow, None, "the best")
 
 
 @pytest.mark.parametrize("place", [0, -1])

@@ -1,6 +1,9 @@
 """`hpc-gpt report`: data on stdout, everything else on stderr, record.json in our own folders alone."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -49,11 +52,11 @@ def test_paths_may_be_a_run_a_folder_of_runs_or_an_id(runs, logs):
 
 def test_record_json_is_written_and_brought_up_to_date(runs):
     call()
-    first = Record.from_json(runs[0].record.read_text())
+    first = Record.from_tables(json.loads(runs[0].record.read_text()))
     assert first.step_s == 0.5
     add_attempt(runs[0], [metrics_line(21)])
     call(str(runs[0].path))
-    assert len(Record.from_json(runs[0].record.read_text()).attempts) == 2
+    assert len(Record.from_tables(json.loads(runs[0].record.read_text())).attempts) == 2
 
 
 def test_nothing_else_in_a_run_is_touched(runs):
@@ -162,6 +165,26 @@ def test_an_export_that_cannot_be_written_is_refused_before_the_reading(option, 
     assert not runs[0].record.exists()
 
 
+def test_the_commands_after_an_export_read_it(runs, tmp_path):
+    out = tmp_path / "my $(curves)"
+    result = call("--tensorboard", str(out / "tb"), "--wandb", str(out))
+    assert result.exit_code == 0, result.stderr
+    commands = [line.removeprefix("next: ") for line in result.stderr.splitlines() if line.startswith("next: ")]
+    board, sync = commands
+    # TensorBoard lists what it finds instead of serving it.
+    shown = subprocess.run(
+        f"{sys.executable} -m tensorboard.main{board.removeprefix('tensorboard')} --inspect --tag loss",
+        shell=True, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert shown.stdout.count("first_step") == len(runs)
+    # W&B lists what it would send.
+    listed = subprocess.run(
+        f"{sys.executable} -m {sync.replace('sync', 'sync --dry-run')}",
+        shell=True, capture_output=True, text=True, timeout=240, check=True, env=os.environ | {"HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert f"Would sync {len(runs)} run(s)" in listed.stdout + listed.stderr
+
+
 def test_a_folder_without_runs_is_told_of_with_what_is_there_instead(logs, tmp_path):
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "plot.py").write_text("x")
@@ -224,3 +247,20 @@ def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
     told = result.stdout if form.startswith("json") else result.stderr
     assert "step_s rests on 2 steps" in told
     assert "notes.txt: has no line" in result.stderr
+
+
+def test_a_note_whose_figures_differ_in_each_run_is_said_once_of_many(logs, tmp_path):
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): {1:.1f} | lm loss: {0}.0E+00 |\n"
+
+    def notes(names):
+        for number, name in enumerate(names, 1):
+            times = [100 * number * (1 + step % 10) for step in range(1, 61)]
+            (folder / f"{name}.out").write_text("".join(line.format(at, ms) for at, ms in enumerate(times, 1)))
+        return [note for note in call(str(folder)).stderr.splitlines() if "spread widely" in note]
+
+    assert len(notes("abc")) == 3
+    (note,) = notes("abcdef")
+    assert note.startswith("note: a, b, c and 3 more runs: step times spread widely: 10th percentile ")
+    assert note.endswith(" s (the others are alike, with other figures)")

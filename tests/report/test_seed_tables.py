@@ -71,7 +71,7 @@ def test_our_figure_stands_beside_the_seeds(logs):
     assert row == {
         "Row": "48b", "GPUs": "64", "Size": "52.0B", "Size seed": "48B", "DP": "1", "PP": "16", "PP Chunks": "256",
         "Mic-BS": "4", "Glob-BS": "1024", "Throughput s": "73.0", "Throughput s seed": "146",
-        "TFLOPs seed formula": "93.3", "TFLOPs seed formula seed": "43", "Notes": "05-27", "Ended": "done",
+        "TFLOPs (8 or 6) P s B": "93.3", "TFLOPs (8 or 6) P s B seed": "43", "Notes": "05-27", "Ended": "done",
         "Run": run.run_id,
     }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(log
     waiting, never = cells(text, "32g-28b"), cells(text, "perf-48b-pp32-c256-mb4")
     assert (waiting["Throughput s"], waiting["Throughput s seed"], waiting["Ended"]) == ("-", "1.618", "-")
     assert (never["GPUs"], never["PP"], never["Glob-BS"]) == ("64", "32", "1024")
-    assert (never["Ended"], never["TFLOPs seed formula seed"]) == ("impossible", "28.6")
+    assert (never["Ended"], never["TFLOPs (8 or 6) P s B seed"]) == ("impossible", "28.6")
     assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
 
 

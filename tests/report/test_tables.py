@@ -49,7 +49,7 @@ def test_columns_stand_in_the_seeds_order():
     headings = [column.heading for column in COLUMNS]
     assert headings[:9] == ["GPUs", "Size", "TP", "PP", "DP", "Micro-batches", "Mic-BS", "Glob-BS", "Step s"]
     assert [heading for heading in headings if "TFLOPs" in heading] == [
-        "TFLOPs seed",
+        "TFLOPs P s B",
         "TFLOPs hardware",
         "TFLOPs model",
         "TFLOPs printed",

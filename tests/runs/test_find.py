@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import time
 
 import pytest
 
@@ -12,8 +14,9 @@ from hpc_gpt.files import logs_dir
 from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.status import SweepStatus, count_states, fold, read_status
-from hpc_gpt.launch.submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
+from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.settings.cluster import load_profile
@@ -91,7 +94,7 @@ def test_a_sweep_is_one_line(sweep):
     first, line = fold(read_status([by_itself, *sweep.runs]))
     assert not isinstance(first, SweepStatus)
     assert isinstance(line, SweepStatus)
-    assert (line.id, line.name, line.states, line.jobs) == (sweep.id, "table", "2 done, 1 nan", ["4711", "4712"])
+    assert (line.run, line.name, line.state, line.job_id) == (sweep.id, "table", "2 done, 1 nan", "4711 4712")
     with pytest.raises(JobFailed, match=f"^run {sweep.runs[1].run_id}: b nan") as failure:
         wait_for_all(sweep.runs)
     assert failure.value.hint == f"hpc-gpt logs {sweep.runs[1].run_id}"
@@ -107,9 +110,11 @@ def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_qu
     gone = {"pid": os.getpid(), "pid_start": "0"}
     sweep.runs[2].add_submission({**sweep.runs[2].submissions()[-1], "queue": gone})
     rows = read_status(sweep.runs)
+    mark = json.loads(sweep.runs[1].cancelled_mark(IN_QUEUE).read_text())
+    when = time.strftime("%Y-%m-%d at %H:%M", time.localtime(mark["time"]))
     assert [(row.state, row.cause) for row in rows] == [
         ("pending", "waits for its turn"),
-        ("cancelled", "while it waited"),
+        ("cancelled", f"{pwd.getpwuid(os.getuid()).pw_name} cancelled it on {when}, while it waited"),
         ("cancelled", "what ran the sweep ended before its turn"),
     ]
     assert all(row.sweep_id == sweep.id for row in rows)
@@ -117,9 +122,13 @@ def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_qu
     assert named_runs(sweep.id, logs_dir()) == sweep.runs
 
 
-def test_where_one_folder_cannot_be_written_the_others_say_so():
+def test_where_one_folder_cannot_be_written_the_others_say_so(monkeypatch):
     logs_dir().mkdir(parents=True)
     (logs_dir() / "table-c").write_text("in the way")
+    with pytest.raises(RunFolderError, match="table-c"):
+        write_sweep("table", ROWS, logs_dir())
+    assert read_status(list_runs(logs_dir())) == [], "it was seen before anything was written"
+    monkeypatch.setattr("hpc_gpt.launch.submission.check_writable", lambda folder: None)
     with pytest.raises(RunFolderError, match="table-c"):
         write_sweep("table", ROWS, logs_dir())
     rows = read_status(list_runs(logs_dir()))

@@ -8,15 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.lineage import CONVERTIBLE, RESUMED_FROM, convertible, descend, find_ancestors, newest_step, parent_of
+from hpc_gpt.runs.lineage import (
+    RESUMED_FROM,
+    Parent,
+    convertible,
+    descend,
+    find_ancestors,
+    newest_step,
+    parent_of,
+)
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import preset
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
+from tests.made_runs import add_checkpoint
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
@@ -225,7 +236,7 @@ def test_an_engine_is_refused_what_its_checkpoints_cannot_become():
     with pytest.raises(LayoutError, match="tp 2 cannot run on engine ddp"):
         descend(settings, {"layout.tp": 2}, SITE, 20)
     assert {"layout.dp"} <= set.intersection(
-        *(set(keys) for name, keys in CONVERTIBLE.items() if name != "megatron-lm")
+        *(set(facts.converts) for facts in engines().values() if not facts.is_program)
     )
 
 
@@ -233,7 +244,7 @@ def run_with(folder: Path, *steps: int, parent: RunFolder | None = None) -> RunF
     """A run folder that holds complete checkpoints of these steps."""
     run = RunFolder(folder)
     for step in steps:
-        write_once(run.checkpoints / f"step-{step:08d}" / "complete.json", json.dumps({"step": step}))
+        add_checkpoint(run, step)
     if parent is not None:
         write_once(run.path / RESUMED_FROM, json.dumps({"run": parent.run_id, "path": str(parent.path), "step": 1}))
     return run
@@ -246,8 +257,34 @@ def test_the_newest_checkpoint_is_the_parents_or_that_of_a_run_before_it(tmp_pat
     third = run_with(tmp_path / "third", 14, parent=second)
     assert [newest_step(run) for run in (first, second, third)] == [10, None, 14]
     assert find_ancestors(third) == [second, first]
-    assert (parent_of(second).run, parent_of(second).path, parent_of(second).step) == ("second", str(second.path), 10)
-    assert parent_of(third).step == 14
+    assert parent_of(second)[0] == Parent("second", str(second.path), 10)
+    assert parent_of(third)[0].step == 14
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_refused(tmp_path):
+    first = run_with(tmp_path / "first", 2)
+    add_checkpoint(first, 4, damaged=True)
+    parent, point = parent_of(first)
+    assert (parent.step, newest_step(first)) == (2, 4)
+    assert point.notes == ("checkpoint step-00000004 is not sound, and is passed over: weights has 300 bytes, not 700",)
+    (first.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
+    for run in (first, run_with(tmp_path / "second", parent=first)):
+        with pytest.raises(ConfigError, match=f"run {run.run_id} has no sound checkpoint") as refusal:
+            parent_of(run)
+        assert "\ncheckpoint step-00000004: weights has 300 bytes, not 700" in str(refusal.value)
+        assert "\ncheckpoint step-00000002: weights has CRC-32 " in str(refusal.value)
+        assert f"submit --resume {run.run_id} --from-start" in refusal.value.hint
+
+
+def test_a_checkpoint_that_is_too_large_to_read_here_is_checked_by_its_sizes(tmp_path, monkeypatch):
+    run = run_with(tmp_path / "first", 2)
+    monkeypatch.setattr("hpc_gpt.runs.lineage._MOST_READ_BYTES", 699)
+    (run.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
+    _, point = parent_of(run)
+    assert "only the sizes of its files were checked" in point.notes[0]
+    (run.checkpoints / "step-00000002" / "weights").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match="no sound checkpoint"):
+        parent_of(run)
 
 
 def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.provenance import complete_run
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.engines import ds_config_of
+from hpc_gpt.runs.provenance import complete_run, config_notes
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import list_experiments, load_experiment
 from hpc_gpt.settings.resolve import experiment_text, resolve
@@ -32,7 +32,7 @@ def test_what_is_there_is_kept_and_no_secret_is_written(tmp_path: Path, monkeypa
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-token")
     resolved = resolve(load_experiment("demo"), load_profile("local"))
     (tmp_path / "experiment.toml").write_text("# mine\n")
-    complete_run(RunFolder(tmp_path), resolved)
+    complete_run(tmp_path, resolved)
     assert (tmp_path / "experiment.toml").read_text() == "# mine\n"
     config = json.loads((tmp_path / "ds_config.json").read_text())
     assert config["train_batch_size"] == resolved.batch.global_batch
@@ -40,3 +40,27 @@ def test_what_is_there_is_kept_and_no_secret_is_written(tmp_path: Path, monkeypa
     assert provenance["versions"]["hpc-gpt"] == resolved.version
     assert {"git_sha", "git_dirty", "host", "gpus", "device"} <= set(provenance)
     assert not any("s3cret" in path.read_text() for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["deepspeed-3d", "deepspeed-zero", "hf-deepspeed"])
+def test_the_configuration_in_the_run_folder_is_what_deepspeed_is_given(tmp_path: Path, name: str) -> None:
+    whole = {"engine.name": name, "engine.zero_stage": None, "layout.tp": 1, "layout.pp": 1}
+    resolved = resolve(load_experiment("demo", whole), load_profile("generic-slurm"))
+    complete_run(tmp_path, resolved)
+    assert json.loads((tmp_path / "ds_config.json").read_text()) == ds_config_of(resolved)
+    assert config_notes(tmp_path, resolved) == []
+
+    other = ds_config_of(resolved)
+    other["zero_optimization"]["reduce_bucket_size"] = 5
+    del other["prescale_gradients"]
+    (tmp_path / "ds_config.json").write_text(json.dumps(other))
+    [note] = config_notes(tmp_path, resolved)
+    bucket = ds_config_of(resolved)["zero_optimization"]["reduce_bucket_size"]
+    assert note == (
+        f"note: ds_config.json is not what engine {name} is given: zero_optimization.reduce_bucket_size is 5 there, "
+        f"{bucket} now, and 1 other key"
+    )
+
+
+def test_a_folder_without_the_file_has_no_note(tmp_path: Path) -> None:
+    assert config_notes(tmp_path, resolve(load_experiment("demo"), load_profile("local"))) == []

@@ -4,6 +4,8 @@ import dataclasses
 import errno
 import json
 import os
+import re
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
+from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
 from hpc_gpt.files import append_line, read_json, read_json_lines, replace_whole, write_once
+from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs
-from hpc_gpt.runs.standing import newest_chain
+from hpc_gpt.runs.run_state import newest_chain
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -33,7 +36,7 @@ def logs(tmp_path):
 
 @pytest.fixture
 def run(logs, resolved):
-    return create_run(logs, resolved, "#!/bin/bash\n", "name = 'demo'\n", {"train_batch_size": 32})
+    return create_run(logs, resolved, "#!/bin/bash\n", "name = 'demo'\n", {"ds_config.json": {"train_batch_size": 32}})
 
 
 def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
@@ -288,3 +291,39 @@ def test_a_link_that_was_refused_is_none_of_the_chain_unless_it_is_all_there_is(
     taken = [{"job_id": "5", "link": 1}, {"job_id": "6", "link": 2}]
     assert chain_of(tmp_path, *taken, {**refused, "link": 3}) == ["5", "6"]
     assert chain_of(tmp_path, {**refused, "link": 1}) == [None]
+
+
+def test_a_damaged_resolved_json_is_named_with_the_command_that_writes_it_again(logs, resolved):
+    run = create_run(logs, resolved, render_script(resolved), "name = 'demo'\n", {})
+    path = run.path / "resolved.json"
+    whole = path.read_bytes()
+    for damage in (b"", b'{"schema": 1, "na', None):
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage)
+        with pytest.raises(UserError, match=f"^{re.escape(str(run.path))}: .*resolved.json") as refusal:
+            run.resolved()
+        assert "JSONDecodeError" not in str(refusal.value)
+        words, command = refusal.value.hint.split(": ", 1)
+        assert words == "job.sh holds the settings"
+        subprocess.run(["bash", "-c", command], check=True)
+        assert path.read_bytes() == whole
+        assert run.resolved() == resolved
+    # A script without settings, as one that was cut short, is not offered.
+    run.job_script.write_text("#!/bin/bash\n")
+    path.write_text("{")
+    with pytest.raises(ConfigError) as refusal:
+        run.resolved()
+    assert refusal.value.hint == "the run folder is damaged; submit again"
+
+
+def test_a_run_folder_that_was_moved_is_said_to_be_gone(run):
+    run.path.rename(run.path.with_name("elsewhere"))
+    with pytest.raises(RunFolderError, match="the run folder is not there any more"):
+        run.resolved()
+
+
+def test_a_line_for_a_folder_that_was_moved_says_so(tmp_path):
+    with pytest.raises(RunFolderError, match="cannot write") as refusal:
+        append_line(tmp_path / "gone" / "metrics.jsonl", "{}")
+    assert "its folder is not there any more" in refusal.value.hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,8 +17,6 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.snapshot import (
-    ARCHIVE,
-    SUMS,
     Snapshot,
     begin,
     check_path,
@@ -29,6 +28,7 @@ from hpc_gpt.runs.snapshot import (
     take_snapshot,
     unpack,
 )
+from hpc_gpt.runs.unpack import ARCHIVE, SUMS
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -46,6 +46,13 @@ def run(tmp_path: Path) -> Path:
     snapshot.place(folder)
     (folder / "provenance.json").write_text(f'{{\n "code_sha256": "{snapshot.sha256}"\n}}\n')
     return folder
+
+
+def cut_off(archive: Path) -> None:
+    """In this run alone: other runs of this process have a link to the same file."""
+    begin = archive.read_bytes()[:100]
+    archive.unlink()
+    archive.write_bytes(begin)
 
 
 def test_the_archive_holds_every_file_that_git_has_of_the_package_and_its_templates() -> None:
@@ -131,7 +138,7 @@ def test_another_archive_is_refused_and_so_is_a_damaged_one(run: Path) -> None:
     Snapshot({**FILES, "sitecustomize.py": b""}).place(run)
     with pytest.raises(RunFolderError, match="not what was submitted"):
         unpack(run)
-    (run / ARCHIVE).write_bytes((run / ARCHIVE).read_bytes()[:100])
+    cut_off(run / ARCHIVE)
     with pytest.raises(RunFolderError, match="cannot read"):
         unpack(run)
     assert not (run / "code").exists()
@@ -161,8 +168,7 @@ def test_a_path_that_pythonpath_cannot_carry_is_refused(tmp_path: Path) -> None:
         check_path(tmp_path / "a:b")
 
 
-def test_tar_and_sha256sum_agree(run: Path) -> None:
-    """job.sh unpacks without Python."""
+def test_sha256sum_agrees(run: Path) -> None:
     code = unpack(run)
     done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=code, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -190,12 +196,16 @@ def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
     run.mkdir()
     begin(run)
     script = render_script(resolve(load_experiment("demo"), load_profile("generic-slurm")))
-    part = script[script.index("# --- code ---") : script.index("# ---", script.index("# --- code ---") + 9)]
-    head = 'set -o pipefail\nfail() { echo "refused: $1"; exit 1; }\n'
-    command = ["bash", "-c", f'{head}{part}\necho "$PYTHONPATH"']
+    part = re.search(r"^use_submitted_code\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
+    assert part
+    head = 'set -o pipefail\nfail() { echo "refused: $1"; exit 1; }\npython=("$HPC_GPT_PYTHON")\n'
+    command = ["bash", "-c", f'{head}{part[0]}\nuse_submitted_code\necho "$PYTHONPATH"']
 
     def start() -> str:
-        environment = {"PATH": os.environ["PATH"], "HOSTNAME": "here", "HPC_GPT_RUN": str(run), "PYTHONPATH": "/behind"}
+        environment = {
+            "PATH": os.environ["PATH"], "HOSTNAME": "here", "HPC_GPT_RUN": str(run), "PYTHONPATH": "/behind",
+            "HPC_GPT_PYTHON": sys.executable,
+        }  # fmt: skip
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.strip()
 
     with ThreadPoolExecutor(4) as pool:
@@ -218,4 +228,6 @@ def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
     import_from(run / "code")
     assert not (tmp_path / "ran").exists()
     (run / "provenance.json").write_text('{"code_sha256": "0"}')
-    assert start() == f"refused: {run}/{ARCHIVE} is not what was submitted"
+    assert start() == f"refused: {run}/{ARCHIVE} is not what was submitted: its SHA-256 differs"
+    cut_off(run / ARCHIVE)
+    assert start().startswith("refused: cannot ")

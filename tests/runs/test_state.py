@@ -22,7 +22,7 @@ from hpc_gpt.launch.status import NO_ANSWER, read_status
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
-from hpc_gpt.runs.standing import SILENT_S
+from hpc_gpt.runs.run_state import SILENT_S
 from hpc_gpt.runs.state import (
     ADVICE,
     ENDED,
@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def slurm_says(monkeypatch: pytest.MonkeyPatch):
     def say(words: dict[str, str] | None) -> None:
         found = None if words is None else {job: (word, "None") for job, word in words.items() if word}
-        monkeypatch.setattr(status, "_slurm_states", lambda _: found)
+        monkeypatch.setattr(status, "_slurm_states", lambda *_: (found, ""))
 
     return say
 

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.engines import ds_config_of, engine_of
+from hpc_gpt.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import UserError
-from hpc_gpt.plan.memory import bucket_elements as planned_bucket
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 
 def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) -> Resolved:
@@ -32,7 +33,7 @@ def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) ->
 
 
 def test_the_batch_is_ours() -> None:
-    config = deepspeed_config(settings())
+    config = ds_config_of(settings())
     assert config["train_batch_size"] == 24
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 6
@@ -44,7 +45,7 @@ def test_the_batch_is_ours() -> None:
 )
 def test_stage_and_clipping_for_each_dtype(dtype: str, asked: int, given: int, clips: float) -> None:
     resolved = settings(dtype, asked)
-    config = deepspeed_config(resolved)
+    config = ds_config_of(resolved)
     assert zero_stage(resolved) == config["zero_optimization"]["stage"] == given
     # Without ZeRO the norm and clipping are ours: DeepSpeed would take the first stage's alone.
     assert config["gradient_clipping"] == clips
@@ -53,14 +54,14 @@ def test_stage_and_clipping_for_each_dtype(dtype: str, asked: int, given: int, c
 
 @pytest.mark.parametrize(("dtype", "width"), [("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")])
 def test_gradients_accumulate_and_travel_in(dtype: str, width: str) -> None:
-    config = deepspeed_config(settings(dtype))
+    config = ds_config_of(settings(dtype))
     assert config["data_types"]["grad_accum_dtype"] == width
     assert config["communication_data_type"] == width
     assert [key for key in ("bf16", "fp16") if config[key]["enabled"]] == [dtype] * (dtype != "fp32")
 
 
 def test_nothing_measures_or_prints_on_its_own() -> None:
-    config = deepspeed_config(settings())
+    config = ds_config_of(settings())
     assert config["timers"]["throughput"] == {"enabled": False, "synchronized": False}
     assert config["wall_clock_breakdown"] is config["memory_breakdown"] is False
     assert config["steps_per_print"] is None
@@ -71,7 +72,7 @@ def test_nothing_measures_or_prints_on_its_own() -> None:
 def test_it_is_plain_json_and_deepspeed_reads_it(dtype: str) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    config = deepspeed_config(settings(dtype, dp=1))
+    config = ds_config_of(settings(dtype, dp=1))
     assert json.loads(json.dumps(config)) == config
     read = DeepSpeedConfig(json.loads(json.dumps(config)))
     assert read.gradient_clipping == 0.5
@@ -102,7 +103,7 @@ def test_deepspeed_reads_what_every_setting_of_deepspeed_zero_becomes(
         resolved = settings(dtype, stage, dp, **ZERO, offload=offload, offload_path=path, offload_ratio=ratio)
     except UserError:
         return  # test_engines knows which
-    config = deepspeed_config(resolved)
+    config = ds_config_of(resolved)
     assert json.loads(json.dumps(config)) == config
     assert "pipeline" not in config
     zero, ran = config["zero_optimization"], zero_stage(resolved)
@@ -134,7 +135,7 @@ def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
     """Those left out are switches for what we never do, off in every version, or aliases of others."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    config = deepspeed_config(settings("bf16", 3, **ZERO, offload="full"))["zero_optimization"]
+    config = ds_config_of(settings("bf16", 3, **ZERO, offload="full"))["zero_optimization"]
     known = {entry.alias or name for name, entry in DeepSpeedZeroConfig.model_fields.items()}
     written = config.keys()
     assert written <= known
@@ -152,13 +153,13 @@ def test_a_bf16_step_that_is_not_finite_is_looked_for_where_deepspeed_would_take
     dtype: str, stage: int, offload: str, checks: bool
 ) -> None:
     resolved = settings(dtype, stage, **ZERO, offload=offload)
-    assert deepspeed_config(resolved)["bf16"]["check_grad_overflow"] is checks
+    assert ds_config_of(resolved)["bf16"]["check_grad_overflow"] is checks
     assert shards_in_bf16_optimizer(resolved) is (stage == 1 and offload == "none")
 
 
 def test_only_matrices_are_split_by_zero_3() -> None:
     resolved = settings("fp32", 3, **ZERO)
-    threshold = deepspeed_config(resolved)["zero_optimization"]["stage3_param_persistence_threshold"]
+    threshold = ds_config_of(resolved)["zero_optimization"]["stage3_param_persistence_threshold"]
     longest_bias, smallest_matrix = 4 * 32, 32 * 32
     assert longest_bias <= threshold < smallest_matrix // 2
 
@@ -168,7 +169,7 @@ def test_only_matrices_are_split_by_zero_3() -> None:
 def test_one_data_parallel_rank_goes_deepspeeds_own_way(engine: str, dp: int) -> None:
     resolved = settings("bf16", 3, dp, **ZERO)
     resolved = replace(resolved, engine=replace(resolved.engine, name=engine))  # type: ignore[arg-type]
-    zero = deepspeed_config(resolved)["zero_optimization"]
+    zero = ds_config_of(resolved)["zero_optimization"]
     assert zero["contiguous_gradients"]
     assert zero["stage3_param_persistence_threshold"] == 4 * 32
 
@@ -179,21 +180,22 @@ def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_how_long(dp: int, h
     """DeepSpeed allocates it whole."""
     resolved = settings("bf16", 2, dp, **ZERO)
     resolved = replace(resolved, model=replace(resolved.model, hidden=hidden, layers=24))
-    zero = deepspeed_config(resolved)["zero_optimization"]
+    zero = ds_config_of(resolved)["zero_optimization"]
     longest = 50_000_000 if dp == 1 else 500_000_000
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == min(longest, resolved.model.params)
-    assert planned_bucket(training_of(resolved)) == zero["reduce_bucket_size"]
+    training = training_of(resolved)
+    assert engine_of(training).bucket_elements(training) == zero["reduce_bucket_size"]
 
 
 def test_what_is_dealt_out_to_the_host_is_in_groups_that_are_small_enough() -> None:
     """DeepSpeed deals out whole groups: of one alone half is none."""
     whole, part = (
-        deepspeed_config(settings("bf16", 3, 2, **ZERO, offload="optimizer", offload_ratio=ratio))["zero_optimization"]
+        ds_config_of(settings("bf16", 3, 2, **ZERO, offload="optimizer", offload_ratio=ratio))["zero_optimization"]
         for ratio in (1.0, 0.5)
     )
     model = settings().model
     assert whole["sub_group_size"] == model.block_params // 4
     assert part["sub_group_size"] == min(model.block_params // 4, model.params // 4 // 32)
-    kept = deepspeed_config(settings("bf16", 3, 2, **ZERO))["zero_optimization"]
+    kept = ds_config_of(settings("bf16", 3, 2, **ZERO))["zero_optimization"]
     assert kept["sub_group_size"] == 10**9
     assert part["offload_optimizer"]["ratio"] == 0.5

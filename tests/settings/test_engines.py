@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import UserError
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 EIGHT = ClusterProfile(name="eight", gpus_per_node=8)
 
@@ -172,9 +173,13 @@ def test_each_engine_has_its_own_zero_stage(name, stage):
 
 
 def test_only_an_engine_with_a_pipeline_splits_over_tp_unasked():
-    assert str(settle(Engine(), LayoutRequest(gpus=8)).layout) == "tp4-pp1-dp2"
+    def layout_of(name):
+        asked = Experiment(model=Model(preset="7.5b"), engine=Engine(name), layout=LayoutRequest(gpus=8))
+        return str(resolve(asked, ClusterProfile("x", gpus_per_node=4)).layout)
+
+    assert layout_of("deepspeed-3d") == "tp4-pp1-dp2"
     for name in ("deepspeed-zero", "fsdp", "ddp", "hf-deepspeed"):
-        assert str(settle(Engine(name), LayoutRequest(gpus=8)).layout) == "tp1-pp1-dp8"
+        assert layout_of(name) == "tp1-pp1-dp8"
 
 
 def test_the_optimizers_mode_follows_from_offload():
@@ -202,7 +207,7 @@ SWITCHES = {
 
 
 @given(
-    st.sampled_from(sorted(OFFERS)),
+    st.sampled_from(sorted(engines())),
     st.fixed_dictionaries({key: st.sampled_from(values) for key, values in SWITCHES.items()}),
     st.sampled_from([ALONE, PIPELINE, TENSOR, LayoutRequest(gpus=2)]),
 )
@@ -212,7 +217,44 @@ def test_what_is_accepted_lies_within_the_offer(name, switches, layout):
     except UserError as refusal:
         assert refusal.hint
         return
-    offer = OFFERS[name]
+    offer = engines()[name]
     assert settled.zero_stage in offer.zero_stages
     changed = {entry.name for entry in fields(Engine) if getattr(settled, entry.name) != getattr(Engine(), entry.name)}
     assert changed <= offer.switches | {"name", "zero_stage"}
+
+
+LLAMA = {
+    "hidden": 64,
+    "layers": 4,
+    "heads": 8,
+    "kv_heads": 2,
+    "ffn": 96,
+    "seq": 64,
+    "vocab": 256,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "bias": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "sizes", "tp", "words", "hint"),
+    [
+        ({"fused_bias_gradients": True}, {}, 1, "needs GELU, and biases .* swiglu, bias none", "leave engine.fused"),
+        ({"compile": "block", "keep_residuals": True}, {}, 1, "model.norm is rmsnorm", "leave engine.keep_residuals"),
+        ({"zero_stage": 3, "tiles": 2}, {}, 4, "tp 4 gathers each of 2 kv_heads", "--tp 2 or less"),
+        ({"name": "hf-deepspeed"}, {"mlp": "gelu"}, 1, "no class of its shape", "--engine deepspeed-3d or deepspeed-z"),
+    ],
+)
+def test_what_another_shape_cannot_have_is_refused(engine, sizes, tp, words, hint):
+    def ask(**model):
+        engine_ = Engine(**{"name": "deepspeed-zero", **engine})
+        layout = LayoutRequest(gpus=tp, tp=tp, pp=1, micro_batch=1)
+        experiment = Experiment(model=Model(**model), engine=engine_, layout=layout)
+        return resolve(experiment, ClusterProfile(name="test", gpus_per_node=8))
+
+    with pytest.raises(UserError, match=words) as refusal:
+        ask(**LLAMA | sizes)
+    assert hint in refusal.value.hint
+    assert ask(hidden=64, layers=4, heads=8, seq=64, vocab=256).model.is_gpt2

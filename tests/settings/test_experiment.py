@@ -1,4 +1,4 @@
-"""The nature of each key: may a resumed run change it, does config_hash hold it, is it a count or of one site?"""
+"""The rules of each key: may a resumed run change it, does config_hash hold it, is it a count or of one site?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.lineage import CONVERTIBLE, check_same_training
+from hpc_gpt.runs.lineage import check_same_training
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train, key, natures
-from hpc_gpt.settings.resolve import Resolved, config_hash, resolve, speed_hash
+from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train, key, key_rules
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved, config_hash, speed_hash
 
 TABLES: dict[str, Any] = {entry.name: entry.default_factory for entry in fields(Experiment) if entry.name != "name"}
 
@@ -34,37 +36,37 @@ def run(**train: Any) -> Resolved:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_each_key_of_each_table_has_its_nature(name):
-    found = natures(TABLES[name])
+def test_each_key_of_each_table_has_its_rules(name):
+    found = key_rules(TABLES[name])
     assert list(found) == [entry.name for entry in fields(TABLES[name])]
-    for nature in found.values():
-        assert nature.resume in ("never", "converted", "free")
-        assert nature.decides in ("speed", "schedule", "nothing")
-        assert nature.of_site is False or TABLES[name] is Job
+    for rules in found.values():
+        assert rules.resume in ("never", "converted", "free")
+        assert rules.decides in ("speed", "schedule", "nothing")
+        assert rules.of_site is False or TABLES[name] is Job
 
 
 def test_every_key_that_a_checkpoint_is_converted_in_says_so():
     converted = {
         f"{table}.{name}"
         for table, kind in TABLES.items()
-        for name, nature in natures(kind).items()
-        if nature.resume == "converted"
+        for name, rules in key_rules(kind).items()
+        if rules.resume == "converted"
     }
-    assert set.union(*map(set, CONVERTIBLE.values())) | {"engine.name"} == converted
+    assert set().union(*(facts.converts for facts in engines().values())) | {"engine.name"} == converted
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(LongerTrain)])
 def test_the_hashes_hold_what_decides_weights_and_speed(name):
-    before, nature = run(), natures(LongerTrain)[name]
+    before, rules = run(), key_rules(LongerTrain)[name]
     after = run(**{name: "another"})
-    assert (config_hash(before) != config_hash(after)) == (nature.decides != "nothing")
-    assert (speed_hash(before) != speed_hash(after)) == (nature.decides == "speed")
+    assert (config_hash(before) != config_hash(after)) == (rules.decides != "nothing")
+    assert (speed_hash(before) != speed_hash(after)) == (rules.decides == "speed")
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(LongerTrain)])
 def test_a_resumed_run_may_change_what_is_free(name):
     before, after = run(), run(**{name: "another"})
-    if natures(LongerTrain)[name].resume == "free":
+    if key_rules(LongerTrain)[name].resume == "free":
         check_same_training(before, after)
     else:
         with pytest.raises(ConfigError, match=rf"^train\.{name} would be another, but is .* in the checkpoint's run$"):
@@ -73,7 +75,7 @@ def test_a_resumed_run_may_change_what_is_free(name):
 
 def test_config_hash_is_as_it_was_when_runs_were_first_compared_by_it():
     resolved = resolve(
-        Experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4)), load_profile("generic-slurm")
+        Experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4, tp=4)), load_profile("generic-slurm")
     )
     assert config_hash(resolved) == "a72584cdb5af99e2"
     assert config_hash(replace(resolved, train=replace(resolved.train, log_every=1))) == "a72584cdb5af99e2"

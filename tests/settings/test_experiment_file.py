@@ -10,14 +10,15 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment_file import (
-    Row,
+    SweepRow,
     cut_warmup,
     find_experiment,
     find_sweep,
     list_experiments,
     load_experiment,
 )
-from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved, folder_name
 
 BASE = """
 [model]
@@ -52,7 +53,7 @@ def faults_of(path, text: str) -> list[str]:
 def test_rows_keep_the_files_order_and_their_figures(sweep_file):
     rows = find_sweep(str(sweep_file)).rows
     assert [row.name for row in rows] == ["too-much", "pp2-1.5", "pp4"]
-    assert rows[1] == Row("pp2-1.5", {"layout": {"tp": 1}}, {"step_s": 0.661, "notes": "05-26"}, None)
+    assert rows[1] == SweepRow("pp2-1.5", {"layout": {"tp": 1}}, {"step_s": 0.661, "notes": "05-26"}, None)
     assert rows[0].impossible == "pp16 needs 16 GPUs, the row has 8"
 
 

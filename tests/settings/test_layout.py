@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.layout import Coordinate, Layout, check_gpus, check_nodes, default_tp, nodes_for
+from hpc_gpt.settings.layout import Coordinate, Layout, check_gpus, check_nodes, nodes_for
 
 sizes = st.integers(1, 6)
 layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes)
@@ -115,10 +115,3 @@ def test_nodes_hold_all_gpus_and_none_stays_empty(gpus, per_node):
         return
     assert nodes * per_node >= gpus
     assert (nodes - 1) * per_node < gpus
-
-
-@given(st.integers(1, 16), st.integers(1, 8), st.sampled_from([12, 25, 32]), st.integers(1, 16))
-def test_default_tp_is_the_largest_that_the_rule_allows(per_node, factor, heads, pp):
-    gpus = factor * pp
-    allowed = [tp for tp in range(1, per_node + 1) if per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0]
-    assert default_tp(gpus, per_node, heads, pp) == max(allowed)

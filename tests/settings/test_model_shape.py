@@ -1,21 +1,28 @@
 """Model shapes: parameters by counting matrices one by one, padding, stages, refusals."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import (
-    PRESETS,
     ModelShape,
     check_shape,
     check_split,
+    default_tp,
+    layer_params,
     partition_layers,
-    preset,
+    replicated_params,
     stage_layers,
     stage_params,
 )
+from hpc_gpt.settings.presets import PRESETS, preset
+
+LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 
 shapes = st.builds(
     ModelShape,
@@ -38,6 +45,51 @@ def test_parameters_are_the_sum_over_all_matrices(shape):
         whole.append((shape.padded_vocab, h))
     count = sum(rows[0] * (rows[1] if len(rows) == 2 else 1) for rows in whole)
     assert shape.params == count
+
+
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        # What transformers' own classes count: GPT-2 and its XL, Llama 2 7B, 3.1 8B and 3.2 1B, Qwen2.5 7B, Mistral 7B.
+        (ModelShape(768, 12, 12, vocab_multiple=1), 124_439_808),
+        (ModelShape(1600, 48, 25, vocab_multiple=1), 1_557_611_200),
+        (ModelShape(4096, 32, 32, 32000, 4096, tied=False, ffn=11008, **LLAMA), 6_738_415_616),
+        (ModelShape(4096, 32, 32, 128256, 8192, tied=False, kv_heads=8, ffn=14336, **LLAMA), 8_030_261_248),
+        (ModelShape(2048, 16, 32, 128256, 8192, kv_heads=8, ffn=8192, **LLAMA), 1_235_814_400),
+        (
+            ModelShape(3584, 28, 28, 152064, 4096, tied=False, kv_heads=4, ffn=18944, **{**LLAMA, "bias": "qkv"}),
+            7_615_616_512,
+        ),
+        (ModelShape(4096, 32, 32, 32768, 4096, tied=False, kv_heads=8, ffn=14336, **LLAMA), 7_248_023_552),
+    ],
+)
+def test_parameters_of_known_models(shape, params):
+    assert shape.params == params
+
+
+@given(shapes, st.sampled_from([1, 2, 4]))
+def test_what_the_ranks_hold_together_is_the_model_and_what_each_holds_whole(shape, tp):
+    held = tp * (shape.layers * layer_params(shape, tp)) - (tp - 1) * shape.layers * replicated_params(
+        ModelShape(shape.hidden, 1, shape.heads, seq=1)
+    )
+    # Of one layer: without its positions and its last norm.
+    held += (tp - 1) * shape.layers * (shape.hidden + 2 * shape.hidden)
+    assert held == pytest.approx(shape.layers * shape.block_params)
+
+
+def test_a_key_head_is_on_each_rank_if_there_are_fewer_of_them_than_ranks():
+    shape = ModelShape(64, 1, 8, kv_heads=2, **LLAMA)
+    wide, single = layer_params(shape, 2), layer_params(shape, 8)
+    keys = 2 * 8 * 64  # k and v of one head
+    assert wide == single * 4 - 3 * (keys + 2 * 64)
+
+
+@given(shapes)
+def test_sizes_that_say_gpt2_in_full_are_gpt2s(shape):
+    full = replace(shape, kv_heads=shape.heads, head_dim=shape.hidden // shape.heads, ffn=4 * shape.hidden)
+    assert (full.is_gpt2, full.params) == (True, shape.params)
+    assert not replace(shape, norm="rmsnorm").is_gpt2
+    assert set(shape.table()) == {"hidden", "layers", "heads", "vocab", "seq", "tied", "vocab_multiple"}
 
 
 @given(shapes)
@@ -162,3 +214,68 @@ def test_fewer_layers_than_stages_is_refused():
     with pytest.raises(LayoutError, match=r"pp 16 needs at least 16 layers.*has 12") as refusal:
         check_split(preset("gpt2"), Layout(1, 16, 1))
     assert "--pp 12" in refusal.value.hint
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.sampled_from([12, 25, 32]), st.integers(1, 16))
+def test_default_tp_is_the_largest_that_the_rule_allows(per_node, factor, heads, pp):
+    gpus = factor * pp
+    allowed = [tp for tp in range(1, per_node + 1) if per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0]
+    assert default_tp(gpus, per_node, ModelShape(8 * heads, pp, heads), pp) == max(allowed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "hint"),
+    [
+        ({"kv_heads": 3}, r"kv_heads 3 does not divide the 8 heads: 8 / 3 = 2\.67", "divides 8"),
+        ({"head_dim": 7}, "model.head_dim is 7, but a rotation needs pairs", "head_dim = 8"),
+        ({"hidden": 60}, "hidden 60 is not a multiple of heads 8", "divide hidden"),
+        ({"ffn": 0}, "model.ffn is 0", "positive"),
+        ({"norm_eps": 0.0}, "model.norm_eps is 0.0", "1e-5"),
+        ({"rope_theta": 1.0}, "model.rope_theta is 1", "500000"),
+        ({"nope_every": 1}, "model.nope_every is 1", "leave it out"),
+        ({"positions": "learned", "rope_theta": 5e5}, "model.rope_theta is given, but .* learned", '"rope"'),
+        ({"positions": "learned", "nope_every": 4}, "model.nope_every is given", "nope_every out"),
+        (
+            {"rope_scaling": RopeScaling("llama3", 0.5, 1, 4, 8192)},
+            "rope_scaling.factor is 0.5, but must be at least 1",
+            "8",
+        ),
+        (
+            {"rope_scaling": RopeScaling("llama3", 8, 4, 4, 8192)},
+            "high_freq_factor is 4, but must be above .* 4",
+            "1 and 4",
+        ),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(changed, words, hint):
+    shape = ModelShape(64, 2, 8, **LLAMA)
+    check_shape(shape)
+    with pytest.raises(LayoutError, match=words) as refusal:
+        check_shape(replace(shape, **changed))
+    assert hint in refusal.value.hint
+
+
+def test_hidden_need_not_be_a_multiple_of_heads_if_a_heads_width_is_given():
+    check_shape(ModelShape(60, 2, 8, head_dim=16, **LLAMA))
+
+
+@pytest.mark.parametrize(
+    ("tp", "sizes", "words"),
+    [
+        (4, {"kv_heads": 6, "heads": 12}, "tp 4 and the 6 kv_heads: neither divides the other"),
+        (8, {"kv_heads": 2, "head_dim": 2}, "tp 8 does not divide the 2 kv_heads x head_dim 2 = 4"),
+        (4, {"ffn": 90}, r"tp 4 does not divide ffn 90: 90 / 4 = 22\.50"),
+    ],
+)
+def test_a_tp_that_does_not_divide_keys_or_mlp_is_refused(tp, sizes, words):
+    shape = replace(ModelShape(96, 2, 8, **LLAMA), **sizes)
+    with pytest.raises(LayoutError, match=words):
+        check_split(shape, Layout(tp, 1, 1))
+    check_split(replace(shape, kv_heads=4, head_dim=None, ffn=None), Layout(4, 1, 1))
+
+
+def test_layers_without_rotation():
+    shape = ModelShape(64, 8, 8, nope_every=4, **LLAMA)
+    assert [layer for layer in range(8) if not shape.rotates(layer)] == [3, 7]
+    assert all(replace(shape, nope_every=None).rotates(layer) for layer in range(8))
+    assert not any(ModelShape(64, 8, 8).rotates(layer) for layer in range(8))

@@ -10,7 +10,8 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.requirements import check_package, check_requirements
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 
 def settle(**overrides) -> Resolved:

@@ -15,7 +15,8 @@ from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment, parse_override
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import Resolved, resolve, resolve_shape
+from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolved import Resolved
 
 NODE_OF_4 = ClusterProfile(name="four")
 LOCAL = ClusterProfile(name="here", scheduler="local", gpus_per_node=8)
@@ -83,10 +84,25 @@ def test_gpus_and_pp_alone_are_the_seeds_run():
     ],
 )
 def test_default_tp(gpus, pp, heads, per_node, layout):
-    shape = Model(hidden=heads * 8, layers=16, heads=heads, vocab_multiple=320)
+    shape = Model(hidden=heads * 128, layers=16, heads=heads, vocab_multiple=320)
     asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))
     profile = ClusterProfile(name="x", gpus_per_node=per_node)
     assert str(resolve(asked, profile).layout) == layout
+
+
+def test_a_small_model_is_not_split_over_tp_unless_that_is_asked_for():
+    def layout_of(hidden, **asked):
+        experiment = Experiment(model=Model(hidden=hidden, layers=24, heads=16), layout=LayoutRequest(gpus=8, **asked))
+        resolved = resolve(experiment, NODE_OF_4)
+        return resolved.model.params, str(resolved.layout)
+
+    params, layout = layout_of(1664)
+    assert (params < 1e9, layout) == (True, "tp1-pp1-dp8")
+    params, layout = layout_of(1792)
+    assert (params > 1e9, layout) == (True, "tp4-pp1-dp2")
+    assert layout_of(1664, tp=4)[1] == "tp4-pp1-dp2"
+    assert layout_of(1664, dp=2)[1] == "tp4-pp1-dp2"
+    assert layout_of(1664, pp=2)[1] == "tp1-pp2-dp4"
 
 
 def test_nodes_stand_in_for_gpus():

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import UserError
 from hpc_gpt.launch.render import check_job
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
-from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.experiment_file import find_sweep, list_experiments, load_experiment
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.model_shape import architecture_of
+from hpc_gpt.settings.presets import PRESETS
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import compare, shrink
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
@@ -40,6 +42,7 @@ SWITCHES = {
     "one_pass_loss": st.just(True),
     "fused_bias_gradients": st.just(True),
     "sharded_optimizer": st.just(True),
+    "overlap_update": st.just(True),
     "prefetch": st.just(False),
     "reshard": st.just(False),
     "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
@@ -47,9 +50,9 @@ SWITCHES = {
 
 
 @st.composite
-def engines(draw, layers: int, pp: int, name: str) -> Engine:
+def tables(draw, layers: int, pp: int, name: str) -> Engine:
     """An engine with a few of the switches that it takes, which may still contradict each other."""
-    offer = OFFERS[name]
+    offer = engine_named(name)
     chosen = draw(st.sets(st.sampled_from(sorted(offer.switches - {"partition"})), max_size=4))
     values = {key: draw(SWITCHES[key]) for key in sorted(chosen)}
     if "partition" in offer.switches and pp > 1:
@@ -61,9 +64,9 @@ def engines(draw, layers: int, pp: int, name: str) -> Engine:
 
 @st.composite
 def experiments(draw) -> Experiment:
-    name = draw(st.sampled_from(sorted(OFFERS)))
-    tp = draw(st.sampled_from([1, 2, 4, 8])) if "tp" in OFFERS[name].axes else 1
-    pp = draw(SIZES) if "pp" in OFFERS[name].axes else 1
+    name = draw(st.sampled_from(sorted(engines())))
+    tp = draw(st.sampled_from([1, 2, 4, 8])) if "tp" in engine_named(name).axes else 1
+    pp = draw(SIZES) if "pp" in engine_named(name).axes else 1
     layers = pp * draw(st.integers(1, 5)) + draw(st.integers(0, pp - 1))
     heads = tp * draw(st.integers(1, 4))
     return Experiment(
@@ -72,7 +75,7 @@ def experiments(draw) -> Experiment:
                     seq=draw(st.integers(1, 64)) * tp, tied=draw(st.booleans()),
                     vocab=draw(st.sampled_from([3, 65, 50257])), vocab_multiple=tp * draw(st.sampled_from([1, 5, 64]))),
         data=Data(source=draw(st.sampled_from(["stdlib", "random"]))),
-        engine=draw(engines(layers, pp, name)),
+        engine=draw(tables(layers, pp, name)),
         # dp 8: on nodes of 8 GPUs every product of the others with it fills whole nodes.
         layout=LayoutRequest(tp=tp, pp=pp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
                              micro_batches=draw(SIZES)),
@@ -114,8 +117,7 @@ def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
     assert bool(small.train.eval_every) == bool(real.train.eval_every)
     assert bool(small.train.save_every) == bool(real.train.save_every)
     check_job(small)
-    if small.engine.name in ENGINES:
-        deepspeed_config(small)
+    engine_named(small.engine.name).config_files(small)
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
@@ -183,3 +185,21 @@ def test_the_real_layout_stands_beside_the_small_one():
     real = resolve(experiment, load_profile("generic-slurm"))
     small = resolve(shrink(experiment, real, has_gpu=True).experiment, HERE)
     assert compare(real, small)[0] == "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs"
+
+
+@pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if shape.positions == "rope"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_another_shape_stays_of_its_kind(name, tp):
+    engine, layout = Engine(name="deepspeed-3d"), LayoutRequest(gpus=8 * tp, tp=tp, pp=1, micro_batch=1)
+    experiment = Experiment(model=Model(preset=name), engine=engine, layout=layout)
+    if PRESETS[name].heads % tp:
+        experiment = replace(experiment, model=Model(preset=name, heads=8, kv_heads=4, hidden=512, ffn=1024))
+    profile = ClusterProfile(name="test", gpus_per_node=8)
+    real = resolve(experiment, profile)
+    small = resolve(shrink(experiment, real, has_gpu=False).experiment, ClusterProfile(name="here", gpus_per_node=8))
+    assert architecture_of(small.model) == architecture_of(real.model)
+    assert small.model.is_grouped is real.model.is_grouped
+    assert (small.model.query_width == small.model.hidden) is (real.model.query_width == real.model.hidden)
+    assert small.model.params < 500_000
+    if real.model.rope_scaling is not None:
+        assert small.model.rope_scaling.original_max_position_embeddings < small.model.seq

@@ -139,6 +139,16 @@ class Cluster:
         self._controller = start_daemon(["slurmctld", "-D", "-i"], log, self.environment)
         wait_until("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0, log, self._controller)
 
+    @contextlib.contextmanager
+    def hung_controller(self) -> Iterator[None]:
+        """slurmctld is stopped, as if it hung: it takes connections and answers none."""
+        assert self._controller is not None
+        self._controller.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._controller.send_signal(signal.SIGCONT)
+
     def stop_controller(self) -> None:
         """slurmctld goes away; jobs and nodes stay."""
         if self._controller is not None:

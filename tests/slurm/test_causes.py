@@ -232,11 +232,18 @@ def test_what_no_retry_mends_stops_at_once(
 
 
 @pytest.mark.story(killed)
-def test_a_killed_rank_costs_a_pause_and_no_step_twice(told: Teller) -> None:
+def test_a_killed_rank_costs_a_pause_and_no_step_twice(launcher: Launcher, told: Teller) -> None:
     job, waited = told(killed)
+    node = job.run.attempt(1).started()["node_list"]
+    words = f"rank 0 on {node} was ended by SIGKILL, by hand or by the kernel's memory killer"
+    # The job was requeued by its own script: that is not what ended the attempt.
+    first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
+    assert (first["cause"], first["rank"], first["node"]) == (f"{words} (srun: {node}: task 0: Killed)", 0, node)
+    assert first["file"] == str(job.run.attempt(1).log)
+    assert "REQUEUE" not in json.dumps(first)
     verdict = job.run.attempt(1).verdict()
     assert (verdict["go_on"], verdict["ended"], verdict["pause_s"], verdict["retries"]) == (True, "error", 2, 1)
-    assert waited is None or "continues after error" in waited
+    assert waited is None or "attempt 1 ended as error: rank 0 on " in waited
     assert job.ended() == ["error", "stopped"], job.log()
     assert job.run.attempt(2).started()["started"] >= int(verdict["begin"]) - 1
     assert min(job.metrics(2)) == verdict["saved_step"] + 1

@@ -184,7 +184,7 @@ def test_contradictions_are_refused_before_anything_is_queued(launcher: Launcher
         (f"newest checkpoint is of step {STEPS}", ("--resume", twin.run_id, "--until", "steps=20")),
         ("train.steps = 20", (*SINGLE, "--until", "steps=30", "--set", "train.steps=20")),
         ("has no room for a step", (*SINGLE, "--until", "steps=30", "--time", "0:20")),
-        ("are 3.6 s on 1 GPUs", (*SINGLE, "--until", "steps=30", "--max-gpu-hours", "0.001")),
+        ("are 3.6 s on 1 GPU,", (*SINGLE, "--until", "steps=30", "--max-gpu-hours", "0.001")),
     ):
         _, said = launcher.run("submit", *asked, code=2, HPC_GPT_LOGS=str(tmp_path))
         assert words in said

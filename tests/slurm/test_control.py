@@ -17,7 +17,8 @@ def saved(job: Job) -> list[str]:
 
 
 class Requeued(NamedTuple):
-    """A run that `hpc-gpt requeue` has sent back, what that said, and its first attempt's last step."""
+    """A run that `hpc-gpt requeue` has sent back, what that said, and its first attempt's last step. Its second attempt
+    got a SIGTERM, as Slurm's late signal for the first would be."""
 
     job: Job
     said: str
@@ -32,6 +33,8 @@ def requeued(teller: Teller) -> Requeued:
     said, _ = launcher.run("requeue", job.run.run_id, "--wait")
     step = job.run.attempt(1).ended()["step"]
     job.wait("a second attempt", lambda: job.last_step(2) > step)
+    teller.cluster.run("scancel", "--signal=TERM", job.id, check=True)
+    job.wait("a third attempt", lambda: job.last_step(3) > job.last_step(2))
     launcher.run("stop", job.run.run_id, "--wait")
     job.wait_end()
     return Requeued(job, said, step)
@@ -100,9 +103,17 @@ def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
     job, said, step = told(requeued)
     assert "attempt 1 ended as requeued" in said
     assert min(job.metrics(2)) == step + 1
-    assert job.ended() == ["requeued", "stopped"]
-    assert job.restarts == 1
+    assert job.ended()[0] == "requeued"
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == step
+
+
+@pytest.mark.story(requeued)
+def test_a_late_signal_for_the_attempt_before_does_not_end_the_chain(told: Teller) -> None:
+    job, _, _ = told(requeued)
+    assert job.ended() == ["requeued", "requeued", "stopped"]
+    assert job.restarts == 2
+    assert "of the same job, which it was meant for" in job.run.attempt(2).ended()["cause"]
+    assert min(job.metrics(3)) == job.last_step(2) + 1
 
 
 @pytest.mark.story(stopped_while_it_waited)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, user_name
 from tests.slurm.cluster import Cluster, send
 from tests.slurm.launcher import (
     ENDLESS,
@@ -276,11 +278,14 @@ def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launch
     for job in jobs:
         assert job.restarts == 0
         assert len(job.run.attempts()) == 1
-        assert not job.run.attempts()[-1].requeue.exists()
+        assert job.run.attempts()[-1].ended()["requeue"] is False
     asked = ("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs))
     jobs[0].wait("an empty queue", lambda: not launcher.cluster.run(*asked).stdout.split())
     assert [launcher.state(job) for job in jobs] == ["cancelled", "cancelled", "stopped"]
     assert (found.by_cancel.run.path / f"cancelled.{found.by_cancel.id}").exists()
+    for job in jobs[:2]:  # by Slurm's accounting, and by our own mark
+        cause = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["cause"]
+        assert re.fullmatch(rf"{user_name(os.getuid())} cancelled it on \d{{4}}-\d\d-\d\d at \d\d:\d\d", cause)
 
 
 def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
@@ -314,7 +319,9 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_furth
     job.wait_end("FAILED")  # the script ends with the rank's own code
     said, _ = launcher.run("why", job.run.run_id)
     assert f"rank     {rank}\n" in said
-    assert "nothing says who killed it" in said
+    assert f"rank {rank} on " in said
+    assert "was ended by SIGKILL, by hand or by the kernel's memory killer (srun: " in said
+    assert f": task {rank}: Killed" in next(line for line in said.splitlines() if line.startswith("> "))
 
 
 @pytest.mark.story(hostile, single)

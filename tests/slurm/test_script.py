@@ -10,12 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, Job, Launcher, paused
-from tests.slurm.stories import Teller, slow_story, story
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, STEPS, Job, Launcher, paused
+from tests.slurm.stories import Story, Teller, slow_story, story
 
 # Leaves out everything up to the image and runs the rest, as a container would.
 APPTAINER = """#!/bin/bash
@@ -55,6 +57,9 @@ if [ "$2" = hpc_gpt.train ] && [ "$HPC_GPT_ATTEMPT" = 1 ]; then
 fi
 exec "{python}" "$@"
 """
+
+
+SPECIMENS = Path(__file__).parents[1] / "specimens"
 
 
 def command(path: Path, text: str) -> None:
@@ -138,6 +143,35 @@ def hanging(teller: Teller) -> Job:
     job.far_from_its_limit()
     job.wait_end()
     return job
+
+
+def of_earlier_version(commit: str) -> Callable[[Teller], Job]:
+    """A script that an earlier version rendered, handed to sbatch: it takes the code of today. Asked to end by the
+    signal ahead of the time limit, it continues in a second attempt."""
+
+    def at(teller: Teller) -> Job:
+        launcher = teller.launcher
+        place = folder(launcher, f"at-{commit}")
+        script = place / "job.sh"
+        text = (SPECIMENS / f"slurm_at_{commit}.sh").read_text()
+        script.write_text(text.replace("/tokens/are/here", str(launcher.folder / "some.tokens")))
+        environment = {**launcher.environment, **paused(2), "HPC_GPT_PYTHON": sys.executable}
+        asked = ["sbatch", "--parsable", str(script)]
+        done = subprocess.run(asked, env=environment, cwd=place, capture_output=True, text=True, check=True)
+        job_id = done.stdout.strip()
+        job = Job(teller.cluster, RunFolder(launcher.logs / "tiny" / job_id), job_id)
+        job.wait_paused()
+        launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
+        job.hears(signal.SIGUSR2)
+        job.wait_end()
+        return job
+
+    at.__name__ = f"at_{commit}"
+    return at
+
+
+at_1424389 = story(of_earlier_version("1424389"))
+at_b498b09 = slow_story(of_earlier_version("b498b09"))
 
 
 @story
@@ -248,3 +282,13 @@ def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, t
     )
     assert done.returncode == 1
     assert "Error: cannot make the run folder /proc/nowhere/tiny/" in output.read_text()
+
+
+@pytest.mark.parametrize(
+    "story_of", [at_1424389, pytest.param(at_b498b09, marks=pytest.mark.long)], ids=["1424389", "b498b09"]
+)
+def test_a_script_of_an_earlier_version_runs_against_the_modules_of_today(told: Teller, story_of: Story[Job]) -> None:
+    job = told(story_of)
+    assert job.ended() == ["walltime", "done"], job.log()
+    assert sorted(job.losses()) == list(range(1, STEPS + 1))
+    assert "resumed after step " in job.log()

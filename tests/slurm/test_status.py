@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -61,3 +62,52 @@ def test_a_dead_slurmctld_is_exit_4_and_nothing_is_written(bare_launcher: Launch
     finally:
         bare_launcher.cluster.start_controller()
     assert sorted(bare_launcher.folder.rglob("*")) == before
+
+
+def test_a_hung_slurmctld_hides_nothing_that_an_ended_runs_folder_knows(bare_launcher: Launcher, done: Job) -> None:
+    run = done.run.run_id
+    with bare_launcher.cluster.hung_controller():
+        for patience, *verb in (("1", "status", run), ("1", "why", run)):
+            began = time.monotonic()
+            said, words = bare_launcher.run(*verb, HPC_GPT_SLURM_S=patience)
+            assert time.monotonic() - began < 15, verb
+            assert "done" in said
+            assert verb[0] == "why" or "Slurm did not answer" in words
+        _, words = bare_launcher.run("cancel", run, "--yes", code=1, HPC_GPT_SLURM_S="1")
+        assert "Slurm did not answer" in words
+        assert "done" in words
+    said, words = bare_launcher.run("status", run, SLURM_CONF="/nowhere/slurm.conf")
+    assert "done" in said
+    assert "/nowhere/slurm.conf" in words
+
+
+def test_what_slurm_would_never_start_is_refused_and_nothing_is_written(bare_launcher: Launcher) -> None:
+    before = sorted(bare_launcher.logs.rglob("*"))
+    for options in (
+        ("--gpus", "400", "--nodes", "200", "--tp", "1", "--pp", "2"),
+        ("--gpus", "400", "--nodes", "200", "--tp", "1", "--pp", "2", "--dry-run"),
+    ):
+        _, words = bare_launcher.run("submit", *options, code=1)
+        assert "Slurm would never start this job" in words
+        assert "200 nodes, and partition main has 2" in words
+    assert sorted(bare_launcher.logs.rglob("*")) == before
+
+
+def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launcher) -> None:
+    cluster = bare_launcher.cluster
+    cluster.run("scontrol", "update", "nodename=b1", "state=drain", "reason=a fan is replaced", check=True)
+    try:
+        _, words = bare_launcher.run("submit", "--gpus", "4", "--nodes", "2", "--tp", "1", "--pp", "2", "--dry-run")
+        assert "it cannot start now" in words
+        assert "a fan is replaced" in words
+    finally:
+        # Refused if it is drained no more: on a busy machine it was down meanwhile, and ReturnToService resumed it.
+        cluster.run("scontrol", "update", "nodename=b1", "state=resume")
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_logs_folder_that_cannot_be_made_is_refused_in_a_dry_run_as_well(
+    bare_launcher: Launcher, dry: tuple[str, ...]
+) -> None:
+    _, words = bare_launcher.run("submit", *dry, code=1, HPC_GPT_LOGS="/proc/nope")
+    assert "cannot make a run folder in /proc/nope" in words

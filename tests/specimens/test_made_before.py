@@ -1,6 +1,6 @@
-"""What an earlier version made goes on: runs of each engine, a script, a calibrated profile, a bench folder.
+"""What earlier versions made goes on: runs of each engine, a script, a calibrated profile, a bench folder.
 
-`made_at_b498b09.tar.xz` holds them as that commit left them; of the checkpoints of each run, the newest.
+`made_at_COMMIT.tar.xz` holds them as that commit left them; of the checkpoints of each run, the newest.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from tests import ALL_TESTS
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import status_of, wait_until
 
-ARCHIVE = Path(__file__).with_name("made_at_b498b09.tar.xz")
+# {commit: the step at which its run `stopped` was stopped}
+COMMITS = {"b498b09": 419, "1424389": 2}
+HERE = Path(__file__).parent
 DONE = ("ddp", "fsdp", "zero", "zero-alone", "three", "hf", "megatron")
 # Each takes the start of a trainer: two in each run, one of them by its own script and code.
 RESUMED = ("ddp", "fsdp", "zero", "zero-alone", "three", "hf") if ALL_TESTS else ("zero-alone",)
 
 
+@pytest.fixture(params=COMMITS)
+def commit(request) -> str:
+    return request.param
+
+
 @pytest.fixture
-def made(tmp_path, monkeypatch) -> Path:
+def made(commit, tmp_path, monkeypatch) -> Path:
     """The unpacked archive, whose folders the command takes for its own."""
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(HERE / f"made_at_{commit}.tar.xz") as archive:
         archive.extractall(tmp_path / "made", filter="data")
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "made" / "logs"))
     monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "made" / "config"))
@@ -50,16 +57,19 @@ def test_runs_are_shown_reported_verified_and_compared(made):
         ended = "stopped" if name == "stopped" else "done"
         assert (status["state"], record["ended"], why["ended"]) == (ended, ended, ended)
         kept.pop("sources")
+        # A later version may see more to flag.
+        assert set(kept.pop("flags")) <= set(record["flags"])
         # Keys are only ever added, to the tables of settings as well.
         settings = {
             name: {key: record["settings"][name][key] for key in table} for name, table in kept["settings"].items()
         }
         assert {**{key: record[key] for key in kept}, "settings": settings} == kept
-        # The code of today is another one, and so are the comments and messages of its script; nothing else is.
+        # The code of today is another one, and so may be the comments and messages of its script; nothing else is.
         differing = [
             line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")
         ]
-        assert set(differing) == {"code", "script"}
+        assert "code" in differing
+        assert set(differing) <= {"code", "script"}
     compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
     assert compared.code == 0, compared.stderr
     assert "ddp -> fsdp" in compared.stdout
@@ -79,7 +89,7 @@ def test_a_checkpoint_is_taken_up_by_a_run_of_today(made, name):
 def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal(tmp_path, monkeypatch):
     """ZeRO-3, its optimizer offloaded, in groups of 10^9 numbers; a group is a layer today. Trained to step 8, its
     newest checkpoint is that of step 6."""
-    with tarfile.open(ARCHIVE.with_name("offloaded_at_b498b09.tar.xz")) as archive:
+    with tarfile.open(HERE / "offloaded_at_b498b09.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -98,16 +108,16 @@ def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal
     assert [after[7], after[8]] == pytest.approx([before[7], before[8]], rel=1e-6)
 
 
-def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made):
-    run = run_of(made, "stopped")
+def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made, commit):
+    run, stopped_at = run_of(made, "stopped"), COMMITS[commit]
     resolved = json.loads((run / "resolved.json").read_text())
     assert resolved["train"]["steps"] == 100000
     assert hpc_gpt("submit", "--resume", run).code == 0
     folder = RunFolder(run)
-    wait_until(lambda: (status_of(folder).step or 0) > 419)
+    wait_until(lambda: (status_of(folder).step or 0) > stopped_at)
     assert hpc_gpt("cancel", run, "--yes").code == 0
     wait_until(lambda: status_of(folder).state == "cancelled")
-    assert "resumed after step 419 of 100000" in folder.attempts()[1].log.read_text()
+    assert f"resumed after step {stopped_at} of 100000" in folder.attempts()[1].log.read_text()
 
 
 def test_a_bench_folder_is_reported(made):

@@ -12,7 +12,8 @@ import zstandard
 
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 
 SEQ = 4
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=64, gpu_flag="none", chain="none")

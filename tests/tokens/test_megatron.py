@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.build import build_megatron
 from hpc_gpt.tokens.megatron import open_megatron
 from hpc_gpt.tokens.run_data import FileSamples, ensure_data, open_samples

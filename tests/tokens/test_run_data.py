@@ -44,3 +44,39 @@ def test_a_megatron_pair_has_no_tokenizer_so_the_settings_must_fit_the_model(tmp
         run_data.open_file(reading("megatron", tmp_path / "a", tokenizer="tiktoken:x"))
     assert run_data.open_file(reading("megatron", tmp_path / "a", tokenizer="tiktoken:x", vocab=300)) is file
     assert run_data.open_file(reading("megatron", tmp_path / "a")) is file
+
+
+def test_a_file_that_is_not_found_says_where_it_was_looked_for(tmp_path: Path, monkeypatch) -> None:
+    here, data, beside = (tmp_path / name for name in ("here", "data", "beside"))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HPC_GPT_DATA", str(data))
+    for source, name in (("tokens", "c.tokens"), ("megatron", "c"), ("stream", "c")):
+        with pytest.raises(DataError) as refusal:
+            run_data.ensure_data(reading(source, name), beside=beside)
+        assert refusal.value.hint.startswith(f"looked for in {beside}, {here}, {data}; ")
+        with pytest.raises(DataError) as refusal:
+            run_data.ensure_data(reading(source, here / name), beside=beside)
+        assert "looked for" not in refusal.value.hint
+    # A file that is there and damaged has one place.
+    (here / "c.tokens").write_bytes(b"")
+    with pytest.raises(DataError, match=r"c\.tokens is empty") as refusal:
+        run_data.ensure_data(reading("tokens", "c.tokens"), beside=beside)
+    assert "looked for" not in refusal.value.hint
+
+
+def test_a_relative_tokenizer_is_found_beside_the_experiment(tmp_path: Path, monkeypatch) -> None:
+    (here := tmp_path / "here").mkdir()
+    (beside := tmp_path / "beside").mkdir()
+    monkeypatch.chdir(here)
+    (beside / "t.json").write_text("{}")
+    run = reading("tokens", tmp_path / "a.tokens", tokenizer="t.json")
+    assert run_data.check_beside(run.data, beside) == beside
+    assert run_data.located(run, beside).data.tokenizer == str(beside / "t.json")
+    assert run_data.located(run, here) == run
+    (here / "t.json").write_text("{}")
+    with pytest.raises(DataError, match=r"data\.tokenizer t\.json is ambiguous"):
+        run_data.check_beside(run.data, beside)
+    named = reading("tokens", tmp_path / "a.tokens")
+    assert run_data.check_beside(named.data, beside) is None
+    assert run_data.located(named, beside) == named

@@ -18,7 +18,15 @@ from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.tokens.sources import END
 from hpc_gpt.tokens.token_file import open_tokens
-from hpc_gpt.tokens.tokenizer import Tokenizer, collect_characters, open_tokenizer, read_table, table_path, texts
+from hpc_gpt.tokens.tokenizer import (
+    Tokenizer,
+    beginning_documents,
+    collect_characters,
+    open_tokenizer,
+    read_table,
+    table_path,
+    texts,
+)
 from tests.tokens.shard_folders import reading, streaming, write_shards
 
 TEXT = "Fünf Boxkämpfer jagen\nViktor quer über den Deich. 日本 🙂\n"
@@ -224,3 +232,22 @@ def test_a_text_gets_none_of_the_tokens_that_a_prompt_begins_with(tokenizer_json
     plain = encoded(open_tokenizer(str(tokenizer_json)), TEXT, "ja")
     assert encoded(open_tokenizer(str(path)), TEXT, "ja") == plain
     assert plain.count(0) == 2
+
+
+def test_a_begin_token_comes_before_each_document_if_it_is_asked_for(tokenizer_json: Path, tmp_path: Path) -> None:
+    bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    bpe.add_special_tokens(["<|begin_of_text|>"])
+    path = tmp_path / "begins.json"
+    bpe.save(str(path))
+    begin = bpe.token_to_id("<|begin_of_text|>")
+    plain = open_tokenizer(str(path))
+    long = "Deich\n" * 20_000  # in several pieces
+    expected = [begin, *encoded(plain, TEXT), begin, *encoded(plain, long), begin, *encoded(plain, "ja")]
+    assert encoded(beginning_documents(plain), TEXT, long, "ja") == expected
+    (tmp_path / "t.txt").write_text(TEXT)
+    file = build_tokens(tmp_path / "t.txt", tmp_path / "x.tokens", str(path), begins=True)
+    assert open_tokens(file.path).tokens.tolist() == [begin, *encoded(plain, TEXT)]
+    for without in ("byte", str(tokenizer_json)):
+        with pytest.raises(DataError, match="has no token that begins a text"):
+            build_tokens(tmp_path / "t.txt", tmp_path / "y.tokens", without, begins=True)
+    assert not (tmp_path / "y.tokens").exists()

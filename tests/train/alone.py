@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import torch
 
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.train.ranks import Peers, Ranks, StepReport
 
@@ -26,10 +28,12 @@ class CountingEngine:
     tp_rank = pp_rank = dp_rank = 0
     device = torch.device("cpu")
     module = torch.nn.Module()
+    attention = cast(AttentionKernels, SimpleNamespace(chosen="flash", failed={}))
 
     def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
         self.step = 0
         self.loss = loss
+        self.finished_at: int | None = None
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         self.step += 1
@@ -37,6 +41,9 @@ class CountingEngine:
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> torch.Tensor:
         return torch.tensor(1.0)
+
+    def finish(self) -> None:
+        self.finished_at = self.step
 
     def save(self, files: RankFiles) -> None:
         files.put_text("step", f"{self.step:08d}")

@@ -22,7 +22,8 @@ from torch import Tensor
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import micro_batches
 from tests.distributed.equality_worker import forget
@@ -70,7 +71,7 @@ def measure(resolved: Resolved) -> dict[str, Any]:
     engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 0)))
     parameters = list(engine.module.parameters())
     model = _storages(_held(parameter) for parameter in parameters)
-    own = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizer
+    own = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizers[0]
     optimizer = _storages(chain(_of_optimizer(getattr(own, "optim", own)), _masters(engine)))
     return {
         "at": (engine.tp_rank, engine.pp_rank, engine.dp_rank),

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import open_samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.engines.protocol import build_engine

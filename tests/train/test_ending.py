@@ -15,19 +15,10 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from hpc_gpt.files import append_line, write_once
+from hpc_gpt.runs.end_policy import End
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.ending import (
-    CANCELLED,
-    PREEMPTED,
-    WALLTIME,
-    End,
-    classify,
-    explain,
-    is_lost_peer,
-    is_preemption,
-    report_failure,
-    write_end,
-)
+from hpc_gpt.runs.run_state import read_end
+from hpc_gpt.train.ending import classify, end_of_sigterm, explain, is_lost_peer, report_failure, write_end
 from hpc_gpt.train.ranks import RankIdentity, identify
 from tests.made_runs import add_attempt, make_run
 
@@ -38,40 +29,61 @@ NVME |= {"engine__offload": "full", "engine__offload_path": "/nvme"}
 @pytest.mark.parametrize(
     ("end", "cluster", "overrides", "requeued"),
     [
-        (WALLTIME, "generic-slurm", {}, True),
-        (PREEMPTED, "generic-slurm", {}, True),
-        (CANCELLED, "generic-slurm", {}, False),
-        (End("done"), "generic-slurm", {}, False),
-        (WALLTIME, "local", {}, False),  # its profile says requeue = false
-        (WALLTIME, "generic-slurm", NVME, False),  # nothing to go on from
+        ("walltime", "generic-slurm", {}, True),
+        ("preempted", "generic-slurm", {}, True),
+        ("cancelled", "generic-slurm", {}, False),
+        ("done", "generic-slurm", {}, False),
+        ("error", "generic-slurm", {}, False),  # a retry is for the judge
+        ("walltime", "local", {}, False),  # chain = "none" in its profile
+        ("walltime", "generic-slurm", NVME, False),  # nothing to resume from
     ],
 )
 def test_only_a_run_that_can_go_on_goes_back_to_the_queue(tmp_path, end, cluster, overrides, requeued):
     run = make_run(tmp_path, cluster, **overrides)
     attempt = run.new_attempt()
-    write_end(run, attempt, end, step=7)
+    write_end(run, attempt, End(end), step=7)
     said = attempt.ended()
-    assert (said["ended"], said["step"], said["requeue"]) == (end.ended, 7, requeued)
-    assert attempt.requeue.exists() == requeued
+    assert (said["ended"], said["step"], said["requeue"]) == (end, 7, requeued)
+    assert read_end(attempt).facts.retried is requeued
+    assert old_script_continues(run, attempt) is requeued
+
+
+def old_script_continues(run, attempt) -> bool:
+    """Whether a script of commit 1424389 puts job 4711 back to the queue if its python answers nothing."""
+    lines = """what=stop
+      [ ! -e "$attempt/requeue" ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
+      echo $what"""
+    environment = {"attempt": str(attempt.folder), "HPC_GPT_RUN": str(run.path), "job": "4711"}
+    done = subprocess.run(["bash", "-c", lines], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout == "again\n"
+
+
+def test_the_first_end_that_is_written_is_the_one_that_an_old_script_heeds(tmp_path):
+    run = make_run(tmp_path, "generic-slurm")
+    attempt = run.new_attempt()
+    attempt.write_ended("hang", "rank 3 is silent", 5)
+    write_end(run, attempt, End("walltime"), step=7)
+    assert not old_script_continues(run, attempt)
 
 
 def test_a_cancelled_run_neither_goes_back_nor_counts_as_preempted(tmp_path):
     """Slurm says of a job that is cancelled while it is preempted what it likes."""
     run = make_run(tmp_path, "generic-slurm")
     attempt = add_attempt(run, [], None)
-    preempting: Any = SimpleNamespace(is_preemption=lambda: True)
-    assert is_preemption(run, attempt, preempting)
+    shown = "JobState=RUNNING PreemptTime=2026-11-20T10:01:00"
+    preempting: Any = SimpleNamespace(job_at_sigterm=lambda: shown, terminated_at=None)
+    assert end_of_sigterm(run, attempt, preempting).ended == "preempted"
     write_once(run.cancelled_mark("4710"), "")  # another job's
-    assert is_preemption(run, attempt, preempting)
+    assert end_of_sigterm(run, attempt, preempting).ended == "preempted"
     write_once(run.cancelled_mark("4711"), "")
-    assert not is_preemption(run, attempt, preempting)
-    write_end(run, attempt, WALLTIME, step=7)
+    assert end_of_sigterm(run, attempt, preempting) == End("cancelled", "SIGTERM")
+    write_end(run, attempt, End("walltime"), step=7)
     assert attempt.ended()["requeue"] is False
-    assert not attempt.requeue.exists()
 
 
 def test_only_a_training_that_ran_off_is_no_orderly_end():
-    assert [end.exit_code for end in (End("nan"), WALLTIME, PREEMPTED, CANCELLED, End("done"))] == [1, 0, 0, 0, 0]
+    ends = ("nan", "walltime", "preempted", "cancelled", "done")
+    assert [End(ended).exit_code for ended in ends] == [1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

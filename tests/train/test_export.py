@@ -15,9 +15,13 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.engines.protocol import MODULES
-from hpc_gpt.train.export import export_hf, main
+from hpc_gpt.settings.hf_config import config_of, read_config
+from hpc_gpt.settings.hf_names import to_hf
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.engines.protocol import module_of
+from hpc_gpt.train.export import _write_weights, export_hf, main
 from tests.cli.command import hpc_gpt
+from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-export")
@@ -44,11 +48,10 @@ def runs(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ru
 
 def our_logits(run: RunFolder, step: int, tokens: torch.Tensor) -> torch.Tensor:
     """What our own model computes with the weights of a checkpoint."""
-    import importlib
 
     resolved = run.resolved()
     model = Gpt(resolved.model, seed=99)
-    module = importlib.import_module(MODULES[resolved.engine.name])
+    module = module_of(resolved.engine.name)
     weights = dict(module.read_weights(run.checkpoints / f"step-{step:08d}", resolved))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,6 +65,27 @@ def hf_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     assert not any(info.values()), info
     with torch.no_grad():
         return model.eval()(tokens).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "smollm3"])
+def test_other_shapes_are_written_as_their_own_class(name, tied, tmp_path):
+    shape = ModelShape(layers=3, heads=4, vocab=61, seq=32, tied=tied, **MODELS[name])
+    model = Gpt(shape, seed=5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    weights = [(full_name(parameter), parameter.detach()) for parameter in model.parameters()]
+    cut = [(key, value[:61] if key in ("embedding.weight", "head.weight") else value) for key, value in weights]
+    files = _write_weights(to_hf(shape, iter(cut)), tmp_path, 20_000, torch.float32)
+    assert len(files) > 2
+    (tmp_path / "config.json").write_text(json.dumps(config_of(shape)))
+    tokens = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(hf_logits(tmp_path, tokens), model.logits(tokens)[..., :61], rtol=1e-5, atol=1e-5)
+    listed = json.loads((tmp_path / files[-1]).read_text())["weight_map"]
+    assert ("lm_head.weight" in listed) is not tied, "a tied file has no head of its own"
+    assert read_config(tmp_path, 32) == shape
 
 
 TOKENS = torch.randint(0, VOCAB, (2, 32), generator=torch.Generator().manual_seed(3))
@@ -95,10 +119,10 @@ def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path, 
     # What the verb starts, without its start: torch is here already.
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert main([str(run.path), folder.name]) == 2
+    assert main([str(run.path), folder.name, "fp32"]) == 2
     words = "exists, and an export replaces no folder\n\nhint: name another folder with --out\n"
     assert capsys.readouterr().err == f"Error: {folder.name} {words}"
-    assert main([str(run.path), "three", "3"]) == 2
+    assert main([str(run.path), "three", "fp32", "3"]) == 2
     words = "has no sound checkpoint of step 3\n\nhint: it has checkpoints of steps 2, 4\n"
     assert capsys.readouterr().err == f"Error: run {run.run_id} {words}"
     assert sorted(path.name for path in tmp_path.iterdir() if "hf" in path.name or "three" in path.name) == [
@@ -125,7 +149,7 @@ def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
 def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
     import hpc_gpt.train.export as export
 
-    monkeypatch.setattr(export, "hf_config", lambda shape: 1 / 0)
+    monkeypatch.setattr(export, "config_of", lambda shape: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_hf(runs["hf-deepspeed"], tmp_path / "out")
     assert list(tmp_path.glob("*out*")) == []

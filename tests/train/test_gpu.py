@@ -1,5 +1,6 @@
 """On a GPU: engines and dtypes beside a plain process, checkpoints, fp16's scale, offloading, the flight recorder, the
-attention kernel that ran, predicted memory, and a resume to the last digit. `pytest -m gpu tests/train`: no network.
+attention kernels, predicted memory, evaluations, and a resume to the last digit. `pytest -m gpu tests/train`:
+no network.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,11 +31,13 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.train.engines.kernels import AttentionRead
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
+from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.watchdog import write_record
-from tests.distributed.equality_cases import EVALUATION, Case, micro_batches, whole_batch
+from tests.distributed.equality_cases import EVALUATION, MODELS, Case, micro_batches, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.save_now import save_now
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
@@ -46,21 +50,51 @@ SAVED = 3  # the checkpoint is of this step
 NEAR = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 5e-3}
 
 DDP, FSDP = Engine("ddp"), Engine("fsdp")
+HALF_OFFLOADED = Engine("deepspeed-zero", 3, offload="optimizer", offload_ratio=0.5)
+ONE_PASS = [
+    Engine("ddp", one_pass_loss=True),
+    Engine("ddp", compile="edges", one_pass_loss=True),
+    Engine("fsdp", one_pass_loss=True),
+    Engine("deepspeed-zero", 3, one_pass_loss=True),
+]
+# What the expected rates are of, with the compiled update. Gated MLPs have no biases.
+LEVERS = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True)
+EVERY_LEVER = dataclasses.replace(LEVERS, fused_bias_gradients=True)
+OTHERS = [model for model in MODELS if model != "gpt2"]
 CASES = [
     *(Case(ONE, DDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, DDP, "bf16", clip=0.25, optimizer_mode="compiled"),
     *(Case(ONE, Engine("ddp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     *(Case(ONE, Engine("ddp", fused_bias_gradients=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, Engine("ddp", compile="edges", keep_residuals=True, fused_bias_gradients=True), "bf16", clip=0.25),
+    *(Case(ONE, Engine("ddp", overlap_update=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
+    Case(ONE, Engine("ddp", compile="edges", overlap_update=True), "bf16", clip=0.25, optimizer_mode="compiled"),
+    Case(ONE, EVERY_LEVER, "bf16", clip=0.25, optimizer_mode="compiled"),
+    *(Case(ONE, Engine("ddp", compile=how, loss_chunks=3), "bf16", clip=0.25) for how in ("block", "edges", "whole")),
     *(Case(ONE, FSDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
+    *(Case(ONE, Engine("fsdp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, Engine("fsdp", offload="full"), "bf16"),
     *(Case(ONE, Engine(zero_stage=1), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     *(Case(ONE, Engine("deepspeed-zero", stage), "bf16", clip=0.25) for stage in (1, 2, 3)),
     Case(ONE, Engine("deepspeed-zero", 3), "fp32", clip=0.25),
+    *(Case(ONE, Engine("deepspeed-zero", 3, one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16")),
+    *(
+        Case(ONE, Engine(name, 1, fused_bias_gradients=True), dtype, clip=0.25)
+        for name in ("deepspeed-3d", "deepspeed-zero")
+        for dtype in ("fp32", "bf16")
+    ),
     Case(ONE, Engine("deepspeed-zero", 2), "fp16", clip=0.25),
     Case(ONE, Engine("deepspeed-zero", 1, offload="optimizer"), "fp32"),
     Case(ONE, Engine("deepspeed-zero", 3, offload="full"), "bf16"),
+    *(Case(ONE, HALF_OFFLOADED, dtype, clip=0.25) for dtype in ("fp32", "bf16")),
     Case(ONE, Engine("hf-deepspeed", 3), "bf16"),
+    *(Case(ONE, DDP, dtype, clip=0.25, model=model) for model in OTHERS for dtype in ("fp32", "bf16", "fp16")),
+    *(
+        Case(ONE, engine, "bf16", clip=0.25, tied=tied, model=model)
+        for engine in (FSDP, Engine("deepspeed-zero", 3), Engine(zero_stage=1), LEVERS)
+        for model, tied in (("llama", False), ("qwen3", True))
+    ),
+    Case(ONE, Engine("hf-deepspeed", 3), "bf16", model="llama"),
 ]
 
 
@@ -76,12 +110,20 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.device]:
 
 
 @cache
-def plain(clip: float) -> PlainRun:
+def plain(clip: float, tied: bool, model: str) -> PlainRun:
     """The plain process, on the CPU in fp32."""
-    resolved = Case(ONE, clip=clip).resolved
+    resolved = Case(ONE, clip=clip, tied=tied, model=model).resolved
     batches = [whole_batch(step) for step in range(STEPS)]
     initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
     return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
+
+
+def skip_unless_installed(engine: Engine, model: str = "gpt2") -> None:
+    """Skips the test if a part that only this engine or model needs is not installed beside the GPU."""
+    if (engine.name == "hf-deepspeed" or model != "gpt2") and importlib.util.find_spec("transformers") is None:
+        pytest.skip("no transformers")
+    if engine.offload_ratio < 1 and not all(shutil.which(tool) for tool in ("g++", "ninja")):
+        pytest.skip("no g++ or ninja for DeepSpeed's CPU Adam")
 
 
 def train(engine: Any, resolved: Resolved, steps: range) -> list[float]:
@@ -97,15 +139,14 @@ def train(engine: Any, resolved: Resolved, steps: range) -> list[float]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_engine_trains_saves_and_resumes(case: Case, device: torch.device, tmp_path: Path) -> None:
-    if case.engine.name == "hf-deepspeed" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("no transformers")
+    skip_unless_installed(case.engine, case.model)
     resolved = case.resolved
     engine = build_engine(resolved, device)
     losses = train(engine, resolved, range(SAVED))
     save_now(engine, tmp_path)
     losses += train(engine, resolved, range(SAVED, STEPS))
     # transformers' model has the same weights and another rounding.
-    assert losses == pytest.approx(plain(case.clip).losses, abs=NEAR[case.dtype])
+    assert losses == pytest.approx(plain(case.clip, case.tied, case.model).losses, abs=NEAR[case.dtype])
     resumed = build_engine(resolved, device)
     resumed.load(tmp_path)
     assert resumed.step == SAVED
@@ -139,6 +180,31 @@ def test_what_zero_3_offloads_is_pinned_in_place(device: torch.device) -> None:
     train(engine, resolved, range(2))
 
 
+@pytest.mark.parametrize("ratio", [0.2, 1.0])
+def test_states_left_on_the_gpu_resume_with_another_share(ratio: float, device: torch.device, tmp_path: Path) -> None:
+    skip_unless_installed(HALF_OFFLOADED)
+    resolved = Case(ONE, HALF_OFFLOADED, clip=0.25).resolved
+    engine: Any = build_engine(resolved, device)
+    devices = {flat.device.type for flat in engine._engine.optimizer.fp32_partitioned_groups_flat}
+    assert devices == {"cpu", "cuda"}
+    losses = train(engine, resolved, range(SAVED))
+    save_now(engine, tmp_path)
+    losses += train(engine, resolved, range(SAVED, STEPS))
+    other = dataclasses.replace(resolved, engine=dataclasses.replace(resolved.engine, offload_ratio=ratio))
+    resumed = build_engine(other, device)
+    resumed.load(tmp_path)
+    assert train(resumed, other, range(SAVED, STEPS)) == pytest.approx(losses[SAVED:], abs=NEAR["fp32"])
+
+
+def test_after_a_failed_pin_the_next_kernel_runs(device: torch.device) -> None:
+    """CUDA remembers the failure until somebody asks, and torch asks after the next launch."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    assert int(cudart.cudaHostRegister(0, 1 << 20, 0)) != 0
+    clear_error(device)
+    assert float((torch.ones(3, device=device) * 2).sum()) == 6.0
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize(
     ("kernel", "dtype"), [("flash", "bf16"), ("cudnn", "bf16"), ("efficient", "fp32"), ("math", "fp32")]
 )
@@ -152,6 +218,67 @@ def test_the_attention_kernel_that_ran_is_the_one_asked_for(
     read = AttentionRead(engine.module)
     train(engine, resolved, range(2))
     assert read.kernel == kernel
+
+
+def long_sequences(attention: Any, dtype: Any, head: int, groups: int = 2) -> Resolved:
+    """Two heads of this size at 1,024 positions, a batch of two; `groups`: heads of keys and values."""
+    experiment = Experiment(
+        name="attention",
+        model=Model(hidden=2 * head, layers=1, heads=2, kv_heads=groups, vocab=61, seq=1024),
+        engine=Engine("ddp", attention=attention),
+        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=2, micro_batches=1),
+        train=Train(steps=3, dtype=dtype, warmup_steps=0, decay="constant", lr=1e-3),
+    )
+    return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
+
+
+def train_long(resolved: Resolved, device: torch.device) -> tuple[list[float], str | None]:
+    """The losses of three steps, and the kernel that ran."""
+    engine = build_engine(resolved, device)
+    read = AttentionRead(engine.module)
+    losses = []
+    for step in range(3):
+        tokens = torch.randint(0, 61, (2, 1025), generator=torch.Generator().manual_seed(step)).to(device)
+        losses.append(float(engine.train_step(iter([(tokens[:, :-1], tokens[:, 1:])])).loss))
+    return losses, read.kernel
+
+
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        *((kernel, dtype) for kernel in ("flash", "cudnn", "efficient", "math") for dtype in ("bf16", "fp16")),
+        *((kernel, "fp32") for kernel in ("efficient", "math")),
+    ],
+)
+@pytest.mark.parametrize("groups", [2, 1])
+def test_every_kernel_computes_the_same_at_1024_positions(
+    kernel: Any, dtype: Any, head: int, groups: int, device: torch.device
+) -> None:
+    """With grouped queries as well, which a kernel takes or gets expanded."""
+    losses, ran = train_long(long_sequences(kernel, dtype, head, groups), device)
+    assert ran == kernel
+    exact, _ = train_long(long_sequences("math", "fp32", head, groups), device)
+    assert losses == pytest.approx(exact, abs=NEAR[dtype])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head", [64, 128])
+def test_autos_trial_keeps_no_memory_and_no_random_numbers(
+    head: int, deterministic: bool, device: torch.device
+) -> None:
+    resolved = long_sequences("auto", "bf16", head)
+    resolved = dataclasses.replace(resolved, train=dataclasses.replace(resolved.train, deterministic=deterministic))
+    AttentionKernels(resolved, device)  # what a library keeps from its first use on
+    torch.cuda.empty_cache()
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+    held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    kernels = AttentionKernels(resolved, device)
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == held
+    for before, after in zip(states, (torch.get_rng_state(), torch.cuda.get_rng_state(device)), strict=True):
+        assert torch.equal(before, after)
+    assert kernels.failed == {}
+    assert kernels.chosen in (("flash", "efficient") if deterministic else ("cudnn", "flash"))
 
 
 def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path: Path) -> None:
@@ -168,14 +295,24 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
     [
         (DDP, None),
         (Engine("ddp", compile="block"), "compiled"),
+        (Engine("ddp", compile="edges"), "compiled"),
+        (Engine("ddp", compile="whole"), "compiled"),
+        (Engine("ddp", compile="block", loss_chunks=4), "compiled"),
         (Engine("ddp", compile="block", one_pass_loss=True), "compiled"),
         (FSDP, None),
         (Engine("deepspeed-zero", 1), None),
+        (Engine(zero_stage=1), None),
+        (Engine("hf-deepspeed", 1), None),
     ],
-    ids=["ddp", "ddp compiled", "ddp one pass", "fsdp", "zero1"],
+    ids=[
+        *("ddp", "ddp compiled", "ddp edges", "ddp whole", "ddp chunks", "ddp one pass", "fsdp", "zero1", "3d"),
+        "transformers",
+    ],
 )
 def test_predicted_memory_is_within_a_tenth(engine: Engine, mode: Any, device: torch.device) -> None:
-    """GPT-124M in bf16, micro-batch 8: the allocated peak of three steps, less what other tests have left."""
+    """GPT-124M in bf16, micro-batch 8: the allocated peaks of three steps and of an evaluation, less what other tests
+    have left."""
+    skip_unless_installed(engine)
     experiment = Experiment(
         name="memory",
         model=Model(preset="gpt2", seq=1024),
@@ -193,7 +330,38 @@ def test_predicted_memory_is_within_a_tenth(engine: Engine, mode: Any, device: t
         tokens = torch.randint(0, 50000, (8, 1025), generator=generator).cuda()
         built.train_step(iter([(tokens[:, :-1], tokens[:, 1:])]))
     peak = (torch.cuda.max_memory_allocated() - left) / GIB
-    assert predict_memory(training_of(resolved)).stages[0].allocated == pytest.approx(peak, rel=0.1)
+    stage = predict_memory(training_of(resolved)).stages[0]
+    assert stage.allocated == pytest.approx(peak, rel=0.1)
+    built.evaluate(iter([(tokens[:, :-1], tokens[:, 1:])]), 1)  # compiles
+    torch.cuda.reset_peak_memory_stats()
+    built.evaluate(iter([(tokens[:, :-1], tokens[:, 1:])] * 2), 2)
+    assert stage.evaluation == pytest.approx((torch.cuda.max_memory_allocated() - left) / GIB, rel=0.1)
+
+
+@pytest.mark.parametrize("engine", ONE_PASS, ids=lambda engine: f"{engine.name} {engine.compile}")
+def test_an_evaluation_takes_at_most_2_bytes_a_logit_beside_the_logits(engine: Engine, device: torch.device) -> None:
+    """GPT-124M in bf16, micro-batch 8, with the loss in one pass."""
+    experiment = Experiment(
+        name="evaluation",
+        model=Model(preset="gpt2", seq=1024),
+        engine=engine,
+        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
+        train=Train(steps=10, dtype="bf16"),
+    )
+    resolved = resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
+    built = build_engine(resolved, device)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 50000, (8, 1025), generator=generator).cuda()
+    pair = tokens[:, :-1], tokens[:, 1:]
+    built.train_step(iter([pair]))
+    built.evaluate(iter([pair]), 1)  # compiles
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    built.evaluate(iter([pair] * 2), 2)
+    logits = 8 * 1024 * resolved.model.padded_vocab
+    # A block's own tensors come before the logits; the hidden states, and what is gathered, are a tenth of them.
+    assert torch.cuda.max_memory_allocated() - before <= 1.1 * 4 * logits
 
 
 def start(run: RunFolder) -> tuple[subprocess.Popen[bytes], Attempt]:

@@ -15,8 +15,9 @@ import pytest
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
+from hpc_gpt.runs.end_policy import End
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.train.ending import STOPPED, write_end
+from hpc_gpt.train.ending import write_end
 from hpc_gpt.train.full_disk import KeptLines, PatientOutput, reserve, when_there_is_room
 from tests.train.filling import fill
 from tests.train.launch import new_run, settings
@@ -116,7 +117,7 @@ def test_an_attempt_says_how_it_ended_though_the_disk_is_full(small_disk: Path) 
     fill(small_disk)
     with pytest.raises(RunFolderError):
         killed.write_ended("error", None, 3)
-    write_end(run, attempt, STOPPED, 7)
+    write_end(run, attempt, End("stopped", "hpc-gpt stop"), 7)
     assert attempt.ended()["ended"] == "stopped"
     assert not list(run.path.glob("attempts/*/.reserve"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -12,15 +13,17 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hpc_gpt.runs.end_policy import REASONS, SIGNALS, End, end_for
 from hpc_gpt.runs.live import answer_of, ask
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.ending import WALLTIME, End
+from hpc_gpt.train.engines.megatron_lm import MegatronRank
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Inbox, Signals
+from tests.made_runs import make_run
 from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import settings
 
@@ -33,7 +36,7 @@ class Begun:
     def __init__(
         self,
         folder: Path,
-        is_preemption: Callable[[], bool] = lambda: False,
+        end_of_sigterm: Callable[[], End] = lambda: End("cancelled", "SIGTERM"),
         progress: Progress | None = None,
         inbox: Inbox | None = None,
         **train: Any,
@@ -50,7 +53,7 @@ class Begun:
             progress or Progress(),
             self.metrics,
             self.signals,
-            is_preemption,
+            end_of_sigterm,
             GpuWatch(torch.device("cpu")),
             inbox,
         )
@@ -93,15 +96,38 @@ def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:
     """Slurm may take its time, and after the grace time nothing is left."""
     asked: list[list[str]] = []
 
-    def is_preemption() -> bool:
+    def end_of_sigterm() -> End:
         asked.append(begun.saved())
-        return True
+        return End("preempted")
 
-    begun = Begun(tmp_path, is_preemption, steps=9)
-    begun.signals.terminated = True
+    begun = Begun(tmp_path, end_of_sigterm, steps=9)
+    begun.signals.raised.add("terminated")
     end = begun.loop.run()
     assert (end.ended, end.requeue) == ("preempted", True)
     assert asked == [["step-00000002"]] == [begun.saved()]
+
+
+def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our loop, and the rank that supervises Megatron-LM, which knows no loss."""
+    run = make_run(tmp_path, layout__tp=1, layout__pp=1, job__max_gpu_hours=1.0, train__minutes=1.0)
+    resolved, trained_s = run.resolved(), [0.0]
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", resolved.gpus)):
+        monkeypatch.setenv(name, str(value))
+    for program in (MegatronRank, Loop):
+        monkeypatch.setattr(program, "_train_s", lambda _: trained_s[0])
+    for pair in itertools.combinations([reason for reason in REASONS if reason not in ("bad_steps", "target")], 2):
+        attempt = run.new_attempt()
+        begun = Begun(attempt.folder, inbox=Inbox(attempt), steps=99)
+        begun.loop._resolved = resolved
+        trained_s[0] = 60.0 if "minutes" in pair else 0.0
+        monkeypatch.setenv("HPC_GPT_STOP_AT", "7" if "budget" in pair else "")
+        for reason in pair:
+            if reason in ("stop", "requeue"):
+                ask(attempt, reason)
+            elif reason in SIGNALS.values():
+                begun.signals.raised.add(reason)
+        assert MegatronRank(run, attempt, begun.signals)._reason() == pair[0], pair
+        assert begun.loop.run() == end_for(pair[0], resolved, lambda: End("cancelled", "SIGTERM")), pair
 
 
 def test_a_saved_step_has_its_line(tmp_path: Path) -> None:
@@ -187,7 +213,7 @@ def test_of_several_wishes_to_stop_the_first_that_applies_is_the_end(tmp_path: P
         begun = Begun(tmp_path / ended, steps=9, minutes=1e-9)
         begun.metrics.parent.mkdir()
         for wish in wishes:
-            setattr(begun.signals, wish, True)
+            begun.signals.raised.add(wish)
         assert begun.loop.run().ended == ended
 
 
@@ -213,6 +239,7 @@ def test_without_its_last_save_a_run_is_done_and_says_so(tmp_path: Path, capsys:
     assert begun.saved() == ["step-00000003"]
     assert begun.lines() == [1, 2, 3, 4, 5, 6]
     assert "not saved after step 6: train.save_last is false" in capsys.readouterr().out
+    assert begun.engine.finished_at == 6, "what the last step left to the next one is done all the same"
 
 
 def test_no_end_saves_where_the_last_save_is_left_out(tmp_path: Path) -> None:
@@ -220,10 +247,9 @@ def test_no_end_saves_where_the_last_save_is_left_out(tmp_path: Path) -> None:
     for wish, ended in (("walltime", "walltime"), ("interrupted", "stopped"), ("terminated", "cancelled")):
         begun = Begun(tmp_path / wish, steps=9, save_last=False)
         begun.metrics.parent.mkdir()
-        setattr(begun.signals, wish, True)
+        begun.signals.raised.add(wish)
         end = begun.loop.run()
         assert (end.ended, str(end.cause).rpartition("; ")[2], begun.saved()) == (ended, words, [])
-    assert WALLTIME.cause == "SIGUSR2: the time limit is near"
 
 
 def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> None:
@@ -231,14 +257,15 @@ def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> 
     save: Any = begun.loop._save
 
     def save_and_warn(asked: bool = False) -> bool:
-        begun.signals.walltime = begun.loop.step >= 2
+        if begun.loop.step >= 2:
+            begun.signals.raised.add("walltime")
         return save(asked)
 
     begun.loop._save = save_and_warn  # type: ignore[method-assign]
     end = begun.loop.run()
     # Seen at the third step's edge, agreed upon at the fourth's, whose own save it comes before.
     assert (begun.loop.step, begun.saved()[-1]) == (4, "step-00000003")
-    assert end.cause == f"{WALLTIME.cause}; not saved: train.save_last is false"
+    assert end.cause == f"{REASONS['walltime'][1]}; not saved: train.save_last is false"
 
 
 def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.measurements import DeviceProbe, GpuSamples, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.train.ranks import Ranks
-from tests.train.launch import settings
+from tests.train.launch import new_run, settings, train
 
 
 def test_readings_of_all_gpus_are_pooled() -> None:
@@ -128,3 +131,17 @@ def test_a_command_that_gives_none_is_not_asked_again(monkeypatch: pytest.Monkey
 
 def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probed(monkeypatch, None).probe_s is None
+
+
+def test_an_attention_kernel_that_fails_in_its_trial_is_in_the_attempts_record(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, Engine("ddp"), steps=3))
+    launch = train(run, 2, BROKEN_FLASH_ON="0")
+    assert launch.ended == ("done", 3, False), launch.log
+    said = "attention: flash failed in a trial{}, so the next kernel runs: CUDA error: no kernel image is available"
+    assert [line for line in launch.log.splitlines() if "trial" in line] == ["note: " + said.format(" on 1 of 2 ranks")]
+    kept = json.loads((launch.attempt.folder / "trainer.json").read_text())
+    assert kept["attention_used"] == "math"
+    assert kept["attention_failed"] == {"flash": "CUDA error: no kernel image is available"}
+    record = read_run(run)
+    assert record.attention_used == "math"
+    assert said.format("").replace("kernel runs", "kernel ran") in record.flags

@@ -69,7 +69,7 @@ def test_the_seconds_of_the_first_ten_steps(tmp_path: Path) -> None:
 def test_bad_steps_in_a_row(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m", RESOLVED, torch.device("cpu"))
     metrics.begin_clock()
-    for step, (loss, norm, skipped, in_row, poisoned) in enumerate(
+    for step, (loss, norm, skipped, in_row, unsound) in enumerate(
         [
             (1.0, 1.0, False, 0, False),
             # fp16's scaler at work: the weights are as they were.
@@ -83,7 +83,7 @@ def test_bad_steps_in_a_row(tmp_path: Path) -> None:
     ):
         metrics.add(step, result(loss, norm, skipped))
         metrics.fetch()
-        assert (metrics.bad_in_row, metrics.poisoned) == (in_row, poisoned), f"step {step}"
+        assert (metrics.bad_in_row, metrics.unsound) == (in_row, unsound), f"step {step}"
 
 
 def test_a_look_back_sees_bad_steps_and_takes_nothing_in_that_has_not_arrived(tmp_path, monkeypatch) -> None:

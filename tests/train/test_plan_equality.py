@@ -13,11 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpc_gpt.formulas import tflops_hardware, tflops_model
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import InitialWeights
+from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.plan.layers import stage_params
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
-from hpc_gpt.settings.model_shape import ModelShape, preset
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
 from tests.distributed.ranks import launch_ranks
 from tests.train.plan_states import CASES, WORLD
 

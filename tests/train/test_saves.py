@@ -124,7 +124,7 @@ def test_where_the_host_has_too_little_memory_it_is_said_once_and_training_waits
     assert launch.wait() == [0, 0], launch.log
     said = [line for line in launch.log.splitlines() if line.startswith("saves stop the training: rank 1 of ")]
     assert len(said) == 1
-    assert "GiB are free within the process's limit" in said[0]
+    assert "iB are free within the process's limit" in said[0]
     assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
 
 

@@ -19,7 +19,7 @@ from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Data
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.rank_files import RankFiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.train.launch import Launch, lines, new_run, settings, train
@@ -28,6 +29,7 @@ def test_a_run_ends_at_the_loss_that_was_asked_for(tmp_path: Path, tokens: Path)
 def test_a_budget_that_runs_out_ends_a_link_saved(tmp_path: Path, tokens: Path) -> None:
     """The lead of the signal is what saving may take: so much earlier it begins."""
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, steps=LONG)
+    resolved = replace(resolved, job=replace(resolved.job, max_gpu_hours=9.0))
     lead = resolved.job.signal_lead_s
     assert lead
     run = new_run(tmp_path, resolved)

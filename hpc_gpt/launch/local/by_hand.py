@@ -9,12 +9,29 @@ import os
 import sys
 from pathlib import Path
 
-from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start
+from hpc_gpt.errors import UserError
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import done_by
+from hpc_gpt.runs.run_state import done_by
 
 
 def main(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except UserError as fault:
+        return _refuse(str(fault), fault.hint, fault.exit_code)
+    except ModuleNotFoundError as fault:
+        hint = "HPC_GPT_PYTHON=PYTHON bash job.sh starts it with the Python in which hpc-gpt is installed"
+        return _refuse(f"{sys.executable} lacks {fault.name}, which a run on this machine needs", hint, 1)
+
+
+def _refuse(words: str, hint: str, code: int) -> int:
+    print(f"Error: {words}\n\nhint: {hint}", file=sys.stderr)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start  # needs submitit
+
     run = RunFolder(Path(arguments[0]))
     if (done := done_by(run.attempts())) is not None:
         print(f"not started: attempt {done.number} has finished the training")

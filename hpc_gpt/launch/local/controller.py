@@ -9,6 +9,7 @@ command that started it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -24,16 +25,18 @@ from types import FrameType
 from submitit.local.local import Controller
 
 from hpc_gpt.chain.decisions import read_history
-from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.chain.judge import budget_left
 from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
+from hpc_gpt.runs.end_policy import SIGNALS
+from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -55,7 +58,7 @@ class RunController(Controller):
         self.cancelled = False
         os.environ.update(controller_environment(run, attempt, resolved.gpus))
         super().__init__(attempt.folder)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        for signum in SIGNALS:
             signal.signal(signum, self._pass_on)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
@@ -142,8 +145,12 @@ class RunController(Controller):
 
     def _say_failed(self) -> None:
         rank, code = next((rank, code) for rank, code in self.codes.items() if code)
-        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        self._say(self._unsaid_class(), f"rank {rank} ended with {how}")
+        end = RankEnd(str(rank), platform.node(), code)
+        if not self.attempt.ended():
+            # What srun would print: a killed rank leaves no line of its own.
+            with contextlib.suppress(OSError), self.attempt.log.open("a", encoding="utf-8") as log:
+                log.write(f"{end}\n")
+        self._say(self._unsaid_class(), str(end))
 
     def run(self, max_retry: int = 1) -> None:
         """Run one attempt. At the return ended.json exists and no process of the attempt runs."""
@@ -214,18 +221,12 @@ def submit(run: RunFolder, resolved: Resolved) -> str:
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
     """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
-    budget = resolved.job.max_gpu_hours
-    if budget is None:
-        return {}
-    spent = gpu_hours(read_history(run, resolved.gpus, now))
-    left_s = 3600 * (budget - spent) / resolved.gpus
-    if left_s <= (resolved.job.signal_lead_s or 0):
-        raise JobRefused(
-            f"{spent:.3g} GPU-hours of job.max_gpu_hours = {budget:g} are spent, and what is left is less than a save "
-            "may take",
-            f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours resumes it as a new run",
-        )
-    return {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
+    job = resolved.job
+    past = read_history(run, resolved.gpus, now) if job.max_gpu_hours is not None else []
+    left_s, why = budget_left(past, job.max_gpu_hours, resolved.gpus, job.signal_lead_s)
+    if why:
+        raise JobRefused(why, f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours makes a new run")
+    return {} if left_s is None else {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
 
 
 def begin_attempt(run: RunFolder) -> Attempt:

@@ -21,7 +21,12 @@ DIALECT = Dialect(
             rf"\bstep {{1,8}}(?P<step>\d{{1,12}}), loss: (?P<loss>{NUMBER}), dt: (?P<step_ms>{NUMBER})ms, "
             rf"tok/sec: (?P<tokens_per_s>{NUMBER})" + END,
         ),
-        Pattern("eval", "validation loss: ", LINE_START + rf"validation loss: (?P<loss_eval>{NUMBER})" + END),
+        # Its log.txt has three columns.
+        Pattern("step", " train ", LINE_START + r"(?P<step>\d{1,12}) train (?P<loss>\d{1,4}\.\d{4,8})" + END),
+        Pattern("eval", " val ", LINE_START + r"(?P<step>\d{1,12}) val (?P<loss_eval>\d{1,4}\.\d{4,8})" + END),
+        Pattern(
+            "eval", "validation loss: ", LINE_START + rf"validation loss: (?P<loss_eval>{NUMBER})" + END, weak=True
+        ),
         Pattern(
             "fact",
             "total desired batch size: ",
@@ -36,6 +41,8 @@ DIALECT = Dialect(
     specimen="""\
 step    10 | loss: 9.412031 | lr 9.2308e-06 | norm: 2.3121 | dt: 338.51ms | tok/sec: 1548809.31
 validation loss: 3.2915
+250 train 3.874120
+250 val 3.8612
 total desired batch size: 524288
 => calculated gradient accumulation steps: 1
 """,

@@ -18,7 +18,7 @@ def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") ->
 
 def _setting(name: str, group: str, value: str) -> Pattern:
     """A line of the configuration, printed as YAML."""
-    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END)
+    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END, weak=True)
 
 
 DIALECT = Dialect(
@@ -50,7 +50,7 @@ DIALECT = Dialect(
             "LanguageCrossEntropy: ",
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
-        Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END),
+        Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
         _setting("max_seq_len", "seq", r"\d{1,9}"),
         _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
         _setting("n_gpus", "gpus", r"\d{1,7}"),

@@ -3,8 +3,8 @@
 Lines of metrics have an epoch but no step number: the step follows from `logging_steps`, which becomes `log_interval`.
 Every rank or every node prints the final summary: totals are taken once. The model's shape is printed as it was loaded,
 before `--config_overrides` changes it: the overrides win. Under ZeRO-3 the scripts print `Total size=0.00M params`, which
-is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s per step), so it is not read: the runtime
-over the steps is exact.
+is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s per step): no step time is taken from it, as
+the runtime over the steps is exact, but it may show how many steps there were.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"
             + _entry("train_samples_per_second", "samples_per_s")
             + _entry("train_tokens_per_second", "tokens_per_s")
+            + _entry("train_steps_per_second", "steps_rounded")
             + _entry("train_loss", "loss_mean"),
         ),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.

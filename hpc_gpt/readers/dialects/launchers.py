@@ -88,6 +88,12 @@ DIALECT = Dialect(
             r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}) lost another rank: "
             r".{0,300})",
         ),
+        echo(
+            "error",
+            " ended ",
+            r"(?P<words>\brank (?P<rank>\d{1,7}) on (?P<node>[\w.-]{1,80}) (?:was ended by SIG[A-Z0-9]{1,10}"
+            r"|ended with exit code \d{1,3})\b.{0,80})",
+        ),
         failure("user_error", "rror", r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})"),
     ),
     specimen="""\
@@ -117,6 +123,8 @@ Received SIGTERM: 15
 mpirun noticed that process rank 3 with PID 4711 on node r6i4n5 exited on signal 9 (Killed).
 Detected KeyboardInterrupt, attempting graceful shutdown ...
 rank 2 lost another rank: RuntimeError: Connection closed by peer
+rank 1 on r6i4n5 was ended by SIGKILL, by hand or by the kernel's memory killer
+rank 1 on r6i4n5 ended with exit code 7
 rank 0: Error: preset gpt9 is not known
 """,
     seen="torch/distributed/elastic, deepspeed/launcher/launch.py, bash, glibc, UCX, Open MPI, Lightning, hpc-gpt",

@@ -47,6 +47,7 @@ DIALECT = Dialect(
             "fact",
             "Total params",
             LINE_START + r"(?P<params>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
+            weak=True,
         ),
         Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs|time)=", ended="done"),
     ),

@@ -1,5 +1,7 @@
 """litgpt and lit-gpt. An `iter` is one micro-batch, and so is its time: no step time is taken from it.
 
+Its training time includes evaluations and saves, so the steps are not timed by it either.
+
 Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
@@ -27,15 +29,17 @@ DIALECT = Dialect(
         Pattern(
             "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
         ),
-        Pattern("eval", "val loss ", rf"\biter \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: "),
-        Pattern("eval", "val loss ", rf"\bstep \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: "),
+        Pattern("eval", "val loss ", rf"\biter \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
+        Pattern("eval", "val loss ", rf"\bstep \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
         Pattern(
             "eval", "Final evaluation | ", rf"\bFinal evaluation \| val loss: (?P<loss_eval>{NUMBER}) \| val ppl: "
         ),
-        Pattern("fact", "Total parameters", START + rf"Total parameters: (?P<params>{INT})(?=\s*$)"),
-        Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<runtime_s>{NUMBER}) s(?=\s*$)"),
-        Pattern("total", "Training time: ", START + rf"Training time: (?P<runtime_s>{NUMBER})s(?=\s*$)"),
-        Pattern("memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB"),
+        Pattern("fact", "Total parameters", START + rf"Total parameters: (?P<params>{INT})(?=\s*$)", weak=True),
+        Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
+        Pattern("total", "Training time: ", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
+        Pattern(
+            "memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True
+        ),
     ),
     specimen="""\
 Epoch 1 | iter 16 step 2 | loss train: 10.972, val: n/a | iter time: 344.58 ms (step) remaining time: 1 day, 3:51:08

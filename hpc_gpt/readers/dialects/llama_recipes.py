@@ -27,7 +27,10 @@ DIALECT = Dialect(
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
         Pattern(
-            "fact", " Million params", rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params"
+            "fact",
+            " Million params",
+            rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params",
+            weak=True,
         ),
     ),
     specimen="""\

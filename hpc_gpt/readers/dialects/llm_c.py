@@ -36,7 +36,7 @@ DIALECT = Dialect(
             START + rf"step (?P<step>\d{{1,12}}): train loss (?P<loss>{NUMBER}) \(took (?P<step_ms>{NUMBER}) ms\)",
         ),
         Pattern("step", " trl:", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
-        Pattern("eval", "val loss ", LINE_START + rf"val loss (?P<loss_eval>{NUMBER})" + END),
+        Pattern("eval", "val loss ", LINE_START + rf"val loss (?P<loss_eval>{NUMBER})" + END, weak=True),
         Pattern("eval", " tel:", START + rf"s:(?P<step>\d{{1,12}}) tel:(?P<loss_eval>{NUMBER})" + END),
         _row("micro batch size B", "micro_batch"),
         _row("sequence length T", "seq"),
@@ -49,6 +49,16 @@ DIALECT = Dialect(
         _row("num_parameters", "params"),
         _row("num_processes", "gpus"),
         _row("zero_stage", "zero_stage"),
+        # The header of the CPU's and the first CUDA version.
+        *(
+            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>\d{{1,15}})" + END, weak=True)
+            for name, fact in (
+                ("vocab_size", "vocab"),
+                ("num_heads", "heads"),
+                ("channels", "hidden"),
+                ("num_parameters", "params"),
+            )
+        ),
         _row("device", "device", r"[^|\n]{1,50}?"),
         Pattern("fact", "| precision", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
         Pattern(
@@ -60,6 +70,7 @@ DIALECT = Dialect(
             "memory",
             "peak memory consumption: ",
             START + r"peak memory consumption: (?P<memory_allocated_mib>\d{1,9}) MiB",
+            weak=True,
         ),
     ),
     specimen="""\
@@ -69,6 +80,8 @@ step   20/18865 | train loss 7.5128 | norm 1.1521 | lr 1.71e-05 | 3312.32 ms | 5
 step   20/19560 | train loss 7.529871 | norm 1.1321 | lr 1.71e-05 | (3312.32 ms | 158283 tok/s)
 step    1/74: train loss 4.367631 (80.639749 ms, 50809 tok/s)
 val loss 4.416467
+num_parameters: 124439808
+channels: 768
 | micro batch size B    | 4                                                  |
 | sequence length T     | 1024                                               |
 | num_parameters        | 124475904                                          |

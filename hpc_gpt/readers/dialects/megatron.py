@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hpc_gpt.engines.megatron_lm import HEAD, KEYS
 from hpc_gpt.readers.pattern import Dialect, Pattern
-from hpc_gpt.settings.megatron_lm import HEAD, KEYS
 
 _NUMBER = r"\d{1,9}\.\d{1,16}"
 
@@ -27,7 +27,7 @@ DIALECT = Dialect(
         Pattern(
             "timers",
             "time (ms)",
-            r"(?<![\]\d] )\btime \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){0,200})",
+            r"(?<![\]\d] )(?<!iteration )\btime \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){0,200})",
         ),
         Pattern(
             "timers",
@@ -38,7 +38,7 @@ DIALECT = Dialect(
         Pattern(
             "memory",
             "memory (MB)",
-            r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(?after \d{1,12} iterations\)? memory \(MB\)"
+            r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(?after (?P<after_steps>\d{1,12}) iterations\)? memory \(MB\)"
             rf" \| allocated: {_NUMBER} \| max allocated: (?P<memory_allocated_mib>{_NUMBER})"
             rf" \| (?:reserved|cached): {_NUMBER} \| max (?:reserved|cached): (?P<memory_reserved_mib>{_NUMBER})",
         ),

@@ -1,8 +1,11 @@
-"""MLPerf's log: one line of JSON per event. Times of day are in ms; `step` and `samples_count` count samples, not steps.
+"""MLPerf's log: one line of JSON per event. Times of day are in ms; counts are of steps, samples or tokens.
 
-v3.1 has `train_step_timing`, v5.0 `train_step_time`, both the mean over a block; v4 has only the samples/s of a block. The
-end of a block (`block_stop`) has samples and time in every version. `eval_accuracy` is the validation loss of the GPT
-benchmarks, and an accuracy in others.
+Which one a count is of follows from batch and sequence (`counted_in` in runs/mlperf_counts.py), as does whether
+`throughput` is of samples or tokens. v3.1 has `train_step_timing`, v4.1 `train_step_timing in s`, v5.0 `train_step_time`,
+all in seconds. Where a step is not timed, the times of day of the events between evaluations time it: an evaluation
+begins and ends at the same count. The counts of a block's own events are its length in some submissions, its begin in
+others and the total in a third kind, so they are not read. `eval_accuracy` is the validation loss of the GPT benchmarks,
+and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,11 @@ from __future__ import annotations
 from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 _EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
-_SAMPLES = r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step)\": (?P<consumed_samples>\d{1,20})(?=[,}])[^{}\n]{0,1000}\}"
+# The first of them that is a number: `"step": [2, 3321]` is not.
+_COUNT = (
+    r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step|epoch_num)\": (?P<consumed>\d{1,20}(?:\.0)?)(?=[,}])"
+    r"[^{}\n]{0,1000}\}"
+)
 
 
 def _event(key: str, timed: bool = False) -> str:
@@ -35,27 +42,32 @@ DIALECT = Dialect(
             "step",
             '"key": "tracked_stats"',
             _event("tracked_stats", timed=True)
-            + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)|throughput|reduced_train_loss|loss)\": )"
-            + _tracked("train_step_tim(?:e|ing)", "step_s")
-            + _tracked("throughput", "samples_per_s")
+            + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|reduced_train_loss|loss)\": )"
+            + _tracked("train_step_tim(?:e|ing)(?: in s)?", "step_s")
+            + _tracked("throughput", "throughput")
             + _tracked("(?:reduced_train_)?loss", "loss")
             + r"[^{}\n]{0,1000}\}, "
-            + _SAMPLES,
+            + _COUNT,
         ),
         Pattern(
             "step",
             '"key": "train_loss"',
-            _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _SAMPLES,
+            _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT,
         ),
         Pattern(
-            "step", '"key": "block_stop"', _event("block_stop", timed=True) + r"\"value\": [\w\"]{1,40}, " + _SAMPLES
-        ),
-        # An evaluation follows its block, whose time does not include it: so it is a further figure of that block.
-        Pattern(
-            "more",
+            "step",
             '"key": "eval_accuracy"',
-            _event("eval_accuracy") + rf"\"value\": (?P<loss_eval>{NUMBER}),",
+            _event("eval_accuracy", timed=True) + rf"\"value\": (?P<loss_eval>{NUMBER}), " + _COUNT,
         ),
+        *(
+            Pattern(
+                "step",
+                f'"key": "eval_{key}"',
+                _event(f"eval_{key}", timed=True) + r"\"value\": [\w\"]{1,40}, " + _COUNT,
+            )
+            for key in ("start", "stop")
+        ),
+        Pattern("step", '"key": "run_start"', _event("run_start", timed=True), facts={"consumed": 0}),
         Pattern("start", '"key": "init_start"', _event("init_start")),
         Pattern(
             "end",
@@ -78,6 +90,30 @@ DIALECT = Dialect(
         Pattern("fact", ":::SYSJSON ", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,"),
         Pattern("fact", ":::SYSJSON ", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,"),
         Pattern("fact", ":::SYSJSON ", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\""),
+        # `8xNVIDIA DGX H100` has 8 GPUs a node, as every DGX and HGX; `gaudi-256` and `1xXE9680x8H100` count chips.
+        Pattern(
+            "fact",
+            '"key": "submission_platform"',
+            _event("submission_platform")
+            + r"\"value\": \"(?P<nodes>\d{1,5})x(?P<device>(?:NVIDIA )?(?:DGX|HGX) [^\"\n]{2,40})\"",
+            facts={"gpus_per_node": 8},
+        ),
+        Pattern(
+            "fact",
+            '"key": "submission_platform"',
+            _event("submission_platform") + r"\"value\": \"(?:gaudi|tpu-v5l)-(?P<gpus>\d{1,6})\"",
+        ),
+        Pattern(
+            "fact",
+            '"key": "submission_platform"',
+            _event("submission_platform")
+            + r"\"value\": \"(?P<nodes>\d{1,5})x[A-Z]{1,4}\d{3,5}[A-Z]{0,4}x(?P<gpus_per_node>\d{1,2})(?P<device>[A-Z]+\d{2,4}[\w-]{0,30})\"",
+        ),
+        Pattern(
+            "fact",
+            '"key": "submission_platform"',
+            _event("submission_platform") + r"\"value\": \"(?:\d{1,5}x)?(?P<device>MI3\d{2}X|A100)\"",
+        ),
         Pattern(
             "fact",
             '"key": "submission_benchmark"',
@@ -89,8 +125,11 @@ DIALECT = Dialect(
 :::MLLOG {"namespace": "", "time_ms": 1696466380017, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing": 11.039475679397583}, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 277, "step": 8388608}}
 :::MLLOG {"namespace": "", "time_ms": 1745500000000, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 102.4, "train_step_time": 11.25}, "metadata": {"file": "/workspace/code/callbacks.py", "lineno": 230, "step": 46080}}
 :::MLLOG {"namespace": "", "time_ms": 1721026805975, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 1.9257918929116467}, "metadata": {"file": "/workspace/ft-llm/custom_callbacks.py", "lineno": 161, "step": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1721026805975, "event_type": "INTERVAL_END", "key": "block_stop", "value": null, "metadata": {"file": "/workspace/ft-llm/custom_callbacks.py", "lineno": 133, "samples_count": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1721026805980, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 2.7012, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 140, "samples_count": 3072}}
+:::MLLOG {"namespace": "", "time_ms": 1745740401119, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_time": 20.460933685302734, "reduced_train_loss": 7.745367050170898}, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 488, "step": 896.0}}
+:::MLLOG {"namespace": "", "time_ms": 1728497911439, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing in s": 35.98625946044922}, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 301, "step": 4194304}}
+:::MLLOG {"namespace": "", "time_ms": 1721026805975, "event_type": "INTERVAL_START", "key": "eval_start", "value": null, "metadata": {"file": "/workspace/ft-llm/custom_callbacks.py", "lineno": 133, "samples_count": 3072}}
+:::MLLOG {"namespace": "", "time_ms": 1721026805980, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 2.7012, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 140, "epoch_num": 50331648}}
+:::MLLOG {"namespace": "", "time_ms": 1696466000000, "event_type": "POINT_IN_TIME", "key": "submission_platform", "value": "64xNVIDIA DGX H100", "metadata": {"file": "/workspace/llm/mlperf_logger.py", "lineno": 110}}
 :::MLLOG {"namespace": "", "time_ms": 1696466000000, "event_type": "POINT_IN_TIME", "key": "global_batch_size", "value": 2048, "metadata": {"file": "/workspace/llm/mlperf_logger.py", "lineno": 110}}
 :::MLLOG {"namespace": "", "time_ms": 1696466999000, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 210, "step": 8388608, "status": "success"}}
 """,

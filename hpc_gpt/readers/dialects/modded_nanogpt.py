@@ -17,22 +17,23 @@ DIALECT = Dialect(
     patterns=(
         Pattern("step", " step_avg:", rf"{_STEP}(?:train_loss:(?P<loss>{NUMBER}) )?{_TIME}"),
         Pattern(
-            "eval",
-            "val_loss:",
-            rf"{_STEP.replace('steps_planned', 'of')}val_loss:(?P<loss_eval>{NUMBER}) (?:\w{{1,40}}:\S{{1,40}} ){{0,8}}"
-            + r"train_time:",
+            "fact",
+            "Running PyTorch ",
+            START + r"Running PyTorch \S{1,60} compiled for CUDA \S{1,20} on (?P<device>[^\n]{3,60}?) with world_size "
+            r"(?P<gpus>\d{1,5})(?=\s*$)",
         ),
         Pattern(
             "memory",
             "peak memory ",
             START + r"peak memory (?:consumption|allocated): (?P<memory_allocated_mib>\d{1,9}) MiB"
             r"(?: reserved: (?P<memory_reserved_mib>\d{1,9}) MiB)?",
+            weak=True,
         ),
     ),
     specimen="""\
 step:4874/4875 train_time:739.484s step_avg:151.72ms
-step:4875/4875 val_loss:3.27921 train_time:739.640s step_avg:151.72ms
 step:11/5100 train_loss:9.4012 train_time:1523ms step_avg:nanms
+Running PyTorch 2.11.0+cu128 compiled for CUDA 12.8 on NVIDIA H100 80GB HBM3 with world_size 8
 peak memory allocated: 39147 MiB reserved: 41056 MiB
 """,
     seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py",

@@ -19,7 +19,9 @@ DIALECT = Dialect(
             rf"(?: grad norm: (?P<grad_norm>{NUMBER}) \|)? lrm: {NUMBER} \| dt: (?P<step_ms>{NUMBER})ms \| "
             rf"tok/sec: (?P<tokens_per_s>{INT})(?: \| (?:bf16_)?mfu: (?P<mfu_percent>{NUMBER})(?= \|))?(?= \|)",
         ),
-        Pattern("fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)"),
+        Pattern(
+            "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
+        ),
         Pattern(
             "fact",
             "=> gradient accumulation steps: ",
@@ -33,7 +35,12 @@ DIALECT = Dialect(
             START + rf"Tokens / micro-batch / rank: (?P<micro_batch>{INT}) x (?P<seq>{INT}) = ",
         ),
         Pattern("fact", "| Peak FLOPS (BF16): ", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
-        Pattern("memory", "Peak memory usage: ", START + rf"Peak memory usage: (?P<memory_allocated_mib>{NUMBER})MiB"),
+        Pattern(
+            "memory",
+            "Peak memory usage: ",
+            START + rf"Peak memory usage: (?P<memory_allocated_mib>{NUMBER})MiB",
+            weak=True,
+        ),
     ),
     specimen="""\
 step 00010/21400 (0.05%) | loss: 9.412031 | grad norm: 1.2345 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | mfu: 48.40 | total time: 0.00m

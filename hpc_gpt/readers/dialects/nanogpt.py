@@ -27,7 +27,12 @@ DIALECT = Dialect(
             ", val loss ",
             rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}, val loss (?P<loss_eval>{NUMBER})(?=\s*$)",
         ),
-        Pattern("fact", "number of parameters: ", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$"),
+        Pattern(
+            "fact",
+            "number of parameters: ",
+            START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$",
+            weak=True,
+        ),
         Pattern(
             "fact",
             "tokens per iteration will be: ",

@@ -26,6 +26,9 @@ _COLUMNS = (
 )
 _ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
 
+# A line of the configuration follows the tag: a program that logs its own source has the same text without one.
+_TAG = r"\[INFO\|DP=[^\]\n]{1,60}\]: [^\n]{0,300}?"
+
 DIALECT = Dialect(
     name="nanotron",
     engine="nanotron",
@@ -57,7 +60,7 @@ DIALECT = Dialect(
         # The configuration as pprint prints it: one argument per line.
         Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
         *(
-            Pattern("fact", f"{name}=", rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")
+            Pattern("fact", f"{name}=", _TAG + rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")
             for name, fact in (
                 ("pp", "pp"),
                 ("tp", "tp"),
@@ -74,17 +77,19 @@ DIALECT = Dialect(
                 ("zero_stage", "zero_stage"),
             )
         ),
-        Pattern("fact", "dtype=torch.", r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
+        Pattern("fact", "dtype=torch.", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
         *(
             Pattern(
                 "fact",
                 "recompute_layer=",
-                rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
+                _TAG + rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
                 facts={"recompute": recompute},
             )
             for on, recompute in (("True", "full"), ("False", "none"))
         ),
-        Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \("),
+        Pattern(
+            "fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \(", weak=True
+        ),
         Pattern(
             "memory",
             "Peak reserved: ",

@@ -59,20 +59,24 @@ DIALECT = Dialect(
             + _column("TFLOPS_per_GPU", "tflops")
             + _column("val_loss", "loss_eval"),
         ),
-        Pattern("fact", "precision: ", LINE_START + r"precision: '?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?(?=\s*$)"),
+        Pattern(
+            "fact", "precision: ", LINE_START + r"precision: '?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?(?=\s*$)", weak=True
+        ),
         Pattern(
             "fact",
             "activations_checkpoint_granularity: ",
             LINE_START + r"activations_checkpoint_granularity: (?P<recompute>selective|full)(?=\s*$)",
+            weak=True,
         ),
         Pattern(
             "fact",
             "activations_checkpoint_granularity: ",
             LINE_START + r"activations_checkpoint_granularity: null(?=\s*$)",
             facts={"recompute": "none"},
+            weak=True,
         ),
         *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)")
+            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)", weak=True)
             for name, fact in (
                 ("micro_batch_size", "micro_batch"),
                 ("global_batch_size", "global_batch"),

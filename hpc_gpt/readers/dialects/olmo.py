@@ -32,8 +32,9 @@ DIALECT = Dialect(
             "fact",
             "Total number of parameters: ",
             r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END,
+            weak=True,
         ),
-        Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,"),
+        Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
     ),
     specimen="""\
 [step=10/1000,epoch=0]

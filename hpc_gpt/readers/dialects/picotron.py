@@ -20,7 +20,12 @@ DIALECT = Dialect(
             rf"(?: \| MFU: *(?P<mfu_percent>{NUMBER})%)?(?= \|)"
             rf"(?:[^\n]{{0,200}}? \| Memory usage: *(?P<memory_reserved_gb>{NUMBER})GB)?",
         ),
-        Pattern("fact", "Number of parameters: ", START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$"),
+        Pattern(
+            "fact",
+            "Number of parameters: ",
+            START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$",
+            weak=True,
+        ),
     ),
     specimen="""\
 [rank 0] Step: 12    | Loss: 7.1234 | Global batch size:   1.05M | Tokens/s: 123.45K | Tokens/s/GPU:  15.43K | Tokens:  12.58M/1.00B | MFU: 38.12% | Memory usage:  61.23GB

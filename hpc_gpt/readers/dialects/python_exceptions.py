@@ -12,6 +12,8 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
+        # The exception below it, which causes.py leaves out, ended nothing.
+        echo("error", "Exception ignored in", EXCEPTION_START + r"(?P<words>Exception ignored in:? .{0,200})"),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends
@@ -119,6 +121,7 @@ RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 
 subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
 torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
 KeyboardInterrupt
+Exception ignored in: <function _releaseLock at 0x7f5fa2867e80>
 RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
 """,
     seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",

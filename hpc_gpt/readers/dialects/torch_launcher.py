@@ -18,6 +18,9 @@ DIALECT = Dialect(
         # deepspeed's launcher and accelerate's scripts.
         Pattern("fact", "dist_world_size=", r"\bdist_world_size=(?P<gpus>\d{1,7})(?=\s*$)"),
         Pattern("fact", "nnodes=", r"\bnnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<gpus_per_node>\d{1,5}), "),
+        # DeepSpeed's configuration; NCCL's own line is of a communicator, which may have fewer ranks than the job.
+        Pattern("fact", "mesh_device", r"\bConfig mesh_device None world_size = (?P<gpus>\d{1,7})(?=\s*$)"),
+        Pattern("fact", "WORLD_SIZE=", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
         Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
@@ -32,6 +35,8 @@ DIALECT = Dialect(
 + deepspeed --num_gpus 8 --num_nodes 2 train.py
 [2023-05-01 10:00:00,123] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
 [2023-05-01 10:00:00,123] [INFO] [launch.py:162:main] dist_world_size=16
+[2025-11-10 09:56:45,204] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
+20: WORLD_SIZE=32
 Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",

@@ -25,6 +25,7 @@ DIALECT = Dialect(
             rf"(?:tps|wps): {{1,8}}(?P<tokens_per_s_gpu>{INT}) {{2}}"
             rf"(?:tflops: {{1,8}}(?P<tflops>{NUMBER}) {{2}})?mfu: {{1,8}}(?:(?P<mfu_percent>{NUMBER})%|N/A)",
         ),
+        Pattern("start", "Starting job: ", r"\broot - INFO - Starting job: "),
         Pattern(
             "eval",
             "validate step: ",
@@ -90,12 +91,13 @@ DIALECT = Dialect(
             r"\bApplied selective activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),
-        Pattern("end", "Training completed", r"\broot - INFO - Training completed\s*$", ended="done"),
+        Pattern("end", "Training completed", r"\broot - INFO - Training completed\s*$", ended="done", weak=True),
     ),
     specimen="""\
 [rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - step:  4  loss:  4.6671  grad_norm:  2.5457  memory:  0.00GiB(0.00%)  tps: 35,051  tflops: 3.59  mfu: 0.36%
 [rank0]:2024-06-24 15:01:18,001 - root - INFO - step: 10  loss:  8.2150  memory: 59.43GiB(62.57%)  wps: 6,410  mfu: 47.97%
 [rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - validate step: 20  loss:  4.1002  memory: 31.02GiB(39.21%)  tps: 40,113
+[rank0]:[titan] 2025-07-21 15:57:18,001 - root - INFO - Starting job: llama3 debug training
 [rank0]:[titan] 2025-07-21 15:57:20,101 - root - INFO - CUDA capacity: NVIDIA H100 with 79.10GiB memory
 [rank0]:[titan] 2025-07-21 15:57:20,151 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
 [rank0]:[titan] 2025-07-21 15:57:19,001 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]

@@ -49,11 +49,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak GiB of one rank, the highest in the log; None if the log does not print it."""
+    """Peak GiB of one rank, the highest in the log; None if the log does not print it.
+
+    `at_start`: it was printed before the first step. A figure printed later replaces it, even a lower one.
+    """
 
     allocated_gib: float | None
     reserved_gib: float | None
     place: Place
+    at_start: bool = False
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Part:
     """One stretch of a log: from one start of a program to the next, or the whole log of one rank.
 
     `started`: it begins with a line that a program prints at its start; otherwise the part before it says what ran.
+    `starts`: how many lines of each dialect said that a program starts.
     `facts`: the first eight distinct values of each field, in order. `arguments`: the program's own dump.
     `rank_params`: parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by name;
     the first 1,024 lines of timers of a part are all added up, then every 1,024th.
@@ -72,6 +77,7 @@ class Part:
     first_line: int = 1
     last_line: int = 1
     started: bool = False
+    starts: dict[str, int] = field(default_factory=dict)
     dialects: dict[str, int] = field(default_factory=dict)  # name -> its number of lines
     facts: dict[str, list[Fact]] = field(default_factory=dict)
     arguments: dict[str, tuple[str, Place]] = field(default_factory=dict)

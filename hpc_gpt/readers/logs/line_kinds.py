@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.logs.matches import DialectPattern, Found, field_spans, find, rank_span, time_spans
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, SIZES, STEP_FACTS, STEP_FIELDS, TEXT_FIELDS, figure, unit
-from hpc_gpt.readers.steps import Column, Mask, Places, no_places
+from hpc_gpt.readers.steps import Mask, Places, StepColumn, no_places
 
 # Powers of ten up to 1e22 are exact floats: one division or product by them is rounded once, like the conversion of the
 # text.
@@ -34,7 +34,7 @@ def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
     return windows[places].view(np.uint8).reshape(len(places), width)
 
 
-def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> Column:
+def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
     """Return the number that the digits in these columns form, exact below 2^53."""
     if not columns:
         return np.zeros(len(found))
@@ -71,7 +71,7 @@ class DigitColumn:
         same = np.array_equal(column.read(line, here), plain.read(line, here), equal_nan=True)
         return column if same else plain
 
-    def read(self, data: bytes, lines: Places) -> Column:
+    def read(self, data: bytes, lines: Places) -> StepColumn:
         """Return the field of the lines that begin at these places; NaN if the text is no figure."""
         places = lines + self.start
         if self.numeral is None:
@@ -84,7 +84,7 @@ class DigitColumn:
                 return np.where(figures == 0, np.nan, 1 / figures)
         return figures * self.factor
 
-    def _figures(self, data: bytes, places: Places) -> Column:
+    def _figures(self, data: bytes, places: Places) -> StepColumn:
         assert self.numeral
         sign, digits, fraction, turned, exponent, size = self.numeral
         found = _cells(data, places, self.width)
@@ -127,7 +127,7 @@ class TimeColumn:
 
     spans: dict[str, tuple[int, int]]
 
-    def read(self, data: bytes, lines: Places) -> Column:
+    def read(self, data: bytes, lines: Places) -> StepColumn:
         """Return epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
         start = min(span[0] for span in self.spans.values())
         end = max(span[1] for span in self.spans.values())
@@ -201,7 +201,7 @@ class LineKind:
         """Return whether the patterns that ask for certain digits find in a line what they found in the first one."""
         return all(_spans(guard.each, text) == guard.spans for guard in self.guards)
 
-    def read(self, name: str, data: bytes, lines: Places) -> Column:
+    def read(self, name: str, data: bytes, lines: Places) -> StepColumn:
         """Return a field of the lines that begin at these places."""
         if name in self.columns:
             return self.columns[name].read(data, lines)
@@ -238,7 +238,7 @@ class FieldLayout:
             texts,
         )
 
-    def read(self, form: int, data: bytes, places: Places) -> Column:
+    def read(self, form: int, data: bytes, places: Places) -> StepColumn:
         """Return the field that begins at these places, in lines of one form."""
         text = next(islice(self.texts, form, None))
         return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
@@ -415,8 +415,8 @@ class Block:
     kinds: Places = field(default_factory=no_places)
     steps: Places = field(default_factory=no_places)
     timers: Places = field(default_factory=no_places)
-    step: Column = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step
-    rank: Column | None = None  # its rank label, NaN without one; None if no line has one
+    step: StepColumn = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step
+    rank: StepColumn | None = None  # its rank label, NaN without one; None if no line has one
     dialect: Places = field(default_factory=no_places)  # and the number of its dialect
     dialects: list[str] = field(default_factory=list)
     table: LineKinds = field(default_factory=LineKinds)
@@ -464,7 +464,7 @@ class Block:
         rows = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
         return [(self.table.kind(int(kinds[of_kind[0]])), of_kind) for of_kind in rows]
 
-    def column(self, name: str, lines: Places) -> Column:
+    def column(self, name: str, lines: Places) -> StepColumn:
         """Return a field of some lines of steps, NaN for a line that lacks it."""
         if not len(lines):
             return np.zeros(0)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from hpc_gpt.readers.logs import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.logs.matches import (
@@ -20,7 +24,7 @@ from hpc_gpt.readers.logs.matches import (
     values_of,
 )
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
-from hpc_gpt.readers.steps import StepRows, sound_step
+from hpc_gpt.readers.steps import StepRows, StepTable, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
 
 MOST_ROWS = 1 << 17  # lines of steps that are kept of a file
@@ -45,6 +49,8 @@ SOME_TIMERS = 1024  # of the lines after them, one in so many
 FULL = f"lines of steps after {MOST_PARTS} restarts"
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
+OTHER_BARS = "bars with another goal than the steps"
+BARS, GENERIC = "tqdm", "generic"
 # Attributes of a reader that are kept on disk in addition to its parts and rows.
 BOUNDS = ("full", "most_rows", "kept", "taken", "timer_lines")
 
@@ -75,9 +81,14 @@ class LineReader:
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
+        part = self.parts[-1]
+        times = part.first_at, part.last_at
         self.saw(at)
         for match, each in found:
             self._apply(number, line, match, each, rank, at)
+        if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
+            part.first_at, part.last_at = times
+            self.saw(at)
 
     def saw(self, at: float | None) -> None:
         """Note the time of day of a line in which something was found."""
@@ -90,7 +101,7 @@ class LineReader:
         """Return the first part, and the others in which something was found. The reader cannot be used again."""
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
-            part.steps = {dialect: each.table(part.left_out) for dialect, each in rows.items()}
+            part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
@@ -100,12 +111,15 @@ class LineReader:
         values = values_of(line, match, pattern)
         if pattern.kind == "start":
             self._start(number)
+            starts, name = self.parts[-1].starts, each.dialect.name
+            starts[name] = starts.get(name, 0) + 1
         elif pattern.kind == "step":
             self._step(number, values, each, rank, at)
         elif pattern.kind == "more":
             self._more(number, values, each, rank)
         part = self.parts[-1]
-        part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
+        if not pattern.weak:
+            part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
             if name not in STEP_FIELDS:
@@ -126,12 +140,16 @@ class LineReader:
                     part.arguments[key] = (cut(value), place)
             case "total":
                 for name, value in values.items():
-                    part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
+                    if not pattern.weak or each.dialect.name in part.dialects:
+                        part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
             case "progress":
-                step = float_of(values, "step")
-                if step is not None and self._room("bars", len(part.progress)):
+                step, planned = float_of(values, "step"), self._planned(each)
+                other = bool(planned) and values.get("steps_planned", planned[0]) not in planned
+                if other:
+                    self.leave_out(OTHER_BARS)
+                elif step is not None and self._room("bars", len(part.progress)):
                     part.progress.append((step, float_of(values, "elapsed_s"), number))
-                if "steps_planned" in values:
+                if "steps_planned" in values and not other:
                     self.fact("steps_planned", values["steps_planned"], place, each)
             case "eval":
                 loss = float_of(values, "loss_eval")
@@ -153,7 +171,8 @@ class LineReader:
                     part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo))
             case "end":
                 assert pattern.ended
-                if self._room("ends", len(part.ends)):
+                shown = not pattern.weak or each.dialect.name in part.dialects
+                if shown and self._room("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
@@ -271,6 +290,8 @@ class LineReader:
             value = int(value) if value.is_integer() else value
         value = cut(value)
         known = part.facts.setdefault(name, [])
+        if name == "steps_planned":
+            self._drop_bars(value, each)
         if all(fact.value != value for fact in known):
             if len(known) < _MOST_VALUES:
                 known.append(Fact(value, place, each.dialect.name))
@@ -278,6 +299,21 @@ class LineReader:
                 # Of what grows in many steps, such as a batch, the last value is kept.
                 known[-1] = Fact(value, place, each.dialect.name)
         return None
+
+    def _planned(self, each: DialectPattern) -> list[Any]:
+        """Return the goals that other dialects than that of a bar state: a bar with another goal counts no steps."""
+        known = self.parts[-1].facts.get("steps_planned", ())
+        return [fact.value for fact in known if fact.dialect != each.dialect.name]
+
+    def _drop_bars(self, planned: Any, each: DialectPattern) -> None:
+        """Drop the bars before a program's own goal if theirs is another, such as those of a tokenizer or a loader."""
+        part = self.parts[-1]
+        bars = [fact for fact in part.facts["steps_planned"] if fact.dialect == BARS and fact.value != planned]
+        if bars and each.dialect.name != BARS:
+            self.leave_out(OTHER_BARS, len(part.progress))
+            part.progress = []
+            known = part.facts["steps_planned"]
+            known[:] = [fact for fact in known if fact not in bars]
 
     def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
         """Raise the peaks of a rank; the rank in the values takes precedence over the label of the line."""
@@ -291,13 +327,16 @@ class LineReader:
                 values = {key: value for key, value in values.items() if key != name}
         if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
             return
+        at_start = not (self.rows[-1] or part.progress or "after_steps" in values)
         old = part.memory.get(rank, Memory(None, None, place))
+        if old.at_start and not at_start:
+            old = Memory(None, None, place)
         peaks = [
             max((each for each in (before, values.get(name)) if isinstance(each, float)), default=None)
             for before, name in zip((old.allocated_gib, old.reserved_gib), MEMORY_FIELDS, strict=True)
         ]
         if peaks != [old.allocated_gib, old.reserved_gib]:
-            part.memory[rank] = Memory(peaks[0], peaks[1], place)
+            part.memory[rank] = Memory(peaks[0], peaks[1], place, at_start)
 
     def timers(self, values: Mapping[str, float | str]) -> None:
         """Add one line of timers. Of very many lines only some are added up and counted."""
@@ -333,6 +372,22 @@ class LineReader:
         """Count what is skipped of the part."""
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
+
+
+def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
+    """Return the tables, those of one program joined: its lines changed their form, and the steps simply go on."""
+    named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
+    named.sort(key=lambda pair: int(pair[1].line[0]))
+    for (name, before), (other, after) in pairwise(named):
+        first, last = float(before["step"][-1]), float(after["step"][0])
+        apart = np.diff(np.concatenate((before["step"], after["step"])))
+        goes_on = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(np.median(apart[apart > 0]))
+        if goes_on and set(before.columns) & set(after.columns) >= {"loss"}:
+            whole = StepTable.joined([before, after])
+            main = max((name, other), key=lambda each: (each != GENERIC, tables[each].count))
+            rest = {each: table for each, table in tables.items() if each not in (name, other)}
+            return one_table({**rest, main: whole})
+    return tables
 
 
 def _whole_rank(value: object) -> int | None:

@@ -127,11 +127,11 @@ def cut(value: Any) -> Any:
 
 # What launchers and loggers put before a program's own text: colours, ranks, times of day.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)")
-# srun --label, torchrun's and deepspeed's tags, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
-# rank within the node.
+# torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
+# rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
 _RANK = re.compile(
-    r"^\s*(?:(\d{1,7}): |\[default(\d{1,4})\]:|\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]"
-    r"|(?:\S{1,64}: )?\[rank(\d{1,7})\][: ])"
+    r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
+    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ])"
 )
 _AT = re.compile(
     r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -148,8 +148,8 @@ def without_colours(text: str) -> str:
 def rank_of(line: str) -> int | None:
     """Return the rank that a line is labelled with, None without a label.
 
-    >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("[rank0]:[titan] x"), rank_of("loss 3")
-    (7, 12, 0, None)
+    >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("3: [rank5]:[titan] x"), rank_of("loss 3")
+    (7, 12, 5, None)
     """
     span = rank_span(line)
     return int(line[slice(*span)]) if span else None

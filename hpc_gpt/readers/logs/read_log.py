@@ -41,7 +41,7 @@ from hpc_gpt.readers.logs.matches import (
 )
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
-from hpc_gpt.readers.steps import SUMMED, Column, Mask, Places
+from hpc_gpt.readers.steps import SUMMED, Mask, Places, StepColumn
 
 _STRETCH = 1 << 16  # bytes
 _MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
@@ -385,7 +385,7 @@ def _take_rows(reader: LineReader, block: Block, name: str, of: Places, later: L
     _memory(reader, block, lines)
 
 
-def _at_column(block: Block, lines: Places) -> Column:
+def _at_column(block: Block, lines: Places) -> StepColumn:
     found = np.full(len(lines), np.nan)
     for kind, those in block.by_kind(lines):
         places = block.starts[lines[those]]

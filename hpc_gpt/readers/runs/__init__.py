@@ -13,8 +13,11 @@ from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_har
 from hpc_gpt.readers.causes import Cause
 from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import DEVICES, peak_tflops
+from hpc_gpt.settings.experiment import Mlp
+from hpc_gpt.settings.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -56,53 +59,58 @@ def read_records(path: Path) -> list[Record] | None:
 
 def read_rounds(path: Path, rows: int) -> list[list[float]]:
     """Return tokens/s round by round of each of a bench's `rows` rows; empty lists if the file has none."""
-    listed = _tables(path).get("rows")
-    if not isinstance(listed, list) or len(listed) != rows:
+    listed = _tables(path).get("rows") or []
+    if len(listed) != rows:
         return [[] for _ in range(rows)]
-    return [_speeds(each.get("tokens_per_s") if isinstance(each, dict) else None) for each in listed]
-
-
-def _speeds(listed: Any) -> list[float]:
-    figures = listed if isinstance(listed, list) else []
-    sound = all(isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < 1e15 for each in figures)
-    return [float(each) for each in figures] if sound else []
+    speeds = [each.get("tokens_per_s") or [] for each in listed]
+    return [each if all(each) else [] for each in speeds]
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file, {} if it has none."""
+    """Return a JSON object from a file, {} if it has none; of a bench without what its keys cannot have."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return {}
     except OSError:
         return {}
-    return read_json(path)
+    return read_stored(path) if path.name == BENCH_FILE else read_json(path)
 
 
 def _record(tables: dict[str, Any], path: Path) -> Record:
-    from pydantic import TypeAdapter, ValidationError
-
-    known = {key: value for key, value in tables.items() if key in RECORD_KEYS}
     try:
-        return TypeAdapter(Record).validate_python(known)
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {where}: {first['msg']}", "is this the record.json of a run?") from None
+        return Record.from_tables(tables)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise ConfigError(f"{path}: {fault}", "is this the record.json of a run?") from None
 
 
 _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 # Derived figures by key: (value, source).
-Figures = dict[str, tuple[float | None, str]]
+DerivedFigures = dict[str, tuple[float | None, str]]
 
 
-def add_figures(record: Record) -> Record:
-    """Return the record with the figures that follow from its sizes and `step_s`, null if an input is not known."""
+_HEAVY = 1.15  # a mean so far above the median: periodic steps are heavy, such as those of an optimizer's refresh
+_FEW = 20
+_BY_MEAN = "global_batch x seq / step_s_mean"
+
+
+def add_figures(record: Record, foreign: bool = False) -> Record:
+    """Return the record with the figures that follow from its sizes and `step_s`, null if an input is not known.
+
+    If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
+    """
     found, flags = _seed003(record), list(record.flags)
-    if record.step_s and record.global_batch and record.seq:
-        speed = record.global_batch * record.seq / record.step_s
-        found["tokens_per_s"] = (speed, "global_batch x seq / step_s")
+    step_s, mean = record.step_s, record.step_s_mean
+    # Of few steps one slow one moves the mean: it shows nothing periodic.
+    heavy = bool(step_s and mean and mean > _HEAVY * step_s and (record.steps_used or 0) >= _FEW)
+    if heavy and step_s and mean:
+        words = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
+        flags.append(f"{words}; the rates follow the mean" if foreign else words)
+        step_s = mean if foreign else step_s
+    if step_s and record.global_batch and record.seq:
+        speed = record.global_batch * record.seq / step_s
+        found["tokens_per_s"] = (speed, _BY_MEAN if heavy and foreign else "global_batch x seq / step_s")
         if record.gpus:
-            flops = _flops(record, record.step_s, record.global_batch, record.seq, record.gpus)
+            flops = _flops(record, step_s, record.global_batch, record.seq, record.gpus)
             shares, wrong = _shares(record, flops)
             found |= flops | shares
             flags += wrong
@@ -110,7 +118,12 @@ def add_figures(record: Record) -> Record:
     return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
-def _seed003(record: Record) -> Figures:
+def step_s_of_rates(record: Record) -> float | None:
+    """Return the step time that the record's rates follow: the median's, or the mean's if some steps are heavy."""
+    return record.step_s_mean if record.sources.get("tokens_per_s") == _BY_MEAN else record.step_s
+
+
+def _seed003(record: Record) -> DerivedFigures:
     """Return the memory by seed 003's formula, for the share of the model that one GPU has."""
     sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
     params, batch, seq, layers, hidden, heads, vocab = sizes
@@ -128,17 +141,17 @@ def _seed003(record: Record) -> Figures:
         vocab=vocab / tp,
         bytes_each=bytes_each,
     )
-    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, seed 003, of one rank's tp and pp share"
+    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, of one rank's tp and pp share"
     return {"memory_seed003_gib": (figure, f"{where}; no sharding")}
 
 
-def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Figures:
-    found: Figures = {}
+def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> DerivedFigures:
+    found: DerivedFigures = {}
     params, layers, hidden, vocab = record.params, record.layers, record.hidden, record.vocab
-    recompute = _RECOMPUTE.get(record.recompute or "")
+    recompute, shape = _RECOMPUTE.get(record.recompute or ""), _own_shape(record)
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
-        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12), seed 001")
+        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12)")
     if layers and hidden and vocab and recompute:
         figure = tflops_hardware(
             layers=layers,
@@ -149,17 +162,30 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Fi
             global_batch=batch,
             gpus=gpus,
             step_s=step_s,
+            layer_weights=shape.layer_weights if shape else None,
+            attention_width=shape.query_width if shape else None,
         )
         found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
     if layers and hidden and params:
+        width = shape.query_width if shape else hidden
         figure = tflops_model(
-            layers=layers, hidden=hidden, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
+            layers=layers, hidden=width, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
         )
         found["tflops_model"] = (figure, "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B")
     return found
 
 
-def _shares(record: Record, flops: Figures) -> tuple[Figures, list[str]]:
+def _own_shape(record: Record) -> ModelShape | None:
+    """Return the shape of a run of ours, as far as FLOPs depend on it: its record has it in `settings.model`."""
+    model = record.settings.get("model")
+    if not (isinstance(model, dict) and record.hidden and record.layers and record.heads):
+        return None
+    sizes = {key: model[key] for key in ("kv_heads", "head_dim", "ffn") if isinstance(model.get(key), int)}
+    mlp: Mlp = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
+    return ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
+
+
+def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
     """Return (mfu and hfu by the peak of the device, flags of what is wrong with them)."""
     names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
     if record.device is None:
@@ -173,7 +199,7 @@ def _shares(record: Record, flops: Figures) -> tuple[Figures, list[str]]:
         lack = f"{lack} for device {record.device}"
         null = {name: (getattr(record, name), f"null: {lack}") for name in names}
         return null, [f"{lack}: mfu and hfu are null"]
-    found: Figures = {}
+    found: DerivedFigures = {}
     for name, (of, formula) in names.items():
         rate = flops[of][0] if of in flops else getattr(record, of)
         share = getattr(record, name) if rate is None else formula(rate, peak)

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.files import read_json
 from hpc_gpt.readers.logs.kept import FAULTS, KeptFile, kept_file
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
-from hpc_gpt.readers.steps import Column, Places, StepTable
+from hpc_gpt.readers.steps import Places, StepColumn, StepTable
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.runs.stored import read_stored
 
 _YEAR_10000 = 253402300800.0
 # Keys of a line of metrics.jsonl, and the columns that they become.
@@ -32,7 +32,7 @@ _LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to 
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsLines:
     """The metrics of one attempt, or of several.
 
     `peaks`: the highest GiB of each stage by key of MEMORY_FIELDS. `damaged`: how many lines cannot be read.
@@ -43,20 +43,22 @@ class Metrics:
     damaged: int = 0
 
     @staticmethod
-    def joined(several: Sequence[Metrics]) -> Metrics:
+    def joined(several: Sequence[MetricsLines]) -> MetricsLines:
         """Return the metrics of all attempts, in their order."""
         peaks: dict[str, list[float]] = {}
         for each in several:
             for key, stages in each.peaks.items():
                 _raise_peaks(peaks, key, stages)
-        return Metrics(StepTable.joined([each.steps for each in several]), peaks, sum(each.damaged for each in several))
+        return MetricsLines(
+            StepTable.joined([each.steps for each in several]), peaks, sum(each.damaged for each in several)
+        )
 
 
 @dataclass
 class _Lines:
     """The lines of a file read so far, in order; a step can have several."""
 
-    columns: dict[str, list[Column]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in KEYS})
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
     damaged: int = 0
@@ -83,13 +85,13 @@ class _Lines:
                 for stages in set(map(_stages, found_stages)):
                     _raise_peaks(self.peaks, key, stages)
 
-    def joined(self) -> tuple[dict[str, Column], Places]:
+    def joined(self) -> tuple[dict[str, StepColumn], Places]:
         """Return the columns by key and the line numbers, each as one array."""
         columns = {key: np.concatenate([np.zeros(0), *parts]) for key, parts in self.columns.items()}
         return columns, np.concatenate([np.zeros(0, np.int64), *self.line])
 
 
-def read_metrics(path: Path, attempt: int) -> Metrics:
+def read_metrics(path: Path, attempt: int) -> MetricsLines:
     """Return the metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
 
     A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
@@ -102,7 +104,7 @@ def read_metrics(path: Path, attempt: int) -> Metrics:
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
     named = {KEYS[key]: column for key, column in columns.items()}
     steps = StepTable(named, line, np.full(len(line), attempt, np.int64), files=file, count=len(line))
-    return Metrics(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
+    return MetricsLines(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
 
 
 def _read(path: Path) -> _Lines:
@@ -175,7 +177,7 @@ def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
 _PLAIN = {int, float, bool, type(None)}
 
 
-def _column(values: Sequence[Any]) -> Column:
+def _column(values: Sequence[Any]) -> StepColumn:
     """Return the values as numbers, NaN for anything else."""
     if set(map(type, values)) <= _PLAIN:
         try:
@@ -213,7 +215,7 @@ class AttemptRead:
     """One attempt: its metrics, its files about start and end, and what it measured."""
 
     attempt: Attempt
-    metrics: Metrics
+    metrics: MetricsLines
     started: dict[str, Any]
     trainer: dict[str, Any]
     ended: dict[str, Any]
@@ -228,8 +230,8 @@ class AttemptRead:
     def first_step(self) -> float:
         """The first step that it trained, or would have trained after the checkpoint that it resumed from."""
         resumed = self.trainer.get("resumed_step")
-        if isinstance(resumed, int):
-            return resumed + 1
+        if resumed is not None:
+            return float(resumed + 1)
         return float(self.steps["step"][0]) if len(self.steps) else math.inf
 
     @property
@@ -247,8 +249,8 @@ class AttemptRead:
 def read_attempt(attempt: Attempt) -> AttemptRead:
     """Read the files of one attempt; missing and half-written ones are empty."""
     metrics = read_metrics(attempt.metrics, attempt.number)
-    trainer, measured = (read_json(attempt.folder / f"{name}.json") for name in ("trainer", "measured"))
-    return AttemptRead(attempt, metrics, attempt.started(), trainer, attempt.ended(), measured)
+    measured = read_stored(attempt.folder / "measured.json")
+    return AttemptRead(attempt, metrics, attempt.started(), attempt.trainer(), attempt.ended(), measured)
 
 
 def epoch(moment: Any) -> float | None:

@@ -9,23 +9,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpc_gpt.engines import engines
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import dtype_named
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.experiment import Bias
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.model_shape import ModelShape, replicated_params
+from hpc_gpt.words import counted
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
-# Engines that split only the batch.
-DATA_PARALLEL = frozenset(("hf", "hf-deepspeed", "ddp", "nanogpt", "modded-nanogpt", "llm.c"))
+# Programs that split only the batch, as our engines without another axis do.
+_ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
 
 
 def derive(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
@@ -46,15 +48,21 @@ def _words(draft: Draft) -> None:
 
 
 def _engine(draft: Draft, dialects: Sequence[str]) -> None:
-    deepspeed = [name for name in dialects if name.startswith("deepspeed")]
+    deepspeed = [dialect for dialect in dialects if dialect.startswith("deepspeed")]
     stage, engine = draft.get("zero_stage"), draft.get("engine")
     why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
     if engine == "hf" and (deepspeed or (stage or 0) >= 1):
         draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
-    elif engine == "megatron-lm" and deepspeed:
+    elif engine in engines() and deepspeed:
         pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
-        which, pipeline = ("deepspeed-3d", "a pipeline") if pipes else ("deepspeed-zero", "no pipeline")
-        draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
+        if which := engines()[engine].engine_with_deepspeed(pipes):
+            pipeline = "a pipeline" if pipes else "no pipeline"
+            draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
+
+
+def splits_only_the_batch(engine: object) -> bool:
+    """Whether an engine, ours or another program's, has no axis but dp."""
+    return engine in _ONLY_BATCH or (engine in engines() and not engines()[str(engine)].axes)
 
 
 def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
@@ -65,7 +73,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
     if gpus == 1:
         for name in ("tp", "pp", "dp"):
             draft.infer(name, 1, "one GPU")
-    elif draft.get("engine") in DATA_PARALLEL:
+    elif splits_only_the_batch(draft.get("engine")):
         for name in splits:
             draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
         _ranks_of_batch(draft)
@@ -85,7 +93,8 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
         draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
         layout = Layout(tp, pp, dp)
-        draft.flag(f"layout {layout} needs {tp * pp * dp * cp} GPUs, but {gpus} are stated ({draft.sources['gpus']})")
+        needed = counted(tp * pp * dp * cp, "GPU")
+        draft.flag(f"layout {layout} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
     if gpus and (each := draft.whole("gpus_per_node")):
         draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")
 
@@ -152,8 +161,23 @@ def number(arguments: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def add_gpus(draft: Draft, steps: LogSteps) -> None:
-    """Add the number of GPUs: tokens/s of the job over those of one GPU, if the program prints both."""
+def add_seq(draft: Draft, steps: LogSteps) -> None:
+    """Add the tokens of a sample: those consumed between two lines over the samples, if all lines agree."""
+    tokens, samples = np.diff(steps["consumed_tokens"]), np.diff(steps["consumed_samples"])
+    with np.errstate(all="ignore"):
+        ratio = (tokens / samples)[samples > 0]
+    if "seq" in draft or not len(ratio) or not np.isfinite(ratio).all():
+        return
+    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
+        draft.infer("seq", int(ratio[0]), f"consumed_tokens / consumed_samples, the same over {len(ratio)} lines")
+
+
+def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Add the number of GPUs: the ranks that say they start, or tokens/s of the job over those of one GPU."""
+    # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
+    ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
+    if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
+        draft.infer("gpus", count, f"{count} ranks print init_start")
     with np.errstate(all="ignore"):
         ratio = steps["tokens_per_s"] / steps["tokens_per_s_gpu"]
     ratio = ratio[np.isfinite(ratio)]
@@ -196,69 +220,14 @@ def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
     draft.infer("tp", len(found) // len(stages), source)
 
 
-# Engines whose model is GPT-2 unless their arguments say otherwise.
-_GPT2 = frozenset(("megatron-lm", "deepspeed-3d", "deepspeed-zero", "gpt-neox", "hf", "hf-deepspeed"))
 _GI = 2**30
 # Printed counts are rounded to two digits or more.
 _ROUNDING = 0.005
+_EXACT = 1e-6  # a count that is exact to this share is not rounded
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Shape and switches of a decoder; the defaults are GPT-2's. `rows`: of the embedding, with padding."""
-
-    hidden: int
-    layers: int
-    heads: int
-    rows: int
-    seq: int
-    kv_heads: int = 0
-    ffn: int = 0
-    head_dim: int = 0
-    gated: bool = False
-    biases: bool = True
-    qkv_biases: bool = True
-    learned_positions: bool = True
-    rms_norm: bool = False
-    tied: bool = True
-    embedding_norm: bool = False
-
-    @property
-    def is_gpt2(self) -> bool:
-        """Whether it is the architecture that this project trains."""
-        plain = not self.gated and self.biases and self.learned_positions and not self.rms_norm
-        plain = plain and not self.embedding_norm
-        sizes = self.kv_heads in (0, self.heads) and self.ffn in (0, 4 * self.hidden)
-        return plain and sizes and self.head_dim in (0, self.hidden // self.heads) and self.hidden % self.heads == 0
-
-    @property
-    def params(self) -> int:
-        """The parameters of the whole model, a tied embedding once."""
-        if self.is_gpt2:
-            shape = ModelShape(self.hidden, self.layers, self.heads, self.rows, self.seq, self.tied, vocab_multiple=1)
-            return shape.params
-        h = self.hidden
-        width = (self.head_dim or h // self.heads) * self.heads
-        kv = (self.head_dim or h // self.heads) * (self.kv_heads or self.heads)
-        ffn = self.ffn or 4 * h
-        block = h * (width + 2 * kv) + width * h + (3 if self.gated else 2) * h * ffn
-        if self.biases:
-            block += h + (2 if self.gated else 1) * ffn + h
-        if self.qkv_biases:
-            block += width + 2 * kv
-        norm = h if self.rms_norm else 2 * h
-        embedding = self.rows * h * (1 if self.tied else 2)
-        norms = 2 if self.embedding_norm else 1
-        positions = self.seq * h if self.learned_positions else 0
-        return self.layers * (block + 2 * norm) + norms * norm + embedding + positions
-
-    def replicated(self) -> int:
-        """Return the parameters that every tensor-parallel rank of GPT-2 has: norms, row-parallel biases, positions."""
-        return self.layers * 6 * self.hidden + self.seq * self.hidden + 2 * self.hidden
-
-
-def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architecture | None, str]:
-    """Return (the architecture, "") if it is known, else (None, why not)."""
+def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | None, str]:
+    """Return (the shape, "") if it is known, else (None, why not). Its vocabulary is the rows of the embedding."""
     sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
     if any(size is None for size in sizes):
         return None, "the shape is not known"
@@ -273,9 +242,14 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
     gated = bool(draft.get("swiglu")) or is_on(arguments, "swiglu", "geglu", "reglu")
     gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
     no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
-    # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
-    trainer = str(draft.get("engine")).startswith("hf") and not any("n_embd" in key for key in arguments)
-    known = (draft.get("engine") in _GPT2 and not trainer) or gated or rotary
+    engine = draft.get("engine")
+    published = engines()[engine].published if engine in engines() else None
+    # GPT-2 unless the arguments say otherwise, as in programs of our engines' kinds that pad its vocabulary.
+    like_gpt2 = engine == "gpt-neox" or (published is not None and published.pads_vocabulary)
+    if engine == "hf" or (published is not None and published.any_model):
+        # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
+        like_gpt2 = any("n_embd" in key for key in arguments)
+    known = like_gpt2 or gated or rotary
     if not known:
         return None, "it is not known whether the model is like GPT-2"
     seq = number(arguments, "max_position_embeddings") or draft.whole("seq")
@@ -286,27 +260,34 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
         kv_heads = 0
     untied = bool(draft.get("untied_embeddings"))
     untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
-    return Architecture(
+    rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
+    no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
+    return ModelShape(
         hidden,
         layers,
         heads,
         rows,
         seq or 0,
-        kv_heads=kv_heads,
-        ffn=draft.whole("ffn") or 0,
-        head_dim=number(arguments, "kv_channels") or 0,
-        gated=gated,
-        biases=not no_bias,
-        qkv_biases=not no_bias or is_on(arguments, "add_qkv_bias"),
-        learned_positions=not rotary,
-        rms_norm=arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm"),
         tied=not untied,
+        vocab_multiple=1,
+        kv_heads=kv_heads or None,
+        head_dim=number(arguments, "kv_channels"),
+        ffn=draft.whole("ffn"),
+        mlp="swiglu" if gated else "gelu",
+        norm="rmsnorm" if rms_norm else "layernorm",
+        positions="rope" if rotary else "learned",
+        bias=no_bias_but_qkv if no_bias else "all",
         embedding_norm=is_on(arguments, "embed_layernorm"),
     ), ""
 
 
 def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
-    """Add `params`: by the shape, else the program's own count; a flag says if the two differ."""
+    """Add `params`: the program's exact count of the whole model, else by the shape, else its rounded count.
+
+    A count is exact to a millionth. One that a known reason explains, such as parameters that each tensor-parallel
+    rank counts again, is not of the whole model; nor is one below vocabulary x hidden, such as that of one shard under
+    FSDP. A flag says if count and shape differ.
+    """
     stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
     printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
     summed = _sum_of_ranks(draft, parts)
@@ -314,17 +295,27 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
         draft.set("params_printed", printed[0][0], printed[0][1])
     elif summed is not None:
         draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
-    shape, why = architecture(draft, arguments)
+    shape, why = shape_of(draft, arguments)
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
+    one_rank = all((draft.whole(name) or (1 if name == "ep" else 0)) == 1 for name in ("tp", "pp", "ep"))
+    exact = [(value, where) for value, where in printed if 0 <= _exactness(value) < _EXACT and value % _GI]
+    if summed is not None and one_rank and summed[2]:
+        exact.append(summed[:2])
     if shape is not None:
         draft.set("params", shape.params, f"inferred: from the shape ({_shape_text(shape)})")
+        for value, where in exact:
+            if _is_whole(draft, shape, value):
+                text = f"{where}, the program's own count; the shape gives {_count(shape.params)}"
+                draft.set("params", round(value), text if round(value) != shape.params else where)
         for value, where in printed:
             _compare_count(draft, shape, value, where)
         if summed is not None:
             _compare_sum(draft, shape, *summed)
         return
-    useful = [(value, where) for value, where in printed if value >= 1]
+    useful = [(value, where) for value, where in printed if value >= _least_params(draft)]
+    # Of an adapter's parameters and all parameters, all are the model's.
+    useful.sort(key=lambda pair: -pair[0])
     if useful:
         draft.set("params", round(useful[0][0]), f"{useful[0][1]}, the program's own count; {why}")
     elif summed is not None:
@@ -340,40 +331,40 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
         draft.flag(f"the program counts no parameters ({printed[0][1]}): unknown, {why}")
 
 
-def _shape_text(shape: Architecture) -> str:
+def _least_params(draft: Draft) -> int:
+    """Return the parameters of the embedding: no model has fewer."""
+    return max(1, (draft.whole("vocab_unpadded") or draft.whole("vocab") or 0) * (draft.whole("hidden") or 0))
+
+
+def _is_whole(draft: Draft, shape: ModelShape, value: float) -> bool:
+    """Return whether a count that differs from the shape's can be that of the whole model."""
+    close = 0.5 < value / shape.params < 2
+    return close and value >= _least_params(draft) and not _reason(draft, shape, value)
+
+
+def _shape_text(shape: ModelShape) -> str:
     details = [
         "GPT-2's" if shape.is_gpt2 else "",
         f"{shape.layers} layers",
         f"hidden {shape.hidden}",
-        f"{shape.rows} rows of embedding",
-        f"{shape.seq} positions" if shape.learned_positions else "no learned positions",
-        "gated" if shape.gated else "",
-        f"{shape.kv_heads} KV heads" if shape.kv_heads not in (0, shape.heads) else "",
+        f"{shape.padded_vocab} rows of embedding",
+        f"{shape.seq} positions" if shape.positions == "learned" else "no learned positions",
+        "gated" if shape.is_gated else "",
+        f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
         "untied" if not shape.tied else "",
         "a norm after the embedding" if shape.embedding_norm else "",
     ]
     return ", ".join(each for each in details if each)
 
 
-def _compare_count(draft: Draft, shape: Architecture, value: float, where: str) -> None:
+def _compare_count(draft: Draft, shape: ModelShape, value: float, where: str) -> None:
     """Flag a program's own count that differs from the shape's, and why, if that is known."""
     true = shape.params
-    tp = draft.whole("tp") or 1
     if value > 0 and value % _GI == 0:
         return _compare_gi(draft, true, int(value) // _GI, where)
     if abs(value - true) <= _exactness(value) * true:
         return None
-    reason = ""
-    if value == 0:
-        reason = "parameters sharded by ZeRO-3 count as none"
-    elif abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
-        reason = "it divides by 2^30"
-    elif tp > 1 and abs(value - true - (tp - 1) * shape.replicated()) < 1e-4 * true:
-        reason = f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
-    elif abs(value - true * tp) < 0.01 * true * tp and tp > 1:
-        reason = f"each of {tp} tensor-parallel ranks counts the whole model"
-    elif abs(value * (draft.whole("gpus") or 1) / true - 1) < 0.1:
-        reason = "it is one rank's share"
+    reason = _reason(draft, shape, value)
     if not reason and abs(value / true - 1) <= _ROUNDING:
         return None
     draft.flag(
@@ -381,6 +372,22 @@ def _compare_count(draft: Draft, shape: Architecture, value: float, where: str) 
         + (f": {reason}" if reason else "")
     )
     return None
+
+
+def _reason(draft: Draft, shape: ModelShape, value: float) -> str:
+    """Return why a program's own count differs from the shape's; "" if that is not known."""
+    true, tp, gpus = shape.params, draft.whole("tp") or 1, draft.whole("gpus") or 1
+    if value == 0:
+        return "parameters sharded by ZeRO-3 count as none"
+    if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
+        return "it divides by 2^30"
+    if tp > 1 and abs(value - true - (tp - 1) * replicated_params(shape)) < 1e-4 * true:
+        return f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
+    if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
+        return f"each of {tp} tensor-parallel ranks counts the whole model"
+    if gpus > 1 and abs(value * gpus / true - 1) < 0.1:
+        return "it is one rank's share"
+    return ""
 
 
 def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
@@ -417,7 +424,7 @@ def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool
     return sum(value for value, _ in counts.values()), first, len(counts) == ways
 
 
-def _compare_sum(draft: Draft, shape: Architecture, total: float, where: str, whole: bool) -> None:
+def _compare_sum(draft: Draft, shape: ModelShape, total: float, where: str, whole: bool) -> None:
     true = shape.params
     tp, pp = draft.whole("tp") or 1, draft.whole("pp") or 1
     if not whole:
@@ -425,7 +432,9 @@ def _compare_sum(draft: Draft, shape: Architecture, total: float, where: str, wh
     # Ranks of ZeRO-3 each count the whole model.
     if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
         return _compare_count(draft, shape, total / (tp * pp), where)
-    expected = true + (tp - 1) * shape.replicated() + (shape.rows * shape.hidden if pp > 1 and shape.tied else 0)
+    expected = (
+        true + (tp - 1) * replicated_params(shape) + (shape.padded_vocab * shape.hidden if pp > 1 and shape.tied else 0)
+    )
     if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
         draft.flag(f"the ranks count {_count(total)} parameters together ({where}), the shape gives {_count(true)}")
     return None

@@ -202,6 +202,7 @@ _RANK_WORD = re.compile(
 )
 _NUMBER = re.compile(r"\d{1,18}")
 _DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+_TIME_OF_DATE = re.compile(_DATE.pattern + r"[-_T](?:[01]\d|2[0-3])[0-5]\d[0-5]\d$")
 _JOB = re.compile(r"(?:slurm[-_.]?|job[-_.]?(?:id)?[-_.]?|jobid[-_.]?)(\d{1,12})(?:[_.-]|$)", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"(?:^|(?<=[._-]))(\d{5,12})(?=$|[._-])")
 # Names that any run may give its log: only the folder distinguishes the runs.
@@ -280,14 +281,20 @@ def log_name(path: Path) -> LogName:
 
 
 def job_id_of(stem: str) -> str | None:
-    """Return the job id in a name: after `slurm-` or `job`, else the last number of five or more digits but no date.
+    """Return the job id in a name: after `slurm-` or `job`, else the last number of five or more digits.
 
-    >>> [job_id_of(stem) for stem in ("slurm-4711_3", "gpt2_base_n4-1832555", "run-20240131", "gpt2")]
+    A date is none, nor is the time of day after it, as in the names of W&B's folders.
+
+    >>> [job_id_of(stem) for stem in ("slurm-4711_3", "gpt2_base_n4-1832555", "run-20240131_101112-7bjj8vgu", "gpt2")]
     ['4711', '1832555', None, None]
     """
     if found := _JOB.search(stem):
         return found[1]
-    numbers = [number for number in _LONG_NUMBER.findall(stem) if not _DATE.fullmatch(number)]
+    numbers = [
+        found[1]
+        for found in _LONG_NUMBER.finditer(stem)
+        if not _DATE.fullmatch(found[1]) and not _TIME_OF_DATE.search(stem, 0, found.end())
+    ]
     return numbers[-1] if numbers else None
 
 

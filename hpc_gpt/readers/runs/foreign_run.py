@@ -14,11 +14,12 @@ from hpc_gpt.readers.logs import Memory, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_stages, derive, is_on, step_tokens
+from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_seq, add_stages, derive, is_on, step_tokens
 from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
+from hpc_gpt.readers.runs.evidence import doubt_rates, doubt_step_time
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
-from hpc_gpt.readers.runs.log_steps import LogSteps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.log_steps import LogSteps, has_steps, run_steps, steps_to_show
 from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.runs.record import Record
@@ -136,23 +137,27 @@ def read_foreign(
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
-    steps = run_steps(run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"))
+    steps = run_steps(
+        run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
+    )
     dialect = _dialect(steps, parts)
     present = [each.name for part in parts for each in dialects_of(part)]
     _add_engine(draft, dialect, parts)
-    add_gpus(draft, steps)
+    add_gpus(draft, steps, parts)
+    add_seq(draft, steps)
     add_stages(draft, parts)
     derive(draft, present, arguments)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)
+    doubt_step_time(draft, steps)
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
     add_memory(draft, parts, arguments)
     causes = add_ends(draft, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
-    record = add_figures(_record(draft, name, dialect, arguments, parts))
-    record = _with_printed(record, steps, parts, step_tokens(draft))
+    record = add_figures(_record(draft, name, dialect, arguments, parts), foreign=True)
+    record = doubt_rates(_with_printed(record, steps, parts, step_tokens(draft)), steps)
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
@@ -285,9 +290,10 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
     """
     parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
+    # What was printed before the first step is no peak of training if anything was printed after it.
+    seen = [(rank, memory) for rank, memory in seen if not memory.at_start] or seen
     if not seen:
         return
-    begun = {part.file: line for part in reversed(parts) if (line := _first_step_line(part)) is not None}
     stages = _stage_of(draft, arguments)
     few: list[int] = []
     pp = draft.whole("pp") or 1
@@ -296,7 +302,7 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         if not figures:
             continue
         _, highest, memory = max(figures, key=lambda each: each[1])
-        if memory.place.line < begun.get(memory.place.file, 0):
+        if memory.at_start and any(map(has_steps, parts)):
             draft.flag(f"memory was printed before the first step ({memory.place}): training may take more")
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
@@ -314,12 +320,6 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
     if few and pp > 1:
         known = f"of {max(few)} of {pp} stages" if max(few) else "without the rank"
         draft.flag(f"memory is printed {known}: one figure, the highest")
-
-
-def _first_step_line(part: Part) -> int | None:
-    lines = [int(steps.line[0]) for steps in part.steps.values() if len(steps)]
-    lines += [line for _, _, line in part.progress[:1]]
-    return min(lines, default=None)
 
 
 def _figure(memory: Memory, key: str) -> float | None:

@@ -12,7 +12,8 @@ import numpy as np
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import STEP_FIELDS
-from hpc_gpt.readers.steps import Column, Mask, Places, StepTable, steps_that_count
+from hpc_gpt.readers.runs.mlperf_counts import counted_in, rate_in
+from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, steps_that_count
 
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
@@ -45,7 +46,7 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     Chosen are the lines that time a step most directly, then the most lines, then the most fields. Lines without
     number, time and loss belong to other lines of steps. The generic dialect is used only without a known program.
     """
-    wanted = ("step", "loss", "consumed_samples", *TIMES)
+    wanted = ("step", "loss", "consumed_samples", "consumed", *TIMES)
     found = [
         (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in wanted)
     ]
@@ -88,12 +89,8 @@ def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
 def log_interval(steps: StepTable) -> int:
     """Return how many steps one line represents: the most common distance between neighbouring lines."""
     numbers = steps["step"]
-    apart = np.diff(numbers[np.isfinite(numbers)])
-    apart = apart[(apart >= 1) & (apart < 1e9)]
-    if not len(apart):
-        return 1
-    values, counts = np.unique(apart, return_counts=True)
-    return max(1, int(values[counts.argmax()]) // max(1, steps.stride))
+    apart = _most_common(np.diff(numbers[np.isfinite(numbers)]))
+    return max(1, apart // max(1, steps.stride)) if apart else 1
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
@@ -115,12 +112,18 @@ def is_next_epoch(one: Part, other: Part) -> bool:
         epochs = [steps["epoch"][np.isfinite(steps["epoch"])] for _, steps in (first, second)]
         if len(epochs[0]) and len(epochs[1]):
             return bool(epochs[1][0] > epochs[0][-1])
-        losses = [steps["loss"][np.isfinite(steps["loss"])] for _, steps in (first, second)]
+        losses = [_losses(part, steps) for part, (_, steps) in ((one, first), (other, second))]
         if len(losses[0]) > 1 and len(losses[1]):
             begun, ended, resumed = losses[0][0], losses[0][-1], losses[1][0]
             return bool(abs(resumed - ended) < abs(resumed - begun))
     planned = one.fact("steps_planned")
     return planned is not None and isinstance(planned.value, int | float) and before[1] >= planned.value
+
+
+def _losses(part: Part, steps: StepTable) -> StepColumn:
+    """Return the losses of a part's steps, in order; those of its evaluations if its lines of steps have none."""
+    trained = steps["loss"][np.isfinite(steps["loss"])]
+    return trained if len(trained) else np.array([loss for _, loss, _ in part.evals if np.isfinite(loss)])
 
 
 def join_epochs(one: Part, other: Part) -> Part:
@@ -172,11 +175,12 @@ def run_steps(
     interval_asked: int | None = None,
     epoch_steps: float | None = None,
     batch: int | None = None,
+    seq: int | None = None,
 ) -> LogSteps:
     """Return the steps of all attempts, for each those of the part with most lines.
 
     `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one epoch; `batch`: samples of
-    one step.
+    one step; `seq`: tokens of a sample.
     """
     pieces: list[StepTable] = []
     names: dict[str, int] = {}
@@ -191,7 +195,11 @@ def run_steps(
         columns = {key: steps[key].copy() for key in _TAKEN}
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
-        if not np.isfinite(columns["step"]).any():
+        if "consumed" in steps:
+            _resolve(columns, batch, seq)
+        if "consumed" in steps and np.isfinite(columns["step"]).any():
+            interval = _most_common(np.diff(columns["step"][np.isfinite(columns["step"])])) or 1
+        elif not np.isfinite(columns["step"]).any():
             counted = _by_samples(steps, batch)
             columns["step"], interval = counted or _numbers(steps, interval_asked, epoch_steps)
             numbered = counted is not None or interval_asked is not None or interval > 1
@@ -216,6 +224,23 @@ def run_steps(
     return found
 
 
+def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
+    """Set the steps, samples and rates that follow from counts and rates without a unit; leave the others out."""
+    steps = counted_in(columns, batch, seq)
+    columns["at"] = columns["at"] if steps is not None else np.full(len(columns["at"]), np.nan)
+    if steps is not None and batch:
+        columns["step"], columns["consumed_samples"] = steps, steps * batch
+        if (rate := rate_in(columns, steps, batch, seq)) is not None:
+            columns[rate[0]] = rate[1]
+    columns["consumed"] = columns["throughput"] = np.full(len(columns["consumed"]), np.nan)
+
+
+def _most_common(apart: StepColumn) -> int | None:
+    """Return the most common of some distances of at least one step, None without any."""
+    values, counts = np.unique(apart[(apart >= 1) & (apart < 1e9)], return_counts=True)
+    return int(values[counts.argmax()]) if len(values) else None
+
+
 def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     """Return the part of an attempt whose lines of steps are used, its dialect and those lines.
 
@@ -230,7 +255,7 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
 
 
-def _by_samples(steps: StepTable, batch: int | None) -> tuple[Column, int] | None:
+def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
     """Return (step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
     if not batch:
         return None
@@ -242,7 +267,7 @@ def _by_samples(steps: StepTable, batch: int | None) -> tuple[Column, int] | Non
     return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
 
 
-def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[Column, int]:
+def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
     """Return (step of every line, interval) of lines without a step number: by their epochs, else counted."""
     epochs = steps["epoch"]
     if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
@@ -253,7 +278,7 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
     return np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride, interval
 
 
-def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
+def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
     """Fill columns that the dialect lacks from another dialect of the same part, by step number."""
     for name, other in part.steps.items():
         if name == main or not np.isfinite(other["step"]).any():
@@ -266,7 +291,7 @@ def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
                 columns[key] = filled
 
 
-def _join_unnumbered(columns: dict[str, Column], part: Part, main: str, line: Places) -> None:
+def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line: Places) -> None:
     """Fill columns that the dialect lacks from lines without a step, such as DeepSpeed's of an overflow.
 
     They belong to the next line of steps. Counts are summed.
@@ -310,7 +335,7 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
     return found
 
 
-def steps_to_show(steps: LogSteps, step_s: Column, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
+def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
     """Return the columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
 
     Tokens/s follow from `step_tokens`, the tokens of one step, if the program prints none.

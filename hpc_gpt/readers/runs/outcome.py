@@ -7,6 +7,7 @@ how it was found. Bars give no step time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,16 +20,17 @@ from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.grouping import RunParts
-from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, reaches, step_span
-from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Column, Mask, StepTimes, time_steps
+from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, log_interval, main_steps, reaches, step_span
+from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Mask, StepColumn, StepTimes, time_steps
 from hpc_gpt.runs.state import Facts, class_of
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
+_EXACT_S = 20.0
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
-def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
+def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColumn:
     """Add step_s, its percentiles and counts, and flags; mark the steady steps.
 
     Returns the seconds per step of every line, NaN if unknown.
@@ -39,6 +41,8 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
         return step_s
     other = _of_another_batch(draft, steps, parts)
     apart, asked = _apart(draft, steps, np.where(other, np.nan, step_s))
+    if "differences" in how:
+        apart |= np.isfinite(steps["loss_eval"])
     times = time_steps(steps, step_s, apart | other)
     assert times is not None
     _add_measured(draft, steps, times, how)
@@ -48,7 +52,7 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
     return step_s
 
 
-def _seconds(draft: Draft, steps: LogSteps) -> tuple[Column, str]:
+def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
     """Return (seconds per step of each line, how they were found: "" if the program prints them)."""
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
@@ -64,14 +68,17 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[Column, str]:
             with np.errstate(over="ignore"):
                 seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
             return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
-    for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day")):
+    # Lines without a step number may be of any number of steps.
+    for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
+        : 2 * steps.numbered
+    ]:
         seconds, how = _differences(steps, steps[key])
         if np.isfinite(seconds).any():
             return seconds, f"differences of {what}{how}"
     return np.full(len(steps), np.nan), ""
 
 
-def _differences(steps: LogSteps, clock: Column) -> tuple[Column, str]:
+def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
     """Return (seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
     That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
@@ -80,11 +87,14 @@ def _differences(steps: LogSteps, clock: Column) -> tuple[Column, str]:
     known = clock[np.isfinite(clock)]
     between = np.diff(known)
     if len(between) and (known % 1 == 0).all() and np.median(between) < _COARSE_S:
-        return _over(steps, clock, max(1, len(steps) // 10)), ", which are whole seconds, over a tenth of the lines"
+        # Two whole seconds are exact to one: over 20 s that is 5 %.
+        apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
+        reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
+        return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
     return _over(steps, clock, 1), ""
 
 
-def _over(steps: LogSteps, clock: Column, reach: int) -> Column:
+def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
     if len(steps) > reach:
         same = steps.attempt[reach:] == steps.attempt[:-reach]
@@ -95,7 +105,7 @@ def _over(steps: LogSteps, clock: Column, reach: int) -> Column:
     return seconds
 
 
-def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
+def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
     """Return (lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
     apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0)
     loss = steps["loss"]
@@ -158,7 +168,7 @@ def _add_measured(draft: Draft, steps: LogSteps, times: StepTimes, how: str) -> 
         draft.flag(f"the program prints no step time: step_s is from {how}")
 
 
-def _flag_times(draft: Draft, steps: LogSteps, step_s: Column, times: StepTimes, asked: str) -> None:
+def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTimes, asked: str) -> None:
     counting = steps.counts
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
@@ -223,7 +233,33 @@ def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
         return planned - begun, f"steps ({draft.sources['steps_planned']})"
     if bars and max(bars) > begun:
         return max(bars) - begun, "steps of the bar"
-    return (last - begun, "steps") if last > begun else (0.0, "")
+    if last > begun:
+        return last - begun, "steps"
+    return _steps_of_rates(draft, part)
+
+
+def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
+    """Return the steps that the totals show: samples over the batch, or steps a second of three decimals."""
+    runtime, samples, rounded = (
+        float(fact.value)
+        if (fact := part.totals.get(name)) is not None and isinstance(fact.value, int | float)
+        else 0.0
+        for name in ("runtime_s", "samples_per_s", "steps_rounded")
+    )
+    low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
+    batch, epochs = draft.whole("global_batch"), draft.whole("epochs") or 1
+    words = f"steps, the only number that is {rounded:g} a second"
+    if batch and (counted := draft.whole("samples_per_epoch")):
+        least = most = math.ceil(counted / batch) * epochs
+    elif batch and samples:
+        least, most = (math.ceil(runtime * (samples + off) / batch) for off in (-0.0005, 0.0005))
+    else:
+        least, most = low, high
+    if rounded:
+        least, most = max(least, low), min(most, high)
+    if batch:
+        words = f"steps of {batch} samples"
+    return (float(least), words) if least == most > 0 else (0.0, "")
 
 
 _MOST_TOKENS = 10**18
@@ -284,7 +320,8 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
             # The difference lacks the tokens of the steps of the first line.
             begun = (step_tokens(draft) or 0) * steps.interval
             # Composer's first line counts the tokens before its step: none.
-            begun = int(float(column[first]) * each) if numbers[first] <= steps.interval and column[first] else begun
+            known_begin = numbers[first] <= steps.interval and (column[first] or numbers[first] == 0)
+            begun = int(float(column[first]) * each) if known_begin else begun
             total = int(float(column[last] - column[first]) * each) + begun
             if not 0 < total < _MOST_TOKENS:
                 continue
@@ -308,6 +345,16 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 _ZONE = "as printed, taken as UTC"
 _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
+
+
+def _has_finished(part: Part, dialect: str | None, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
+    """Return whether a part's totals show its program's end: that of the steps, and they are not fewer than planned."""
+    own = any(fact.dialect == dialect or dialect is None for fact in part.totals.values())
+    found = main_steps(part)
+    # The last line may be a whole interval of lines before the end.
+    interval = log_interval(found[1]) if found is not None else 1
+    short = bool(planned and spans) and max(span[1] for span in spans) + max(1, interval) < (planned or 0)
+    return bool(part.totals) and own and not short
 
 
 @dataclass(frozen=True)
@@ -389,7 +436,11 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
 
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None) -> _End:
     spans = [span for part in parts if (span := step_span(part))]
-    cause = first_cause(parts, any(reaches(span, planned) for span in spans) or any(part.totals for part in parts))
+    own = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
+    if steps.numbered and len(own):  # lines without a number, whose steps follow from samples or epochs
+        spans.append((float(own[0]), float(own.max())))
+    reached = any(reaches(span, planned) for span in spans)
+    cause = first_cause(parts, reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts))
     first_step, last_step = (
         min((span[0] for span in spans), default=None),
         max((span[1] for span in spans), default=None),

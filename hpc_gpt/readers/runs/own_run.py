@@ -8,21 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.files import read_json
+from hpc_gpt.engines import engine_named
 from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.readers.runs.attempts import AttemptRead, Metrics, epoch, iso, read_attempt
+from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
-from hpc_gpt.runs.standing import Standing, attempt_classes, read_end, read_standing, silent_s, words_between
+from hpc_gpt.runs.run_state import (
+    RunState,
+    attempt_classes,
+    cause_of_attempt,
+    read_run_state,
+    silent_s,
+    words_between,
+    words_of_cancel,
+    words_of_move,
+)
 from hpc_gpt.runs.state import class_of
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.cluster import device_named
-from hpc_gpt.settings.ds_config import zero_stage
-from hpc_gpt.settings.engines import has_zero
-from hpc_gpt.settings.resolve import Resolved, config_hash
+from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.words import counted
 
 DIALECT = "hpc-gpt"
 
@@ -40,7 +49,7 @@ def read_own(run: RunFolder) -> RunRead:
     """
     resolved = run.resolved()
     attempts = [read_attempt(attempt) for attempt in run.attempts()]
-    metrics = Metrics.joined([read.metrics for read in attempts])
+    metrics = MetricsLines.joined([read.metrics for read in attempts])
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
     steps.counts = steps_that_count(steps["step"], steps.attempt, first_steps)
@@ -55,7 +64,7 @@ def read_own(run: RunFolder) -> RunRead:
     _add_measurements(draft, attempts)
     _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     _add_attempts(draft, run, resolved, attempts)
-    versions = _table(read_json(run.path / "provenance.json").get("versions"))
+    versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:
         draft.flag(f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out")
@@ -90,17 +99,22 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
-    model = resolved.model
-    settings["model"] = {"tied": model.tied, "vocab_multiple": model.vocab_multiple, "preset": resolved.preset}
-    if parent := read_json(run.path / RESUMED_FROM):
+    if resolved.train.init is None:  # as in resolved.json
+        del settings["train"]["init"]
+    asked = figures_asked(resolved)
+    model = {key: value for key, value in resolved.model.table().items() if key not in asked}
+    settings["model"] = {**model, "preset": resolved.preset}
+    if parent := read_stored(run.path / RESUMED_FROM):
         settings["resumed_from"] = {"run": parent.get("run"), "step": parent.get("step")}
     if resolved.sweep is not None:
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row}
+    facts = engine_named(resolved.engine.name)
+    stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
     given = {
-        **figures_asked(resolved),
+        **asked,
         "name": resolved.name,
         "device": resolved.cluster.device,
-        "zero_stage": zero_stage(resolved) if has_zero(resolved.engine.name) else None,
+        "zero_stage": stage_that_runs if facts.has_zero else None,
         "settings": without_secrets(settings),
         "config_hash": config_hash(resolved),
     }
@@ -117,25 +131,13 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
 
 def _add_prediction(draft: Draft, run: RunFolder) -> None:
     """Add what the plan predicted at submission, if it did: the memory of each stage and the step time."""
-    tables = read_json(run.path / PREDICTED)
-    stages = _table(tables.get("memory_gib")).get("stages")
-    allocated = [_size(_table(stage).get("allocated")) for stage in (stages if isinstance(stages, list) else [])]
-    if allocated and None not in allocated:
+    tables = read_stored(run.path / PREDICTED)
+    allocated = [stage.get("allocated") for stage in (tables.get("memory_gib") or {}).get("stages") or []]
+    if allocated and all(allocated):
         draft.set("predicted_memory_gib", allocated, f"{PREDICTED}, allocated at the peak")
-    step_s = _size(_table(tables.get("step")).get("step_s"))
-    if step_s is not None:
-        by = "the profile's calibration" if tables.get("calibrated") is True else "data sheets"
+    if step_s := (tables.get("step") or {}).get("step_s"):
+        by = "the profile's calibration" if tables.get("calibrated") else "data sheets"
         draft.set("predicted_step_s", step_s, f"{PREDICTED}, by {by}")
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _size(value: Any) -> float | None:
-    """Return a figure above 0 from JSON, else None."""
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
-    return float(value) if sound else None
 
 
 def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
@@ -143,7 +145,7 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
     # provenance.json is of the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
         found = read.trainer.get("device")
-        if isinstance(found, str):
+        if found is not None:
             name, asked = None if found == "cpu" else device_named(found) or found, draft.get("device")
             if asked and asked not in (name, found):
                 draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}")
@@ -169,6 +171,8 @@ _MEASURED = (
 def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     """Add the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
     for read in attempts:
+        for kernel, reason in (read.trainer.get("attention_failed") or {}).items():
+            draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}")
         for name, tables, keys in (
             ("trainer", read.trainer, ("attention_used",)),
             ("measured", read.measured, _MEASURED),
@@ -182,7 +186,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
                     draft.set(key, tables[key], where + rate)
     # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
-    if skipped := next((count for count in counts if isinstance(count, int)), 0):
+    if skipped := next((count for count in counts if count), 0):
         draft.flag(f"{skipped} damaged shard{'s' if skipped > 1 else ''} of the data skipped")
 
 
@@ -204,7 +208,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     if len(evaluated):
         draft.set("loss_eval", float(steps["loss_eval"][evaluated[-1]]), steps.place(evaluated[-1]))
     if len(nan):
-        draft.flag(f"{len(nan)} steps with a loss that is no number, the first at {steps.place(nan[0])}")
+        draft.flag(f"{counted(len(nan), 'step')} with a loss that is no number, the first at {steps.place(nan[0])}")
     if np.all(skips > 0):
         draft.flag("every step was skipped: step_s includes forward and backward only")
     where = "metrics.jsonl of the attempts"
@@ -235,28 +239,30 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
 
 
 def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    standing = read_standing(run, resolved.train.log_every)
-    state, end, waiting = standing.state.ended, standing.end, standing.waits
+    run_state = read_run_state(run, resolved.train.log_every)
+    state, end, waiting = run_state.state.ended, run_state.end, run_state.waits
     ids = job_ids(run)
-    number = standing.attempt.number if standing.attempt else None
+    number = run_state.attempt.number if run_state.attempt else None
     last = next((read for read in attempts if read.attempt.number == number), None)
     submissions = run.submissions()
     cause = end.why if end and not waiting else None
-    if state == "pending" and last and (words := words_between(last.attempt)):
+    if state == "pending" and last and (words := words_between(last.attempt, why=True)):
         cause = words
-    if state == "error" and last and not last.ended:
-        cause = "its process is gone and wrote no end"
-    if state == "refused" and standing.state.by == "submission":
+    if cancelled := words_of_cancel(run, run_state):
+        cause = cancelled
+    if state in ("error", "user_error") and last and not last.ended:
+        cause = words_of_move(run_state) or "its process is gone and wrote no end"
+    if state == "refused" and run_state.state.by == "submission":
         cause = submissions[-1].get("refused")
-    where = _source_of_state(standing)
+    where = _source_of_state(run_state)
     draft.set("ended", state, where)
     draft.set("cause", _text(cause), where)
-    draft.set("attempts", _attempt_tables(run, attempts, standing), "attempts/*/")
+    draft.set("attempts", _attempt_tables(run, attempts, run_state), "attempts/*/")
     folder = f"attempts/{number}"
     job_id = _text((last.started.get("job_id") if last else None) or None)
     draft.set(
         "job_id",
-        (standing.job_id if waiting else job_id) or (ids[-1] if ids else None),
+        (run_state.job_id if waiting else job_id) or (ids[-1] if ids else None),
         f"{folder}/attempt.json" if job_id and not waiting else "the submissions",
     )
     first = next((read for read in attempts if read.start_s), None)
@@ -288,9 +294,9 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
     return draft.set("gpu_hours", hours, f"gpus x the time of {len(spans)} of {len(attempts)} attempts")
 
 
-def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Standing) -> list[dict[str, Any]]:
+def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], run_state: RunState) -> list[dict[str, Any]]:
     """Return the record's `attempts`: one object each."""
-    classes = attempt_classes(run, [read.attempt for read in attempts], standing)
+    classes = attempt_classes(run, [read.attempt for read in attempts], run_state)
     return [
         {
             "attempt": read.attempt.number,
@@ -298,7 +304,7 @@ def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Stand
             "started": iso(read.start_s),
             "ended_at": iso(epoch(read.ended.get("time"))),
             "ended": ended,
-            "cause": _text(read_end(read.attempt).cause),
+            "cause": _text(cause_of_attempt(run, read.attempt, ended) or _moved(read, run_state)),
             "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
             "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
             "node_list": _text(read.started.get("node_list")),
@@ -308,18 +314,26 @@ def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Stand
     ]
 
 
-def _source_of_state(standing: Standing) -> str:
+def _moved(read: AttemptRead, run_state: RunState) -> str | None:
+    """That the run folder was moved while this attempt ran."""
+    decides = (
+        run_state.attempt is not None and read.attempt.number == run_state.attempt.number and run_state.facts.began
+    )
+    return words_of_move(run_state) or None if decides and run_state.state.ended == "user_error" else None
+
+
+def _source_of_state(run_state: RunState) -> str:
     """Return which file gives the state of the run."""
-    state, line, attempt = standing.state, standing.line, standing.attempt
+    state, line, attempt = run_state.state, run_state.line, run_state.attempt
     if state.by == "submission":
         return "submissions.jsonl"
     if state.by == "mark":
-        return f"cancelled.{IN_QUEUE if line.get('queue') else standing.job_id}"
-    if standing.facts.queued:
+        return f"cancelled.{IN_QUEUE if line.get('queue') else run_state.job_id}"
+    if run_state.facts.queued:
         waits = state.ended == "pending"
         return f"submissions.jsonl: {'waits for its turn in a sweep' if waits else 'the sweep ended before its turn'}"
-    if standing.waits and state.by == "queue":
-        return f"submissions.jsonl: job {standing.job_id} has made no attempt yet"
+    if run_state.waits and state.by == "queue":
+        return f"submissions.jsonl: job {run_state.job_id} has made no attempt yet"
     if state.by == "process" and state.ended == "running":
         return f"submissions.jsonl: process {line.get('pid')}"
     where = f"attempts/{attempt.number}" if attempt is not None else "no attempt yet"
@@ -328,7 +342,7 @@ def _source_of_state(standing: Standing) -> str:
     if attempt is None:
         return where
     if state.by in ("next", "ended"):
-        ended = f": {class_of(standing.facts)}, continues" if state.ended == "pending" else ""
+        ended = f": {class_of(run_state.facts)}, continues" if state.ended == "pending" else ""
         return f"{where}/{state.by}.json{ended}"
     if state.ended == "running":
         return f"{where} was written to {silent_s(attempt):.0f} s ago"

@@ -12,7 +12,7 @@ from typing import Any
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.audit.document import Table, read_document
-from hpc_gpt.report.audit.ledger import Cell, Finding, Ledger, read_table
+from hpc_gpt.report.audit.ledger import Contradiction, Ledger, LedgerCell, read_table
 from hpc_gpt.report.audit.log_checks import Match, check_logs
 from hpc_gpt.report.audit.row_checks import (
     NAMED,
@@ -38,8 +38,8 @@ class Audit:
     """All cells of all tables of `path`, and the contradictions. `left_out`: what was not read."""
 
     path: Path
-    findings: Sequence[Finding]
-    cells: Sequence[Cell]
+    findings: Sequence[Contradiction]
+    cells: Sequence[LedgerCell]
     matches: Sequence[Match] = ()
     left_out: Sequence[str] = ()
     tables: Mapping[int, str] = field(default_factory=dict)  # line -> title
@@ -147,7 +147,7 @@ def as_json(audit: Audit) -> str:
     return json.dumps(tables, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _of_finding(audit: Audit, finding: Finding) -> list[str]:
+def _of_finding(audit: Audit, finding: Contradiction) -> list[str]:
     row = finding.row if len(finding.row) <= _LONGEST_ROW else finding.row[:_LONGEST_ROW] + " ..."
     lines = [f"{audit.path.name}:{finding.line}: {finding.column}: {finding.arithmetic}"]
     lines.append(f"    row: {row}")

@@ -28,7 +28,7 @@ Section = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table. `problem`: why its cells cannot be assigned to columns."""
 
     line: int
@@ -46,7 +46,7 @@ class Table:
 
     line: int
     headings: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     section: Section = (0,)
     title: str = ""
 
@@ -271,11 +271,11 @@ def _table(line: int, lines: Sequence[str], place: _Place, left_out: list[str]) 
     return Table(line, tuple(_cells(lines[0], width)), tuple(rows), place.section, place.title)
 
 
-def _row(line: int, cells: Sequence[str], width: int) -> Row:
+def _row(line: int, cells: Sequence[str], width: int) -> TableRow:
     """A row of `width` cells: missing cells are empty, as in Markdown; surplus cells are a problem."""
     if len(cells) > width:
-        return Row(line, tuple(cells[:width]), f"the row has {len(cells)} cells, the heading {width}")
-    return Row(line, (*cells, *[""] * (width - len(cells))))
+        return TableRow(line, tuple(cells[:width]), f"the row has {len(cells)} cells, the heading {width}")
+    return TableRow(line, (*cells, *[""] * (width - len(cells))))
 
 
 def _cells(line: str, width: int) -> list[str]:

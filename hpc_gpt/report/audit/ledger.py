@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
-from hpc_gpt.report.audit.document import Row, Table
+from hpc_gpt.report.audit.document import Table, TableRow
 from hpc_gpt.report.audit.formula import FormulaError
 from hpc_gpt.report.audit.quantities import (
     AXES,
@@ -56,7 +56,7 @@ _LEFT = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Contradiction:
     """One contradiction: the table has `said`, the arithmetic gives `found`; `line` is the row's.
 
     `source`: the line of the formula, or the log's file.
@@ -75,7 +75,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Cell:
+class LedgerCell:
     """A cell's outcome, and why it was not checked."""
 
     line: int
@@ -87,7 +87,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class LedgerColumn:
     """A column of a table. `unit`: a key of UNITS[quantity], None if neither heading nor cells have one.
 
     `problem`: why its quantity is not known. `axes`: of a layout, in the order of a cell such as 4/16/1.
@@ -102,13 +102,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownQuantity:
     """A quantity of a row: `printed` in `unit` (a key of UNITS), and its source `where` if it is not from a cell."""
 
     quantity: str
     printed: Printed
     unit: str | None = None
-    column: Column | None = None
+    column: LedgerColumn | None = None
     where: str = ""
 
     @property
@@ -131,25 +131,25 @@ class Known:
         return f" {self.unit}" if self.unit and self.worth != 1 else ""
 
 
-def fixed(quantity: str, value: Fraction, where: str = "") -> Known:
+def fixed(quantity: str, value: Fraction, where: str = "") -> KnownQuantity:
     """A quantity that is not from a cell."""
-    return Known(quantity, Printed(value, Fraction(0), None, str(value)), where=where)
+    return KnownQuantity(quantity, Printed(value, Fraction(0), None, str(value)), where=where)
 
 
 @dataclass
-class Line:
+class LedgerLine:
     """A row under audit: its quantities, why others are not known, and the outcomes of its cells, by column.
 
     A cell that breaks in one check stays broken.
     """
 
-    row: Row
+    row: TableRow
     ledger: Ledger
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, KnownQuantity] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     _ended: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
 
-    def cell(self, quantity: str) -> Known | None:
+    def cell(self, quantity: str) -> KnownQuantity | None:
         """A quantity that has its own column in the row."""
         known = self.known.get(quantity)
         return known if known is not None and known.column is not None else None
@@ -185,7 +185,7 @@ class Line:
         heading = column.heading.strip() if column else quantity
         said = said or self.known[quantity].printed.text
         self.ledger.findings.append(
-            Finding(kind, self.row.line, table.title, table.line, row, heading, said, found, arithmetic, source)
+            Contradiction(kind, self.row.line, table.title, table.line, row, heading, said, found, arithmetic, source)
         )
 
     def _end(self, quantity: str, outcome: Outcome, why: str) -> None:
@@ -196,7 +196,7 @@ class Line:
         if _RANK[outcome] > _RANK[before]:
             self._ended[column.at] = (outcome, why)
 
-    def ended(self, column: Column) -> Cell:
+    def ended(self, column: LedgerColumn) -> LedgerCell:
         """The outcome of the cell in a column."""
         text = self.row.cells[column.at]
         outcome, why = self._ended.get(column.at, _UNCHECKED)
@@ -210,7 +210,7 @@ class Line:
                 why = f"the cell {found}"
             elif not why:
                 why = _LEFT.get(column.quantity or "", "an input: no log belongs to the row")
-        return Cell(self.row.line, self.ledger.table.line, column.heading.strip(), text, outcome, why)
+        return LedgerCell(self.row.line, self.ledger.table.line, column.heading.strip(), text, outcome, why)
 
 
 @dataclass
@@ -218,21 +218,21 @@ class Ledger:
     """One table under audit: its columns, its lines and the findings."""
 
     table: Table
-    columns: Sequence[Column]
-    rows: list[Line] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    columns: Sequence[LedgerColumn]
+    rows: list[LedgerLine] = field(default_factory=list)
+    findings: list[Contradiction] = field(default_factory=list)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LedgerLine]:
         """The rows that are not blank."""
         return [line for line in self.rows if not line.row.is_blank]
 
-    def column(self, quantity: str) -> Column | None:
+    def column(self, quantity: str) -> LedgerColumn | None:
         """The column of a quantity; for an axis also that of layouts."""
         names = (quantity, "layout") if quantity in AXES else (quantity,)
         return next((column for column in self.columns if column.quantity in names), None)
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[LedgerCell]:
         """Every cell of the table with its outcome."""
         return [line.ended(column) for line in self.rows for column in self.columns]
 
@@ -244,7 +244,7 @@ def read_table(table: Table, statements: Statements) -> Ledger:
     return ledger
 
 
-def _read_columns(table: Table, statements: Statements) -> list[Column]:
+def _read_columns(table: Table, statements: Statements) -> list[LedgerColumn]:
     meant = [named(heading) for heading in table.headings]
     columns = [_column(at, table, name, statements) for at, name in enumerate(meant)]
     counted: list[str | None] = [each.quantity for each in columns if each.quantity not in (None, "notes", "memory")]
@@ -255,14 +255,14 @@ def _read_columns(table: Table, statements: Statements) -> list[Column]:
     return columns
 
 
-def _column(at: int, table: Table, name: Named | None, statements: Statements) -> Column:
+def _column(at: int, table: Table, name: Named | None, statements: Statements) -> LedgerColumn:
     heading = table.headings[at]
     if name is None and not any(_is_size(each) for each in table.headings) and _names_sizes(table, at):
         name = Named("size")
     if axes := axes_of(heading):
-        return Column(at, heading, "layout", axes=axes)
+        return LedgerColumn(at, heading, "layout", axes=axes)
     if name is None:
-        return Column(at, heading, problem="what the column holds is not known")
+        return LedgerColumn(at, heading, problem="what the column holds is not known")
     quantity, unit = name.quantity, name.unit
     units = set()
     for row in table.rows:
@@ -277,13 +277,13 @@ def _column(at: int, table: Table, name: Named | None, statements: Statements) -
         elif not units and said is not None:
             quantity = said.quantity
         else:
-            return Column(
+            return LedgerColumn(
                 at, heading, problem=f"the document does not say whether {heading.strip()} is a time or a rate"
             )
     if unit is None and len(units) == 1:
         only = units.pop()
         unit = only if only in UNITS.get(quantity, {}) else None
-    return Column(at, heading, quantity, unit)
+    return LedgerColumn(at, heading, quantity, unit)
 
 
 def _is_size(heading: str) -> bool:
@@ -301,16 +301,16 @@ def _names_sizes(table: Table, at: int) -> bool:
     return 0 < len(sizes) == numbers and 2 * numbers >= len(cells)
 
 
-def _read_line(row: Row, ledger: Ledger, statements: Statements) -> Line:
+def _read_line(row: TableRow, ledger: Ledger, statements: Statements) -> LedgerLine:
     """A row with its quantities; a sentence gives one only if the table has no column for it."""
-    line = Line(row, ledger)
+    line = LedgerLine(row, ledger)
     known = line.known
     for column in ledger.columns:
         if column.quantity == "layout":
             known |= _read_layout(row, column)
         elif column.quantity is not None:
             found = _read_cell(row, column)
-            if isinstance(found, Known):
+            if isinstance(found, KnownQuantity):
                 known[column.quantity] = found
             else:
                 line.unknown[column.quantity] = f"{column.heading.strip()} {'is blank' if found == 'blank' else found}"
@@ -328,7 +328,7 @@ def _read_line(row: Row, ledger: Ledger, statements: Statements) -> Line:
     return line
 
 
-def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table) -> None:
+def _derive_gpus(known: dict[str, KnownQuantity], statements: Statements, table: Table) -> None:
     """Adds the GPUs of a row that counts nodes, if the row or a sentence gives the GPUs of a node."""
     of_node = known.get("gpus_per_node")
     if of_node is None:
@@ -341,7 +341,7 @@ def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table) 
     known["gpus"] = fixed("gpus", nodes * of_node.value, f"{words} ({of_node.where})" if of_node.where else words)
 
 
-def _read_layout(row: Row, column: Column) -> dict[str, Known]:
+def _read_layout(row: TableRow, column: LedgerColumn) -> dict[str, KnownQuantity]:
     """The axes of a cell such as tp4-pp16-dp1, or 4/16/1 if the heading names the axes; empty if it is neither."""
     cell = row.cells[column.at].strip().strip("()[]`*") if not row.problem else ""
     named_sizes = [(match["axis"].lower(), match["size"]) for match in _AXIS.finditer(cell[:200])]
@@ -354,7 +354,7 @@ def _read_layout(row: Row, column: Column) -> dict[str, Known]:
     return {axis: replace(fixed(axis, Fraction(size)), column=column) for axis, size in named_sizes if int(size) > 0}
 
 
-def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) -> None:
+def _derive_dp(known: dict[str, KnownQuantity], table: Table, statements: Statements) -> None:
     """Adds dp by a formula of the document ("DP=GPUs"), else from the layout."""
     for equation in [equation for group in statements.formulas("dp", table) for equation in group]:
         names = equation.formula.names
@@ -373,7 +373,7 @@ def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) ->
             known["dp"] = fixed("dp", dp, "GPUs / (TP x PP)")
 
 
-def _read_cell(row: Row, column: Column) -> Known | str:
+def _read_cell(row: TableRow, column: LedgerColumn) -> KnownQuantity | str:
     """The number of a cell in its unit, or why it cannot be used; "blank" for an empty cell."""
     if row.problem:
         return row.problem
@@ -393,4 +393,4 @@ def _read_cell(row: Row, column: Column) -> Known | str:
         return "is not a whole number above 0"
     if cell.value <= 0 and column.quantity in ("size", "step_s"):
         return "is not above 0"
-    return Known(column.quantity, cell, unit, column)
+    return KnownQuantity(column.quantity, cell, unit, column)

@@ -14,10 +14,11 @@ from math import isfinite
 
 import numpy as np
 
+from hpc_gpt.engines import engines
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.readers.steps import Column
-from hpc_gpt.report.audit.document import Row, Table
-from hpc_gpt.report.audit.ledger import Known, Ledger, Line, fixed
+from hpc_gpt.readers.steps import StepColumn
+from hpc_gpt.report.audit.document import Table, TableRow
+from hpc_gpt.report.audit.ledger import KnownQuantity, Ledger, LedgerLine, fixed
 from hpc_gpt.report.audit.quantities import plain_name, show
 from hpc_gpt.report.audit.row_checks import choose_units, stated_for, work_out
 from hpc_gpt.report.audit.statements import Statements
@@ -28,15 +29,6 @@ _NEEDED = ("global_batch", "micro_batch", "tp", "pp", "dp")
 # The largest relative difference of a size, in 10^9 or 2^30, and of a time for a row to be the log's.
 _SIZE_NEAR = Fraction(1, 10)
 _TIME_NEAR = 0.10
-# The engine by words of a title; the first that fits counts.
-_PROGRAMS = (
-    ("hf-deepspeed", {"hf", "huggingface", "transformers"}),
-    ("fsdp", {"fsdp", "fsdp2"}),
-    ("deepspeed-zero", {"zero", "zero1", "zero2", "zero3"}),
-    ("deepspeed-3d", {"3d"}),
-    ("ddp", {"ddp"}),
-    ("megatron-lm", {"megatron"}),
-)
 _DATE = re.compile(r"(?<![\d.:-])(?:(?P<year>20\d\d)-)?(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])(?![\d.-])")
 # The largest relative difference at which the median of the steady steps agrees with the record.
 _SAME = 1e-3
@@ -121,7 +113,7 @@ def step_figures(run: RunRead) -> StepFigures:
     )
 
 
-def _first_text(step: Column) -> str:
+def _first_text(step: StepColumn) -> str:
     """The name of a log's first line: one iteration, or the mean of several."""
     numbers = step[:2][np.isfinite(step[:2])]
     if len(numbers) == 2 and numbers[1] - numbers[0] > 1:
@@ -133,7 +125,7 @@ def _first_text(step: Column) -> str:
 class Pair:
     """A row and its run. `same`: the quantities that both have."""
 
-    line: Line
+    line: LedgerLine
     run: RunRead
     figures: StepFigures
     same: Sequence[str]
@@ -177,7 +169,7 @@ def _choose(run: RunRead, scored: Sequence[tuple[int, Pair]]) -> tuple[Pair | No
     return first[0], Match(name, lines[0], f"the same {', '.join(first[0].same)}{fewer}")
 
 
-def _same(line: Line, run: RunRead) -> list[str]:
+def _same(line: LedgerLine, run: RunRead) -> list[str]:
     """The quantities that row and run have in common; empty if one differs or there are too few."""
     same = []
     for quantity in COMPARED:
@@ -194,17 +186,17 @@ def _same(line: Line, run: RunRead) -> list[str]:
     )
 
 
-def _size_is_near(size: Known | None, params: int | None) -> bool:
+def _size_is_near(size: KnownQuantity | None, params: int | None) -> bool:
     if size is None or size.worth is None or not params:
         return True
     printed = size.value * size.worth
     return any(abs(printed - count) <= count * _SIZE_NEAR for count in (params, Fraction(params, 2**30) * 10**9))
 
 
-def _score(line: Line, run: RunRead, figures: StepFigures) -> int | None:
+def _score(line: LedgerLine, run: RunRead, figures: StepFigures) -> int | None:
     """How well a row fits by program, date and time; None if it is of another run."""
     program, engine = _program(line.ledger.table), run.record.engine
-    known = {name for name, _ in _PROGRAMS}
+    known = engines()
     score = 0
     if program is not None and engine in known:
         score += 2 if program == engine else -2
@@ -228,13 +220,14 @@ def _program(table: Table) -> str | None:
     """The engine that a table's title names, the innermost heading first."""
     for title in reversed(table.title.split(" > ")):
         words = set(plain_name(title).split())
-        for engine, signs in _PROGRAMS:
-            if words & signs:
-                return engine if engine != "megatron-lm" or "deepspeed" not in words else None
+        # A program's name counts last: Megatron's trainings are under DeepSpeed, too, and then the way is named.
+        for facts in sorted(engines().values(), key=lambda facts: (facts.is_program, -facts.order)):
+            if words & facts.published.title_words:
+                return facts.name if "deepspeed" not in words or not facts.engine_with_deepspeed(False) else None
     return None
 
 
-def _days_apart(row: Row, started: str | None) -> int | None:
+def _days_apart(row: TableRow, started: str | None) -> int | None:
     """Days between a date in the row and the run's start; None if one of them is not known."""
     found = next((match for cell in row.cells if (match := _DATE.search(cell[:100]))), None)
     if found is None or not started:
@@ -370,7 +363,7 @@ def _check_figures(pair: Pair) -> None:
         pair.line.breaks("figure", quantity, found, arithmetic, _by(pair.run, quantity))
 
 
-def _is_near(cell: Known, figure: Fraction) -> bool:
+def _is_near(cell: KnownQuantity, figure: Fraction) -> bool:
     """Whether a cell agrees with the log's figure within rounding."""
     return cell.printed.says(figure) or abs(figure - cell.value) <= abs(figure) * _NEAR
 

@@ -51,7 +51,7 @@ _NAMES: dict[str, str] = {
     "tflops": "tflops|tflop s|tflop|tflops s|teraflops|tflops gpu|tflop s gpu|tflops per gpu|tflops device|"
     "achieved tflops|achieved tflop s|tflop s device|tflops s gpu|effective tflops|approx tflops|"
     "achieved tflops gpu",
-    "tflops_seed": "tflops seed|seed tflops|tflops seed formula",
+    "tflops_seed": "tflops seed|seed tflops|tflops seed formula|tflops p s b|tflops 8 or 6 p s b",
     "tflops_hardware": "tflops hardware|hardware tflops|hardware tflops gpu|hardware tflop s",
     "tflops_model": "tflops model|model tflops|model tflops gpu|model tflop s",
     "mfu": "mfu|model flops utilization|model flops utilisation",

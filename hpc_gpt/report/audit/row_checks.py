@@ -12,7 +12,7 @@ from typing import Literal
 
 from hpc_gpt.formulas import Recompute, tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.report.audit.formula import FormulaError
-from hpc_gpt.report.audit.ledger import Column, Kind, Known, Ledger, Line
+from hpc_gpt.report.audit.ledger import Kind, KnownQuantity, Ledger, LedgerColumn, LedgerLine
 from hpc_gpt.report.audit.quantities import AXES, SAID, UNITS, WHOLE, plain_name, show
 from hpc_gpt.report.audit.statements import Equation, Statements
 
@@ -63,7 +63,7 @@ class Worked:
     said: str = ""
 
 
-def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
+def stated_for(column: LedgerColumn, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
     """The formulas of a column, nearest first; for a heading with Throughput also those of that name."""
     assert column.quantity is not None
     groups = statements.formulas(column.quantity, ledger.table)
@@ -72,7 +72,7 @@ def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[l
     return groups
 
 
-def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[int]:
+def check_stated(column: LedgerColumn, ledger: Ledger, statements: Statements) -> set[int]:
     """Checks a column against the nearest formula that each row has the inputs of; returns the lines checked.
 
     If a section states several formulas, a cell breaks only if it agrees with none.
@@ -106,7 +106,7 @@ def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[
     return checked
 
 
-def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
+def _conclude(line: LedgerLine, cell: KnownQuantity, worked: Sequence[Worked]) -> None:
     quantity = cell.quantity
     in_its_unit = [found.figure / (cell.worth or 1) for found in worked]
     # A share may be printed in percent without a percent sign.
@@ -123,7 +123,7 @@ def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
     line.breaks(kind, quantity, shown, arithmetic, source)
 
 
-def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
+def work_out(equation: Equation, line: LedgerLine, units: Units) -> Worked | str:
     """The formula's value on a row's inputs as printed, or why it has none."""
     taken: dict[str, Fraction] = {}
     said = []
@@ -144,7 +144,7 @@ def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
     return Worked(figure, arithmetic, equation, "; ".join(said))
 
 
-def choose_units(equation: Equation, column: Column, ledger: Ledger) -> Units | str:
+def choose_units(equation: Equation, column: LedgerColumn, ledger: Ledger) -> Units | str:
     """Units for the names that have none, by which the figures are nearest to the column's; or why none are."""
     unsaid = [name.quantity for name in equation.formula.names.values() if not name.unit and name.quantity in _UNSAID]
     choices = [
@@ -160,7 +160,7 @@ def choose_units(equation: Equation, column: Column, ledger: Ledger) -> Units | 
     return best
 
 
-def _away(equation: Equation, column: Column, ledger: Ledger, units: Units) -> float:
+def _away(equation: Equation, column: LedgerColumn, ledger: Ledger, units: Units) -> float:
     """The median absolute logarithm of the ratios of the figures to the column's, inf if there are none."""
     assert column.quantity is not None
     ratios = []
@@ -188,7 +188,7 @@ def _log(value: Fraction) -> float:
     return log(value.numerator) - log(value.denominator)
 
 
-def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
+def check_named(line: LedgerLine, formula: FormulaName, recompute: Recompute) -> None:
     """Checks the row's TFLOPs against `tflops_<formula>` of its inputs as printed."""
     cell = line.cell("tflops")
     if cell is None:
@@ -220,7 +220,7 @@ def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
     line.breaks("formula", "tflops", found, arithmetic, f"asked for: tflops_{formula}")
 
 
-def check_rates(line: Line, done: Sequence[str] = ()) -> None:
+def check_rates(line: LedgerLine, done: Sequence[str] = ()) -> None:
     """Checks tokens/s and samples/s against batch, length, time and each other, by definition.
 
     Inputs may have been rounded or truncated: a cell breaks only if no inputs that print as the row's give it. `done`:
@@ -243,7 +243,7 @@ def check_rates(line: Line, done: Sequence[str] = ()) -> None:
             line.leave(quantity, why)
 
 
-def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str, ...]) -> None:
+def _check_rate(line: LedgerLine, cell: KnownQuantity, over: tuple[str, ...], under: tuple[str, ...]) -> None:
     inputs, count = [line.known[name] for name in (*over, *under)], len(over)
     worths = [known.worth for known in (cell, *inputs)]
     if None in worths:
@@ -271,7 +271,7 @@ def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str
     line.breaks("definition", cell.quantity, found, arithmetic, f"by definition: {names}")
 
 
-def _range(known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:
+def _range(known: KnownQuantity, worth: Fraction) -> tuple[Fraction, Fraction]:
     """The range of a number that prints as this; a whole number is exact."""
     low, high = (known.value, known.value) if known.quantity in WHOLE else known.printed.range
     return max(low, Fraction(0)) * worth, high * worth
@@ -281,7 +281,7 @@ def _rate(inputs: Sequence[Fraction], over: int) -> Fraction:
     return prod(inputs[:over], start=Fraction(1)) / prod(inputs[over:], start=Fraction(1))
 
 
-def check_layout(line: Line) -> None:
+def check_layout(line: LedgerLine) -> None:
     """Checks that tp x pp x dp is the row's GPUs, or divides them if an axis is not known."""
     gpus, ledger = line.whole("gpus"), line.ledger
     axes = {axis: size for axis in AXES if (size := line.whole(axis)) is not None}
@@ -316,7 +316,7 @@ def check_layout(line: Line) -> None:
     line.breaks("layout", of_row, str(product), f"impossible layout: {needs}", "; ".join(said), str(gpus))
 
 
-def check_batch(line: Line) -> None:
+def check_batch(line: LedgerLine) -> None:
     """Checks that the global batch is micro-batch x micro-batches x dp, if the document has no formula of it."""
     whole, micro, dp = line.whole("global_batch"), line.whole("micro_batch"), line.whole("dp")
     chunks = line.whole("micro_batches")

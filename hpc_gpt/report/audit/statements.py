@@ -194,14 +194,14 @@ def _symbols(passages: Sequence[Passage]) -> dict[str, Named]:
         if passage.is_code:
             continue
         for match in _SYMBOL.finditer(passage.text):
-            symbol, firmly = match["symbol"], bool(match["is"].strip())
-            if named(symbol, in_formula=True) or (not firmly and len(symbol) > 1):
+            symbol, is_explained = match["symbol"], bool(match["is"].strip())
+            if named(symbol, in_formula=True) or (not is_explained and len(symbol) > 1):
                 continue
             quantity = "step_s" if match["seconds"] else (quantity_of(match["name"]) or "")
             unit = "s" if match["seconds"] else plain_unit(match["unit"] or "")
             unit = {"billions": "billion", "millions": "million"}.get(unit, unit)
             meant = Named(quantity, unit if unit in UNITS.get(quantity, {}) else None)
-            said.setdefault(symbol, {}).setdefault(firmly, set()).add(meant)
+            said.setdefault(symbol, {}).setdefault(is_explained, set()).add(meant)
     return {symbol: next(iter(ways)) for symbol, by in said.items() if len(ways := by.get(True) or by[False]) == 1}
 
 

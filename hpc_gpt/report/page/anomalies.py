@@ -17,7 +17,7 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import counted, show_digits
+from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 
 LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
@@ -70,8 +70,6 @@ _FLAG_LEVELS = (
 _SLOWER = 1.1  # ratio to the median of similar runs from which a run is slow
 _LIKE = 3  # similar runs needed for that
 _WIDE = 1.5  # p90 over p10
-_FEW = 3  # anomalies that differ only in their figures are joined if there are more
-_FIGURES = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -125,15 +123,15 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
     """Joins anomalies whose texts differ only in their figures, if there are more than a few."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
-        shapes[anomaly.level, _FIGURES.sub("#", anomaly.words)].append(anomaly)
+        shapes[anomaly.level, without_figures(anomaly.words)].append(anomaly)
     merged = []
     for (level, _), alike in shapes.items():
-        if len(alike) <= _FEW:
+        if len(alike) <= FEW_ALIKE:
             merged += alike
             continue
         worst = max(alike, key=lambda anomaly: anomaly.cost)
         runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
-        words = f"{worst.words} (the others are alike, with other figures)"
+        words = f"{worst.words} ({ALIKE})"
         merged.append(Anomaly(level, words, tuple(runs), worst.where, sum(anomaly.cost for anomaly in alike)))
     return merged
 
@@ -165,9 +163,9 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
         yield _flag_level(flag), flag, ""
     flagged = " ".join(flags).lower()
     if (nan := number(record.nan_steps)) and "no number" not in flagged and "nan" not in flagged:
-        yield DOUBT, f"{nan:,.0f} steps with a NaN loss", ""
+        yield DOUBT, f"{counted(int(nan), 'step')} with a NaN loss", ""
     if (skipped := number(record.skipped_steps)) and "every step was skipped" not in flagged:
-        yield LOOK, f"{skipped:,.0f} steps skipped", ""
+        yield LOOK, f"{counted(int(skipped), 'step')} skipped", ""
     if again := trained_again(run.steps):
         restarts = len(set(run.steps.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {counted(restarts, 'restart')}", ""

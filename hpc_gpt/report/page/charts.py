@@ -28,7 +28,7 @@ _FARTHEST, _NEAREST = 1e150, 1e-150  # figures beyond these are drawn at these
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartSeries:
     """One line. All arrays are (n,), in order of training; `again`: a later attempt trained the step again."""
 
     x: Points
@@ -53,7 +53,7 @@ class Marks:
 
 
 def line_chart(
-    title: str, words: str, unit: str, series: Sequence[Series], anchor: str, marks: Marks | None = None
+    title: str, words: str, unit: str, series: Sequence[ChartSeries], anchor: str, marks: Marks | None = None
 ) -> Svg:
     """A chart of figures in `unit` over steps. `words`: its description for a screen reader. `anchor`: its id."""
     marks = marks or Marks()
@@ -103,7 +103,7 @@ def _frame(x: Axis, y: Axis, unit: str) -> Iterator[str]:
     )
 
 
-def _line(one: Series, x: Axis, y: Axis) -> Iterator[str]:
+def _line(one: ChartSeries, x: Axis, y: Axis) -> Iterator[str]:
     stretches = pieces(one.attempt, one.again)
     if len(stretches) > MOST_STRETCHES:
         stretches = [slice(0, len(one.x))]

@@ -16,11 +16,11 @@ import numpy as np
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ended_text
-from hpc_gpt.report.page.charts import SERIES, Marks, Points, Series, line_chart, swatch
+from hpc_gpt.report.page.charts import SERIES, ChartSeries, Marks, Points, line_chart, swatch
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.words import NOTHING, show_digits
+from hpc_gpt.words import NOTHING, counted, show_digits
 
 MOST_FLAGS = 40
 MOST_FAILURES = 12
@@ -168,7 +168,7 @@ def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> lis
     """Charts of loss and of step time of up to SERIES runs together; none if fewer than two have a curve."""
     figures = []
     for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
-        drawn: list[tuple[Series, StepTable, str]] = []
+        drawn: list[tuple[ChartSeries, StepTable, str]] = []
         for run, label in zip(runs, labels, strict=True):
             curve = _drawable(run.steps)
             values = curve[key]
@@ -225,7 +225,9 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
     words = [f"{name} {_course(one.x, one.y)}."]
     legend = [(swatch("s0"), unit)]
     if one.again.any():
-        legend.append((swatch("s0 again"), f"{int(one.again.sum()):,} steps that a later attempt trained again"))
+        legend.append(
+            (swatch("s0 again"), f"{counted(int(one.again.sum()), 'step')} that a later attempt trained again")
+        )
     if level is not None:
         text = f"step_s, {show_digits(middle)} s"
         if low is not None:
@@ -240,10 +242,10 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
         words.append(_restarts_text(restarts))
     if len(skipped):
         legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
-        words.append(f"{len(skipped):,} steps skipped, the first at step {skipped[0]:,.0f}.")
+        words.append(f"{counted(len(skipped), 'step')} skipped, the first at step {skipped[0]:,.0f}.")
     if len(nan):
         legend.append((swatch("nan"), f"steps with no finite loss ({len(nan):,})"))
-        words.append(f"{len(nan):,} steps with no finite loss, the first at step {nan[0]:,.0f}.")
+        words.append(f"{counted(len(nan), 'step')} with no finite loss, the first at step {nan[0]:,.0f}.")
     if curve.stride > 1:
         words.append(f"One of {curve.stride} steps is drawn.")
         legend.append((swatch("s0"), f"one of {curve.stride} steps"))
@@ -277,8 +279,8 @@ def _restarts(curve: StepTable) -> list[tuple[float, str]]:
     return [(float(curve["step"][at]), f"attempt {curve.attempt[at]}") for at in changes]
 
 
-def _series(curve: StepTable, values: Points, style: int) -> Series:
-    return Series(curve["step"], values, curve.attempt, ~curve.counts, style)
+def _series(curve: StepTable, values: Points, style: int) -> ChartSeries:
+    return ChartSeries(curve["step"], values, curve.attempt, ~curve.counts, style)
 
 
 def _drawable(curve: StepTable) -> StepTable:

@@ -8,26 +8,18 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import NOTHING, show_digits, show_params, show_share, show_whole
+from hpc_gpt.words import NOTHING, show_count, show_digits, show_params
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
 BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
 MOST_LINES = 60  # of the layouts
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A column's heading; `means` says what it holds."""
-
-    text: str
-    means: str
-    right: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,14 +40,6 @@ class Line:
     ended: str
     bad: bool
     cells: Sequence[Cell]
-
-
-@dataclass(frozen=True)
-class _Column:
-    heading: Heading
-    keys: tuple[str, ...]
-    value: Callable[[Record], float | str | None]
-    show: Callable[[float], str] = show_digits
 
 
 def layout_text(record: Record) -> str:
@@ -86,14 +70,6 @@ def run_label(run: RunRead, place: int) -> str:
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
 
 
-def _params(figure: float) -> str:
-    return show_params(int(figure))
-
-
-def _plain(figure: float) -> str:
-    return f"{figure:.0f}" if figure == int(figure) else show_digits(figure)
-
-
 def rate_text(figure: float) -> str:
     """At least three digits, with commas between thousands."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
@@ -110,62 +86,51 @@ def _spread(record: Record) -> str | None:
     return f"{figure_text(show_digits, low)}..{figure_text(show_digits, high)}"
 
 
-def _key(text: str, key: str, means: str, show: Callable[[float], str] = show_digits) -> _Column:
-    return _Column(Heading(text, means), (key,), lambda record: number(getattr(record, key)), show)
+def _figures(*keys: str) -> list[Column]:
+    """The columns as the page has them: with the unit TFLOP/s."""
+    return [replace(FIGURES[key], heading=FIGURES[key].heading.replace("TFLOPs", "TFLOP/s")) for key in keys]
 
 
-def _words(text: str, keys: tuple[str, ...], means: str, value: Callable[[Record], str | None]) -> _Column:
-    return _Column(Heading(text, means, False), keys, value)
+def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | None], means: str) -> Column:
+    return Column(heading, keys, value, str, right=False, means=means)
 
 
 _COLUMNS = (
-    _key("GPUs", "gpus", "GPUs of the whole run", _plain),
-    _key("Size", "params", "parameters, a tied embedding counted once; 1 B = 10^9", _params),
-    _words("Layout", ("tp", "pp", "dp", "zero_stage"), "tensor, pipeline and data parallel sizes; ZeRO stage",
-           lambda record: words if (words := layout_text(record)) != NOTHING else None),
-    _key("Step s", "step_s", "median seconds of the steady steps"),
-    _Column(Heading("p10..p90 s", "10th and 90th percentile of the same steps; sorted by the 10th"),
-            ("step_s_p10", "step_s_p90"), _spread),
-    _key("Tokens/s", "tokens_per_s", "global batch x sequence / step time", show_whole),
-    _Column(Heading("Tokens/s per GPU", "tokens/s / GPUs"), ("tokens_per_s", "gpus"), tokens_per_s_gpu,
-            rate_text),
-    _key("TFLOP/s seed", "tflops_seed", "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without; seed 001"),
-    _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
-    _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
-    _key("TFLOP/s printed", "tflops_printed", "as the program prints it, by its own formula"),
-    _key("MFU", "mfu", "TFLOP/s model over the device's dense peak", show_share),
-    _Column(Heading("Memory GiB", "GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
-            ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0]),
-    _key("Loss first", "loss_first", "loss at the first step"),
-    _key("Loss last", "loss_last", "loss at the last step"),
-    _key("Loss eval", "loss_eval", "loss of the last evaluation"),
-    _key("Skipped steps", "skipped_steps", "steps without an update, as after an overflow", _plain),
-    _key("NaN steps", "nan_steps", "steps whose loss is not a number", _plain),
-    _Column(Heading("Attempts", "starts of the run"), ("attempts",),
-            lambda record: float(len(record.attempts)) if record.attempts else None, _plain),
-    _key("GPU hours", "gpu_hours", "GPUs x hours over all attempts"),
-    _key("Glob-BS", "global_batch", "samples of one optimizer step over all GPUs", _plain),
-    _key("Mic-BS", "micro_batch", "samples of one forward pass of a GPU", _plain),
-    _key("Seq", "seq", "tokens of a sample", _plain),
-    _words("Program", ("engine", "dialect"), "the engine, else the program whose log it is",
-           lambda record: record.engine or record.dialect),
-    _words("Device", ("device",), "the GPU", lambda record: record.device),
-    _words("Started", ("started",), "UTC", _time),
+    *_figures("gpus", "params"),
+    _words("Layout", ("tp", "pp", "dp", "zero_stage"),
+           lambda record: words if (words := layout_text(record)) != NOTHING else None,
+           "tensor, pipeline and data parallel sizes; ZeRO stage"),
+    *_figures("step_s"),
+    Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
+           means="10th and 90th percentile of the same steps; sorted by the 10th"),
+    *_figures("tokens_per_s"),
+    Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, rate_text, means="tokens/s / GPUs"),
+    *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu"),
+    Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
+           show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
+    *_figures("loss_first", "loss_last", "loss_eval", "skipped_steps", "nan_steps"),
+    Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
+           means="starts of the run"),
+    *_figures("gpu_hours", "global_batch", "micro_batch", "seq"),
+    _words("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
+           "the engine, else the program whose log it is"),
+    *_figures("device"),
+    _words("Started", ("started",), _time, "UTC"),
 )  # fmt: skip
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
 # A column of these with only zeros is left out.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
-def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Heading], list[Line]]:
-    """Headings and lines; a column without any value is left out. `sources`: cells have the source of their figure."""
+def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Column], list[Line]]:
+    """Columns and lines; a column without any value is left out. `sources`: cells have the source of their figure."""
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
     filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
     lines = [
         _line(run.record, label, [cells[at] for at in filled])
         for run, label, cells in zip(runs, labels, grid, strict=True)
     ]
-    return [_COLUMNS[at].heading for at in filled], lines
+    return [_COLUMNS[at] for at in filled], lines
 
 
 def ended_sign(ended: str | None) -> str:
@@ -181,18 +146,18 @@ def _line(record: Record, label: str, cells: list[Cell]) -> Line:
     return Line(label, ended_sign(record.ended), ended_text(record.ended), bad, cells)
 
 
-def _says(column: _Column, cell: Cell) -> bool:
+def _says(column: Column, cell: Cell) -> bool:
     return cell.text != NOTHING and not (column.keys[0] in _ZERO_IS_NOTHING and cell.text == "0")
 
 
-def _cell(column: _Column, record: Record, sources: bool) -> Cell:
-    value = column.value(record)
+def _cell(column: Column, record: Record, sources: bool) -> Cell:
+    value = column.value(record) if column.digits is str else number(column.value(record))
     if value is None:
         cell = Cell(NOTHING)
-    elif isinstance(value, str):
+    elif column.digits is str:
         cell = Cell(safe(value, 80), f"{number(record.step_s_p10):.6g}" if column.keys[0] == "step_s_p10" else "")
     else:
-        text = figure_text(column.show, value)
+        text = figure_text(column.digits, value)
         cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
     return replace(cell, source=source_of(record, column.keys)) if sources and value is not None else cell
 
@@ -220,7 +185,7 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
         tokens, (memory, kind) = tokens_per_s_gpu(record), peak_memory_gib(record)
         if tokens is None and memory is None:
             continue
-        size = figure_text(_params, number(record.params))
+        size = figure_text(show_params, number(record.params))
         key = (layout_text(record), record.gpus, _program(record))
         entry = groups[size].setdefault(key, _Layout(record))
         entry.runs += 1

@@ -14,28 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import (
+from hpc_gpt.runs.checkpoints import (
     COMPLETE,
-    REMOVE_IT,
     SCHEMA,
-    WRITING,
-    Fault,
-    Removal,
-    Retention,
+    CheckpointFault,
     check_file,
-    describe_removed,
     folder_name,
     list_complete,
     read_marker,
-    set_aside,
 )
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Retention, describe_removed, set_aside
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
-from hpc_gpt.train.checkpoints.save import Outcome, Save
+from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.full_disk import Refusal, disk_refusal, find_room
 from hpc_gpt.train.ranks import Peers
+from hpc_gpt.words import show_bytes
 
 # Room for headers, complete.json and the folders' entries.
 _SPARE_BYTES = 1 << 18
@@ -103,7 +99,7 @@ class Checkpoints:
         """Whether a save has begun and is not over, the same on all ranks."""
         return self._save is not None
 
-    def save(self, engine: Engine, progress: Progress) -> Outcome:
+    def save(self, engine: Engine, progress: Progress) -> SaveOutcome:
         """Saves, and waits until the save is over. Removes no other checkpoint.
 
         An existing checkpoint of this step, which a resume has skipped, is renamed.
@@ -112,7 +108,7 @@ class Checkpoints:
 
     def begin(
         self, engine: Engine, progress: Progress, wait: bool = False, refused: Refusal | None = None
-    ) -> Outcome | None:
+    ) -> SaveOutcome | None:
         """Begins a save of the current state. Returns an outcome only if the save is already over.
 
         In the background the state is copied if there is memory, and the training may continue. With `wait` it is
@@ -128,7 +124,7 @@ class Checkpoints:
         own = self._prepare(progress.step, needed, refused) if self._ranks.is_first else Refusal()
         refusal = self._ranks.share(own)
         if refusal:
-            return Outcome(progress.step, refusal, stall_s=time.perf_counter() - began)
+            return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
         save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
         # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, whose
@@ -139,7 +135,7 @@ class Checkpoints:
         self._save = save
         return None if threaded else self.finish()
 
-    def poll(self, busy: bool) -> Outcome | None:
+    def poll(self, busy: bool) -> SaveOutcome | None:
         """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
 
         Returns an outcome if a save is over.
@@ -151,14 +147,14 @@ class Checkpoints:
             self._end(outcome)
         return outcome
 
-    def finish(self) -> Outcome:
+    def finish(self) -> SaveOutcome:
         """Waits for the save that has begun."""
         assert self._save is not None
         outcome = self._save.finish()
         self._end(outcome)
         return outcome
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: SaveOutcome) -> None:
         self._save = None
         if not outcome.refusal:
             self._newest = folder_name(outcome.step)
@@ -214,9 +210,9 @@ class Checkpoints:
             self._say(f"passing over {path}: it was never completed")
         return list_complete(self.folder)
 
-    def _fault(self, path: Path, marker: dict[str, Any]) -> Fault | None:
+    def _fault(self, path: Path, marker: dict[str, Any]) -> CheckpointFault | None:
         """What is wrong with a checkpoint, if anything. Each rank reads some of the files in complete.json."""
-        found = Fault("" if marker else f"{COMPLETE} is missing or damaged")
+        found = CheckpointFault("" if marker else f"{COMPLETE} is missing or damaged")
         files = marker.get("files", {})
         for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
             if found.text:
@@ -259,7 +255,7 @@ class Checkpoints:
             files.copy(self._copies)
         except MemoryError as fault:
             line = (str(fault).splitlines() or [type(fault).__name__])[0]
-            text = f"could not allocate {needed / 2**30:.2f} GiB of host memory: {line}"
+            text = f"could not allocate {show_bytes(needed)} of host memory: {line}"
         return self._first_text(text)
 
     def _first_text(self, own: str) -> str:

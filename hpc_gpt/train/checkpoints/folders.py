@@ -1,4 +1,5 @@
 """The folders of checkpoints on the disk: their names, completion, retention and removal; and how their files are read.
+Whether one is sound is in `hpc_gpt.runs.checkpoints`.
 
     checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
@@ -15,14 +16,12 @@ DeepSpeed's files have objects of a few classes of its own, which are made by se
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import pickle
 import shutil
 import sys
 import threading
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,47 +31,19 @@ import numpy as np
 import torch
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.files import read_json
+from hpc_gpt.runs.checkpoints import COMPLETE, has_all_bytes, list_complete
 
-COMPLETE = "complete.json"
-SCHEMA = 1
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
 # Hints for a checkpoint that cannot be loaded.
 REMOVE_IT = "remove the checkpoint, and the one before is used"
 IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
-_PIECE_BYTES = 1 << 22
 # File name in the checkpoint's folder -> "bytes" and "crc32".
 Sums = dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a checkpoint. `damaged`: its bytes are wrong; otherwise this host only could not read them."""
-
-    text: str = ""
-    damaged: bool = True
-
-
-def folder_name(step: int) -> str:
-    """The name of a complete checkpoint."""
-    return f"step-{step:08d}"
-
-
-def list_complete(folder: Path) -> list[Path]:
-    """Folders with the name of a complete checkpoint, newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 
 def list_files(folder: Path) -> list[str]:
     """The paths of all files in a folder, relative to it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def read_marker(path: Path) -> dict[str, Any]:
-    """A checkpoint's complete.json; empty if it is missing, damaged or of another schema."""
-    marker = read_json(path / COMPLETE)
-    sound = isinstance(marker.get("files"), dict) and marker.get("schema") == SCHEMA
-    return marker if sound else {}
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -82,44 +53,6 @@ def load_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as fault:
         raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {fault}", IT_IS_DAMAGED) from None
     return found
-
-
-def check_file(path: Path, name: str, expected: Mapping[str, int]) -> Fault:
-    """Reads one file of the checkpoint `path` and compares it with its entry in complete.json."""
-    try:
-        size, crc = read_through(path / name)
-    except OSError as fault:
-        return Fault(f"{name}: {fault.strerror}", fault.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR))
-    if size != expected["bytes"]:
-        return Fault(f"{name} has {size} bytes, not {expected['bytes']}")
-    if crc != expected["crc32"]:
-        return Fault(f"{name} has CRC-32 {crc:08x}, not {expected['crc32']:08x}")
-    return Fault()
-
-
-def has_all_bytes(path: Path) -> bool:
-    """Whether every file in complete.json exists and has its size. Reads no file."""
-    files = read_marker(path).get("files", {})
-    try:
-        return bool(files) and all((path / name).stat().st_size == sums["bytes"] for name, sums in files.items())
-    except (OSError, TypeError, KeyError):
-        return False
-
-
-def read_through(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file, after an fsync."""
-    size = crc = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            size += len(piece)
-            crc = zlib.crc32(piece, crc)
-        try:
-            os.fsync(file.fileno())
-        except OSError as fault:
-            # A read-only file system refuses fsync.
-            if fault.errno not in (errno.EROFS, errno.EINVAL):
-                raise
-    return size, crc
 
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hpc_gpt.train.checkpoints.folders import Sums
 from hpc_gpt.train.ranks import Peers
+from hpc_gpt.words import show_bytes
 
 _PIECE_BYTES = 1 << 22
 # The part of free memory that copies may take; the rest is for the training, the data and the page cache.
@@ -292,7 +293,7 @@ def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
         (needed_bytes, process, "within the process's limit"),
     ):
         if free is not None and wanted > _SHARE * free:
-            return f"needs {wanted / 2**30:.2f} GiB of host memory, {free / 2**30:.2f} GiB are free {where}"
+            return f"needs {show_bytes(wanted)} of host memory, {show_bytes(free)} are free {where}"
     return ""
 
 

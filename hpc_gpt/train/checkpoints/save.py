@@ -3,7 +3,7 @@
     begun        every rank has named its files; rank 0 has made the folder and found room on the disk
     writing      every rank writes its files with their sums; in the background on a thread, from copies
     completing   rank 0 writes complete.json, gives the folder its name, and renames checkpoints that are not kept
-    over         an `Outcome`, the same on all ranks
+    over         a `SaveOutcome`, the same on all ranks
 
 All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
 """
@@ -17,22 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.train.checkpoints.folders import (
-    WRITING,
-    Removal,
-    Sums,
-    complete,
-    folder_name,
-    list_files,
-    read_through,
-)
+from hpc_gpt.runs.checkpoints import folder_name, read_through
+from hpc_gpt.train.checkpoints.folders import WRITING, Removal, Sums, complete, list_files
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.full_disk import Refusal, disk_refusal
 from hpc_gpt.train.ranks import Peers
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """How a save of `step` ended. `save_s`: seconds until it was complete; `stall_s`: seconds the training waited."""
 
     step: int
@@ -85,7 +78,7 @@ class Save:
         self._run(self._write, threaded)
         self._stall_s = time.perf_counter() - began
 
-    def poll(self, busy: bool) -> Outcome | None:
+    def poll(self, busy: bool) -> SaveOutcome | None:
         """To be called at the end of a step, with whether any rank was `busy` at the end of the step before."""
         if not self._polled:
             # That report is from before this stage.
@@ -93,14 +86,14 @@ class Save:
             return None
         return None if busy else self._advance(threaded=True)
 
-    def finish(self) -> Outcome:
+    def finish(self) -> SaveOutcome:
         """Waits until the save is over. To be called after the same step on all ranks."""
         began = time.perf_counter()
         while not (outcome := self._advance(threaded=False)):
             pass
         return replace(outcome, stall_s=outcome.stall_s + time.perf_counter() - began)
 
-    def _advance(self, threaded: bool) -> Outcome | None:
+    def _advance(self, threaded: bool) -> SaveOutcome | None:
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
@@ -108,7 +101,9 @@ class Save:
         self._polled = False
         if self._completing:
             seconds = time.perf_counter() - self._began
-            own = Outcome(self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up)
+            own = SaveOutcome(
+                self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up
+            )
             return self._ranks.share(own)
         # To rank 0 alone: the lists of files of all ranks on all ranks would grow with the square of the ranks.
         parts = self._ranks.collect(self._part)
@@ -117,7 +112,7 @@ class Save:
         refusal, self._part.held_up = self._ranks.share((next(refusals, Refusal()), next(held_up, "")))
         if refusal:
             self._discard()
-            return Outcome(self.step, refusal, time.perf_counter() - self._began, self._stall_s)
+            return SaveOutcome(self.step, refusal, time.perf_counter() - self._began, self._stall_s)
         self._completing = True
         if self._ranks.is_first:
             self._run(lambda: self._complete(parts), threaded)

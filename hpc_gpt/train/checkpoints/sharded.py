@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json, load_metadata
 from hpc_gpt.train.checkpoints.rank_files import RankFiles, Sink
 from hpc_gpt.train.checkpoints.training_state import set_states
@@ -63,7 +63,7 @@ class ShardedCheckpoint:
         put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
         if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
-            fused = {name: [split.dim, split.parts] for name, split in splits.items() if split and split.parts > 1}
+            fused = {name: split.stored() for name, split in splits.items() if split and split.has_parts}
             progress = {"step": step, "scale": scale, "tp": self._mesh["tp"].size(), "fused": fused}
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
@@ -154,7 +154,7 @@ def _in_order(name: str, whole: Tensor, progress: dict[str, Any]) -> Tensor:
     """The tensor with its rows in the model's order; they were saved in the order of the tp ranks."""
     if name not in progress["fused"] or progress["tp"] == 1:
         return whole
-    split = Split(*progress["fused"][name])
+    split = Split.of_stored(progress["fused"][name])
     return split.merge(list(whole.chunk(progress["tp"], split.dim)))
 
 

@@ -18,27 +18,28 @@ import numpy as np
 import torch
 from torch import nn
 
+from hpc_gpt.engines.base.ds_config import SUB_GROUP_ELEMENTS, sub_group_elements, zero_stage
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.ds_config import SUB_GROUP_ELEMENTS, sub_group_elements, zero_stage
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 NAME = "model.json"
-# Of ZeRO-3 only: its states are saved in such groups.
-SUB_GROUP = "engine.sub_group_elements"
+# Of ZeRO-3 only: its states are saved in groups of so many elements, and a ratio below 1 has an optimizer of its own.
+SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
 # The values of keys that the first checkpoints did not have yet.
-_BEFORE = {"engine.partition": "layers", "engine.tiles": 1, SUB_GROUP: SUB_GROUP_ELEMENTS}
+_BEFORE = {"engine.partition": "layers", "engine.tiles": 1, SUB_GROUP: SUB_GROUP_ELEMENTS, RATIO: 1.0}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
     """The settings that must agree for a checkpoint to be loaded, by the keys of an experiment."""
     engine = resolved.engine
     partition = engine.partition
-    groups = {SUB_GROUP: sub_group_elements(resolved)} if zero_stage(resolved) == 3 else {}
+    partitioned = zero_stage(resolved) == 3
+    groups = {SUB_GROUP: sub_group_elements(resolved), RATIO: engine.offload_ratio} if partitioned else {}
     return {
-        **{f"model.{key}": value for key, value in asdict(resolved.model).items()},
+        **{f"model.{key}": value for key, value in resolved.model.table().items()},
         **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
         "engine.name": engine.name,
         "engine.zero_stage": engine.zero_stage,
@@ -108,6 +109,12 @@ def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) 
     """Adds a file for each data-parallel rank in `positions`."""
     for dp_rank, position in positions.items():
         files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
+
+
+def kernel_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that computes: ZeroRedundancyOptimizer has the one of this rank's share as `optim`."""
+    kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return kernel
 
 
 def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of, tile_of
 from hpc_gpt.runs.lineage import convertible
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.training_state import SUB_GROUP, check_identity, read_identity
+from hpc_gpt.train.checkpoints.training_state import RATIO, SUB_GROUP, check_identity, read_identity
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 
 SCHEMA = 1
@@ -40,13 +40,13 @@ WEIGHTS = "weights"
 class Piece:
     """`count` elements of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
 
-    They are in the rank's flat tensor number `group` from `offset` on. `split` is (dim, parts) as in
+    They are in the rank's flat tensor number `group` from `offset` on. `split` is a stored
     `tensor_parallel.Split`, None if every tensor-parallel rank holds the whole parameter.
     """
 
     name: str
     shape: tuple[int, ...]
-    split: tuple[int, int] | None
+    split: tuple[Any, ...] | None
     group: int
     offset: int
     start: int
@@ -61,6 +61,22 @@ def flat_states(engine: Any) -> list[Tensor]:
             flats: list[Tensor] = list(getattr(optimizer, name))
             return flats
     return [parameter for group in engine.basic_optimizer.param_groups for parameter in group["params"]]
+
+
+def check_states(engine: Any, folder: Path) -> None:
+    """Raises CheckpointError if what was loaded from `folder` has the states of some of ZeRO-3's tensors only."""
+    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
+        known = [bool(engine.basic_optimizer.state.get(flat)) for flat in flat_states(engine)]
+        if any(known) and not all(known):
+            raise _lacks_states(folder)
+
+
+def _lacks_states(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} lacks the optimizer's moments of what engine.offload_ratio left on the GPU: an older version, which "
+        "did not save them, wrote it",
+        "start a new run: that version also updated those weights with a wrong learning rate",
+    )
 
 
 def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
@@ -84,12 +100,12 @@ def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """A parameter's part of a rank's share: `count` elements from `start` on in the flattened share of `shape`."""
 
     name: str
     shape: tuple[int, ...]
-    split: tuple[int, int] | None
+    split: tuple[Any, ...] | None
     start: int
     count: int
 
@@ -98,7 +114,7 @@ class Place:
         return Piece(self.name, self.shape, self.split, group, offset, self.start + start, count)
 
 
-def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
+def places_of(module: nn.Module) -> dict[nn.Parameter, WeightPlace]:
     """The place of every parameter. A tile is some rows of a rank's share; any other parameter is the whole share."""
     tiles: dict[str, list[tuple[int, nn.Parameter, tuple[int, ...]]]] = {}
     for parameter in module.parameters():
@@ -112,13 +128,13 @@ def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
         start = 0
         for _, parameter, shape in parts:
             split = split_of(parameter)
-            parted = None if split is None else (split.dim, split.parts)
-            places[parameter] = Place(name, (rows, *shape[1:]), parted, start, math.prod(shape))
+            parted = None if split is None else tuple(split.stored())
+            places[parameter] = WeightPlace(name, (rows, *shape[1:]), parted, start, math.prod(shape))
             start += math.prod(shape)
     return places
 
 
-def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]) -> Iterator[Piece]:
+def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, WeightPlace]) -> Iterator[Piece]:
     """The pieces of a group of ZeRO-3: every rank has an equal share of each parameter, the last ones padded."""
     offset = 0
     for parameter in parameters:
@@ -206,12 +222,12 @@ class SavedStates:
 
     def kinds(self) -> list[str]:
         """The optimizer states of each parameter: `exp_avg` and `exp_avg_sq` under Adam."""
-        state = self._states(0).get(0, {})
+        state = self._first_state()
         return [key for key, value in state.items() if isinstance(value, Tensor) and value.ndim]
 
     def updates(self) -> float | None:
         """The optimizer's own count of steps, without skipped ones; None if it does not count."""
-        step = self._states(0).get(0, {}).get("step")
+        step = self._first_state().get("step")
         return None if step is None else float(step)
 
     def loss_scaler(self) -> Any:
@@ -237,7 +253,7 @@ class SavedStates:
             raise CheckpointError(f"{self.folder} holds no parameter {name}", "is it a checkpoint of another model?")
         pieces = next(iter(self._places[name][0].values()))
         split = pieces[0][1].split
-        return None if split is None else Split(*split)
+        return None if split is None else Split.of_stored(split)
 
     def _share(self, name: str, key: str, tp_rank: int) -> Tensor:
         pieces = next(iter(self._places[name][tp_rank].values()))
@@ -254,7 +270,10 @@ class SavedStates:
 
     def _flat(self, number: int, piece: Piece, key: str) -> Tensor:
         if key != WEIGHTS:
-            flat: Tensor = self._states(number)[piece.group][key]
+            moments = self._states(number).get(piece.group)
+            if moments is None:
+                raise _lacks_states(self.folder)
+            flat: Tensor = moments[key]
         elif (weights := self._files[number][1]) is not None:
             file, name = weights[piece.name]
             state = self._open(file)
@@ -269,6 +288,9 @@ class SavedStates:
         state = self._open(self._files[number][0])
         states: dict[str, Any] = state.get("optimizer_state_dict") or state["optimizer"]
         return states
+
+    def _first_state(self) -> dict[str, Any]:
+        return next(iter(self._states(0).values()), {})
 
     def _states(self, number: int) -> dict[int, dict[str, Any]]:
         """The base optimizer's states by the number of the flat tensor."""
@@ -297,7 +319,7 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
     """The keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert one."""
     saved = str(read_identity(folder).get("engine.name"))
-    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP})
+    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP, RATIO})
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:
@@ -310,7 +332,10 @@ def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resol
     for piece in pieces_of(engine, module):
         pieces.setdefault(piece.name, []).append(piece)
     # The weights of the forward pass. ZeRO-3 refreshes its own partitions below; all others are whole on every rank.
-    whole = {place.name: (one, place) for one, place in places_of(module).items() if not hasattr(one, "ds_id")}
+    whole: dict[str, list[tuple[nn.Parameter, WeightPlace]]] = {}
+    for one, place in places_of(module).items():
+        if not hasattr(one, "ds_id"):
+            whole.setdefault(place.name, []).append((one, place))
     flats = flat_states(engine)
     states = [{kind: torch.zeros_like(flat) for kind in saved.kinds()} for flat in flats]
     with torch.no_grad():
@@ -323,8 +348,8 @@ def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resol
                     target = flats[piece.group] if kind == WEIGHTS else states[piece.group][kind]
                     part = share[piece.start : piece.start + piece.count]
                     target.view(-1)[piece.offset : piece.offset + piece.count].copy_(part)
-                if kind == WEIGHTS and name in whole:
-                    whole[name][0].view(-1).copy_(share)
+                for one, place in whole.get(name, ()) if kind == WEIGHTS else ():
+                    one.view(-1).copy_(share[place.start : place.start + place.count])
         _set_states(engine, flats, states, saved.updates())
         if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
             _refresh_partitions(engine.optimizer)

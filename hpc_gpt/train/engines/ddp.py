@@ -2,42 +2,31 @@
 
 bf16 and fp16 keep fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are flat and one
 pass updates them. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks, whole
-parameters at a time.
-
-Its checkpoint can be loaded by any number of ranks:
-
-    weights.pt            {full name: fp32}, by rank 0
-    optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all ranks if the optimizer is sharded
-    progress.pt           step, loss scale
+parameters at a time. With `engine.overlap_update` each part of the model has an optimizer of its own, and is updated
+in the next forward pass (`overlapped_update`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import REMOVE_IT, load_safely
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.training_state import owned_by, set_states
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_weights
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.train.engines.overlapped_update import OverlappedUpdate, SideStream
 from hpc_gpt.train.engines.private_parts import for_each
 from hpc_gpt.train.engines.protocol import TorchEngine
-
-_WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
 
 
 class Ddp(TorchEngine):
@@ -47,19 +36,27 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
-        self.module = Gpt(resolved.model, train.seed, techniques=Techniques.of(engine)).to(device)
-        parameters = list(self.module.parameters())
-        self._masters = _masters_of(resolved, parameters)
+        tp = TensorParallel(given=self.given)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine)).to(device)
+        parts = self.module.parts()
+        self._masters = _masters_of(resolved, parts)
+        # What one update updates: a part, or the whole model.
+        self._parts = parts if engine.overlap_update else [[weight for part in parts for weight in part]]
+        owners = self._parts
         if self._masters is not None:
-            parameters = self._masters.masters
-        self._parameters = parameters
-        self._optimizer = _build_optimizer(resolved, parameters, self._masters)
+            owners = [[self._masters.master_of(weight) for weight in part] for part in self._parts]
+        self._parameters = [parameter for part in owners for parameter in part]
+        optimizers = _build_optimizers(resolved, owners, self._masters)
         compile_model(self.module, engine)
         self._replicas = self._wrap() if layout.dp > 1 else None
         self._model = self._replicas or self.module
-        norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(parameters))
-        self._update = Update(self._optimizer, norms, None, train.clip, self._scaler, device)
-        self._checkpoint = ReplicatedCheckpoint(parameters, self._optimizer)
+        norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
+        self._update = Update(optimizers, norms, None, train.clip, self._scaler, device)
+        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizers)
+        self._overlapped: OverlappedUpdate | None = None
+        if engine.overlap_update:
+            side = SideStream(device) if device.type == "cuda" else None
+            self._overlapped = OverlappedUpdate(self.module, self._update_part, self._drop_gradients, side)
 
     def _wrap(self) -> DistributedDataParallel:
         """The model under DDP.
@@ -83,16 +80,36 @@ class Ddp(TorchEngine):
         return context
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        updated = self._update.apply(lr)
+        self.finish()
+        updated = self._update.begin(lr)
+        if self._overlapped is not None:
+            self._overlapped.begin()
+        else:
+            for number in range(len(self._parts)):
+                self._update_part(number)
+                self._drop_gradients(number)
+        return updated
+
+    def _update_part(self, number: int) -> None:
+        self._update.step(number)
         if self._masters is not None:
-            self._masters.finish_step()
+            self._masters.refresh(self._parts[number])
+
+    def _drop_gradients(self, number: int) -> None:
+        weights = self._parts[number]
+        if self._masters is not None:
+            self._masters.drop_gradients(weights)
         if self._replicas is not None and self._masters is None:
             # The gradients are views of DDP's buckets, and have to stay in place.
-            for_each("zero_", gradients_of(self._parameters))
+            for_each("zero_", gradients_of(weights))
         else:
-            for parameter in self.module.parameters():
-                parameter.grad = None
-        return updated
+            for weight in weights:
+                weight.grad = None
+
+    def finish(self) -> None:
+        """Does what `engine.overlap_update` has left for the next forward pass."""
+        if self._overlapped is not None:
+            self._overlapped.finish()
 
     def _weights_are_loaded(self) -> None:
         if self._masters is not None:
@@ -100,86 +117,37 @@ class Ddp(TorchEngine):
 
 
 build = Ddp
+__all__ = ["Ddp", "build", "read_weights"]
 
 
-def _masters_of(resolved: Resolved, weights: list[nn.Parameter]) -> MasterWeights | None:
-    """The master weights of `weights`, which become half; None in fp32."""
+def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:
+    """The master weights of a model's `parts`, whose weights become half; None in fp32."""
     train = resolved.train
     if train.dtype not in HALF:
         return None
     half = HALF[train.dtype]
     if train.optimizer_mode != "compiled":
-        return MasterWeights(weights, half)
+        return MasterWeights(parts, half)
     once = resolved.batch.micro_batches == resolved.layout.dp == 1
-    return FlatMasters(weights, half, half if once else torch.float32)
+    return FlatMasters(parts, half, half if once else torch.float32, apart=resolved.engine.overlap_update)
 
 
-def _build_optimizer(
-    resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
-) -> torch.optim.Optimizer:
+def _build_optimizers(
+    resolved: Resolved, parts: list[list[nn.Parameter]], masters: MasterWeights | None
+) -> list[torch.optim.Optimizer]:
+    """An optimizer for each part of the parameters that are updated."""
     if isinstance(masters, FlatMasters):
-        return OnePassAdamW(resolved.train, masters, resolved.engine)
-    whole = build_optimizer(resolved.train, parameters)
+        return [OnePassAdamW(resolved.train, masters, resolved.engine, number) for number in range(len(parts))]
+    optimizers = [build_optimizer(resolved.train, part) for part in parts]
     if not resolved.engine.sharded_optimizer:
-        return whole
+        return optimizers
     # Imported here: its package loads torch's FSDP and more, 0.4 s of each start.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    (whole,) = optimizers
     kind = type(whole)
     takes = inspect.signature(kind).parameters
     settings: dict[str, Any] = {key: value for key, value in whole.defaults.items() if key in takes}
-    return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
-
-
-class ReplicatedCheckpoint:
-    """Saves and loads fp32 `parameters` that every rank holds whole, and the state of their `optimizer`."""
-
-    def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        self._parameters = parameters
-        # ZeroRedundancyOptimizer has the optimizer of this rank's share as `optim`.
-        self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-        self._sharded = self._optimizer is not optimizer
-
-    def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
-        """Adds the files that `rank` writes."""
-        if rank == 0:
-            files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
-            files.put(_PROGRESS, {"step": step, "scale": scale})
-        if rank == 0 or self._sharded:
-            owned, state = owned_by(self._optimizer), self._optimizer.state
-            files.put(_optimizer_file(rank), {full_name(one): state[one] for one in owned if one in state})
-
-    @torch.no_grad()
-    def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
-        """Loads this rank's weights and optimizer states; returns (step, loss scale)."""
-        weights = _read(folder / _WEIGHTS)
-        for parameter in self._parameters:
-            parameter.copy_(weights[full_name(parameter)])
-        missing, states = {full_name(one) for one in owned_by(self._optimizer)}, {}
-        # A rank's own file comes first: with the same number of ranks it has all of the rank's share.
-        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
-        for path in files:
-            if not missing:
-                break
-            found = _read(path)
-            states.update({name: found[name] for name in missing & found.keys()})
-            missing -= found.keys()
-        set_states(self._optimizer, states)
-        progress = _read(folder / _PROGRESS)
-        return int(progress["step"]), progress["scale"]
-
-
-def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
-    yield from _read(folder / _WEIGHTS).items()
-
-
-def _optimizer_file(rank: int) -> str:
-    return f"optimizer-{rank:05d}.pt"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
-    kept: dict[str, Any] = load_safely(path)
-    return kept
+    return [
+        ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
+    ]

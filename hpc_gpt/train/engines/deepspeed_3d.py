@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
@@ -40,7 +40,7 @@ class Deepspeed3D(DeepspeedEngine):
                 resolved.model,
                 resolved.train.seed,
                 PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp),
-                TensorParallel(self.tp_rank, layout.tp, own_group(layout, "tp", dist.get_rank())),
+                TensorParallel(self.tp_rank, layout.tp, own_group(layout, "tp", dist.get_rank()), self.given),
                 Techniques.of(resolved.engine),
                 resolved.engine.partition,
             )
@@ -52,13 +52,13 @@ class Deepspeed3D(DeepspeedEngine):
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """One optimizer step; see `Engine`."""
         lr = self._set_rate()
-        with self._attention():
+        with self.attention():
             loss = self._engine.train_batch(micro_batches)
         return self._result(loss.reshape(()), lr)
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank."""
-        with self._attention():
+        with self.attention():
             loss = self._engine.eval_batch(micro_batches, num_micro_batches=count)
         forget_evaluation(self._engine)
         result: Tensor = loss.detach().reshape(())

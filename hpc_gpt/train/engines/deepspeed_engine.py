@@ -9,25 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.engines import ds_config_of
+from hpc_gpt.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
-from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces
+from hpc_gpt.train.checkpoints.universal import check_states, find_differences, load_universal, put_pieces
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.deepspeed_setup import (
-    TAG,
-    average_nothing,
-    import_deepspeed,
-    plug_in,
-    quiet,
-    save_deepspeed,
-)
+from hpc_gpt.train.engines.deepspeed_setup import TAG, average_nothing, import_deepspeed, plug_in, quiet, save_deepspeed
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
 from hpc_gpt.train.engines.protocol import EngineRank, StepResult
-from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, sum_where_read
+from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, share_states, sum_where_read
 
 
 class DeepspeedEngine(EngineRank):
@@ -53,12 +47,14 @@ class DeepspeedEngine(EngineRank):
         if clips_itself(resolved):
             self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
         self._engine, *_ = self._deepspeed.initialize(
-            model=self.module, optimizer=optimizer, config=deepspeed_config(resolved), mpu=mpu
+            model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
         )
         private_parts.check_optimizer(self._engine.optimizer)
         plug_in(self._engine)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)
+        if resolved.engine.offload_ratio < 1:
+            share_states(self._engine.optimizer)
         if self._norm is None and can_step_unseen(resolved, self._engine.optimizer, optimizer):
             self._norm = UnseenStep(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
@@ -117,6 +113,7 @@ class DeepspeedEngine(EngineRank):
         else:
             with quiet():
                 self._engine.load_checkpoint(str(folder), tag=TAG)
+            check_states(self._engine, folder)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 

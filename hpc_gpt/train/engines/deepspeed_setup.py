@@ -118,25 +118,27 @@ def save_deepspeed(engine: Any, files: RankFiles) -> None:
 
 
 def forget_logits(engine: Any) -> None:
-    """Makes DeepSpeed's pipeline `engine` free a micro-batch's logits after its backward pass.
+    """Makes the last stage of DeepSpeed's pipeline `engine` free a micro-batch's logits once it has their loss.
 
-    Otherwise its last stage keeps them until it has the next ones: the largest activation of a small model, twice.
+    Otherwise it keeps them until it has the next ones, two bytes a logit or four in every pass. It needs them no more:
+    its backward pass begins at the loss.
     """
     if not private_parts.can_use(private_parts.LOGITS):
         return
-    from deepspeed.runtime.pipe.schedule import BackwardPass
+    from deepspeed.runtime.pipe.schedule import ForwardPass
 
-    backward = engine._INSTRUCTION_MAP[BackwardPass]
+    forward = engine._INSTRUCTION_MAP[ForwardPass]
 
-    def backward_pass(self: Any, buffer_id: int) -> None:
-        backward(self, buffer_id)
-        self.pipe_buffers["outputs"][buffer_id] = None
+    def forward_pass(self: Any, buffer_id: int) -> None:
+        forward(self, buffer_id)
+        if self.is_last_stage():
+            self.pipe_buffers["outputs"][buffer_id] = None
 
-    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, BackwardPass: backward_pass}
+    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, ForwardPass: forward_pass}
 
 
 def forget_evaluation(engine: Any) -> None:
-    """Frees the logits that DeepSpeed's pipeline `engine` keeps after an evaluation."""
+    """Frees the outputs of its stage that DeepSpeed's pipeline `engine` keeps after an evaluation."""
     if private_parts.can_use(private_parts.LOGITS):
         outputs = engine.pipe_buffers["outputs"]
         outputs[:] = [None] * len(outputs)

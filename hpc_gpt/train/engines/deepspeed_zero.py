@@ -14,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.engines import ds_config_of
+from hpc_gpt.engines.base.ds_config import zero_stage
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.ds_config import deepspeed_config, zero_stage
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.requirements import check_offload_path
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
@@ -76,9 +77,9 @@ class DeepspeedZero(DeepspeedEngine):
         with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
             self._groups = Groups(layout, dist.get_rank())
             self._dp_group = self._groups.get_data_parallel_group()
-            tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
+            tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group(), self.given)
             if partitioned:
-                with split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
+                with split_as_built(self._deepspeed, ds_config_of(resolved), self._groups):
                     self.module = self._build_model(tp)
                 if engine.compile != "none":
                     _gather_by_block(self._deepspeed, self.module, engine.tiles)
@@ -89,7 +90,11 @@ class DeepspeedZero(DeepspeedEngine):
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
         if pins and device.type == "cuda":
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            pin_what_stays(self._engine.optimizer, lambda address, count: cudart.cudaHostRegister(address, count, 0))
+            pin_what_stays(
+                self._engine.optimizer,
+                lambda address, count: cudart.cudaHostRegister(address, count, 0),
+                lambda: clear_error(device),
+            )
 
     def _build_model(self, tp: TensorParallel) -> Any:
         """The model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
@@ -103,7 +108,7 @@ class DeepspeedZero(DeepspeedEngine):
         engine, count = self._engine, self._resolved.batch.micro_batches
         lr = self._set_rate()
         total = torch.zeros((), device=self.device)
-        with self._attention():
+        with self.attention():
             for tokens, targets in islice(micro_batches, count):
                 loss = self._loss(tokens, targets)
                 total += loss.detach()
@@ -174,12 +179,12 @@ def pinning_nothing(deepspeed: Any) -> Iterator[None]:
         del accelerator.pin_memory  # the class's own is back
 
 
-def pin_what_stays(wrapped: Any, register: Callable[[int, int], int]) -> int:
+def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:
     """Pins in place what ZeRO-3's optimizer `wrapped` sends to and from the device: gradients and half weights that are
     on the host. Returns the bytes pinned.
 
     `register(address, bytes)` pins, and returns CUDA's error code; `torch.cuda.cudart()` has it. If it fails, copies to
-    the device wait for the host, and one line says so.
+    the device wait for the host, one line says so, and `clear()` clears CUDA's last error.
     """
     buffers = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat]
     buffers += [wrapped.grad_partitions_flat_buffer, *wrapped.param_groups_fp16_flat_cpu_memory]
@@ -194,6 +199,16 @@ def pin_what_stays(wrapped: Any, register: Callable[[int, int], int]) -> int:
                 file=sys.stderr,
                 flush=True,
             )
+            clear()
             break
         pinned += buffer.nbytes
     return pinned
+
+
+def clear_error(device: torch.device) -> None:
+    """Clears the error that a failed call of `torch.cuda.cudart()` leaves behind, by a kernel that raises it.
+
+    torch does not look at it there, but after its next launch, which has nothing to do with it. There it clears it.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)

@@ -19,30 +19,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import InitialWeights, Split, TensorParallel, full_name, name_parameter, split_of
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_weights
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.master_weights import HALF
-from hpc_gpt.train.engines.optimizer import (
-    Update,
-    build_optimizer,
-    gradients_of,
-    norms_of,
-    owned,
-)
+from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
 from hpc_gpt.train.engines.protocol import MicroBatches, TorchEngine
 
 __all__ = ["build", "read_weights"]
@@ -60,7 +49,7 @@ class Fsdp(TorchEngine):
         super().__init__(resolved, device)
         mesh = build_mesh(layout, device)
         self._dp_group = mesh.get_group("dp")
-        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh)
+        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given)
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model
@@ -69,7 +58,7 @@ class Fsdp(TorchEngine):
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         counted = owned(self._shards, self.tp_rank)
         self._update = Update(
-            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
+            [optimizer], lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
         self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
 
@@ -139,12 +128,14 @@ def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter
     )
 
 
-def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh) -> Gpt:
+def build_sharded_gpt(
+    resolved: Resolved, device: torch.device, mesh: DeviceMesh, given: GivenWeights | None = None
+) -> Gpt:
     """This rank's shards of the model, in fp32, under FSDP2's hooks.
 
-    It is made a block at a time: a block is drawn whole and split before the next one, so a rank never holds more than
-    one block, and embedding and head, beside its shards. In bf16 and fp16 the shards are the master weights, the
-    gathered weights are half, and gradients are reduced in fp32.
+    It is made a block at a time: a block is built whole and split before the next one, so a rank never holds more than
+    one block, and embedding and head, beside its shards and the weights drawn ahead. In bf16 and fp16 the shards are
+    the master weights, the gathered weights are half, and gradients are reduced in fp32.
 
     FSDP2 gets the tp ranks' shares as plain tensors, so the layers get them gathered as plain tensors. With DTensors on
     tp each use of one as a plain tensor would cost host time, forward and backward (on a small model a quarter of the
@@ -155,8 +146,8 @@ def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh
     block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
-    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"))
-    techniques, initial = Techniques.of(engine), InitialWeights(resolved.train.seed, shape.layers)
+    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given)
+    techniques, initial = Techniques.of(engine), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()
@@ -170,7 +161,7 @@ def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh
     model.shape = shape
     splits = {}
     for number in range(shape.layers):
-        block = Block(f"blocks.{number}", shape, tp, initial, techniques)
+        block = Block(number, shape, tp, initial, techniques)
         splits.update({full_name(one): split_of(one) for one in block.parameters()})
         shard(block, engine.reshard)
         model.blocks.append(block)

@@ -2,9 +2,10 @@
 
 The optimizer works on the master weights. Here `half` is bf16 or fp16.
 
-Bytes a parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. A half gradient exists from the end of
-its own layer's backward pass until it is added to the master's, which happens at once. Passes over memory in a step,
-beside the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
+Bytes a parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. Half gradients exist until their block's
+backward pass is over: then they are added to the masters' together, because a launch for each of twelve small tensors
+takes longer than the copy. Passes over memory in a step, beside the backward pass: one to add each gradient, one for
+the norm, one for the fused optimizer, one to copy back.
 
 Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
 16 + 12 and 4 more, because the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each
@@ -21,7 +22,7 @@ Bytes read and written for a parameter in a step then, counted as above:
     more, fp32 sums                                 copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
     each micro-batch more                           2 + 4 + 4                                                        10
 
-The copy is of a gradient that its layer's backward pass has just written. More ranks add their average, 4 + 4 for the
+The copy is of gradients that their block's backward pass has just written. More ranks add their average, 4 + 4 for the
 division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first gradient
 of a step to its end 2, or 4 for sums.
 
@@ -36,7 +37,8 @@ first makes an fp32 copy on a CPU, which takes longer than the pass; on a GPU it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,20 +60,25 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MasterWeights:
-    """Turns the fp32 `weights` into half, in place; `masters` are the fp32 weights, in the same order.
+    """Turns the fp32 weights of all `parts` into half, in place; `masters` are the fp32 weights, in the same order.
 
-    While `collects`, a weight's gradient is added to its master's as soon as it is complete, and dropped.
+    While `collects`, the gradients of a part are added to its masters' in one call as soon as all of them are complete,
+    and dropped. `Gpt.parts` has the parts of a model.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-        self.weights = list(weights)
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype) -> None:
+        self.weights = [weight for part in parts for weight in part]
         self.masters: list[nn.Parameter] = []
         self.collects = True
-        for weight in self.weights:
-            master = nn.Parameter(weight.detach())
-            self.masters.append(name_parameter(master, full_name(weight), split_of(weight)))
-            weight.data = weight.detach().to(dtype)
-            weight.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
+        # Of each part, how many weights it has and which of them wait for the others' gradients.
+        self._sizes = [len(part) for part in parts]
+        self._waiting: list[list[Tensor]] = [[] for _ in parts]
+        for number, part in enumerate(parts):
+            for weight in part:
+                master = nn.Parameter(weight.detach())
+                self.masters.append(name_parameter(master, full_name(weight), split_of(weight)))
+                weight.data = weight.detach().to(dtype)
+                weight.register_post_accumulate_grad_hook(partial(self._collect, number))  # type: ignore[no-untyped-call]
         self._master_of = dict(zip(map(id, self.weights), self.masters, strict=True))
 
     def master_of(self, weight: Tensor) -> nn.Parameter:
@@ -79,20 +86,31 @@ class MasterWeights:
         return self._master_of[id(weight)]
 
     @torch.no_grad()
-    def _collect(self, weight: Tensor) -> None:
+    def _collect(self, number: int, weight: Tensor) -> None:
         if not self.collects:
             return
-        assert weight.grad is not None
-        self.add(weight, weight.grad)
-        weight.grad = None
+        waiting = self._waiting[number]
+        assert not any(other is weight for other in waiting), "a part's gradients are not complete"
+        waiting.append(weight)
+        if len(waiting) == self._sizes[number]:
+            self.add(waiting, gradients_of(waiting))
+            for one in waiting:
+                one.grad = None
+            waiting.clear()
 
-    def add(self, weight: Tensor, gradient: Tensor) -> None:
-        """Adds a gradient of `weight` to that of its master weight."""
-        master = self.master_of(weight)
-        if master.grad is None:
-            master.grad = gradient.float()
-        else:
-            master.grad += gradient
+    def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """Adds gradients of `weights` to those of their masters.
+
+        All these masters have a gradient from earlier micro-batches, or none has. The first gradients of a step are one
+        launch on a GPU; torch adds further ones, half to fp32, with a launch for each weight.
+        """
+        owners = [self.master_of(weight) for weight in weights]
+        if earlier := gradients_of(owners):
+            for_each("add_", earlier, gradients)
+            return
+        for owner in owners:
+            owner.grad = torch.empty_like(owner)
+        for_each("copy_", gradients_of(owners), gradients)
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """The communication hook of DistributedDataParallel, for a full bucket of half gradients.
@@ -105,7 +123,6 @@ class MasterWeights:
         owners = [self.master_of(weight) for weight in bucket.parameters()]
         pieces = whole.split([owner.numel() for owner in owners])
         views = [piece.view_as(owner) for piece, owner in zip(pieces, owners, strict=True)]
-        # All masters have a gradient from earlier micro-batches, or none has.
         if earlier := gradients_of(owners):
             for_each("add_", views, earlier)
         for owner, view in zip(owners, views, strict=True):
@@ -120,16 +137,19 @@ class MasterWeights:
         """The norms of the pieces of this step's gradient."""
         return norms_of(gradients_of(self.masters))
 
-    def finish_step(self) -> None:
-        """Copies the masters to the weights and drops the gradients, after the optimizer's step."""
-        self.copy_back()
-        for master in self.masters:
-            master.grad = None
-
     @torch.no_grad()
+    def refresh(self, weights: Sequence[Tensor]) -> None:
+        """Makes `weights` copies of their masters again, after the optimizer's step."""
+        for_each("copy_", [*weights], [self.master_of(weight) for weight in weights])
+
+    def drop_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Drops the gradients of the masters of `weights`."""
+        for weight in weights:
+            self.master_of(weight).grad = None
+
     def copy_back(self) -> None:
-        """Copies the masters to the weights."""
-        for_each("copy_", [*self.weights], [*self.masters])
+        """Makes all weights copies of their masters, whoever has changed these."""
+        MasterWeights.refresh(self, self.weights)
 
 
 class FlatGroup:
@@ -165,33 +185,41 @@ class FlatGroup:
     def _empty(self, dtype: torch.dtype) -> Tensor:
         """A buffer whose gaps between parameters are zero, because they are read with the rest."""
         flat = torch.empty(self._starts[-1], dtype=dtype, device=self._device)
-        for shape, start, following in zip(self._shapes, self._starts, self._starts[1:], strict=False):
-            if start + shape.numel() < following:
-                flat[start + shape.numel() : following].zero_()
+        ends = [start + shape.numel() for start, shape in zip(self._starts, self._shapes, strict=False)]
+        gaps = [(end, start) for end, start in zip(ends, self._starts[1:], strict=True) if end < start]
+        if gaps:
+            for_each("zero_", [flat[end:start] for end, start in gaps])
         return flat
 
 
 class FlatMasters(MasterWeights):
-    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; `groups` are split by `by_decay`.
+    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; the groups are split by `by_decay`.
 
-    A gradient is copied or added to the gradient buffer as soon as it is complete, and dropped. `sums` is the buffer's
-    dtype: the weights' own for one gradient a step, else fp32.
+    `groups` has one list of groups for the whole model, or if the parts are to be updated `apart`, one for each part.
+    Gradients are copied or added to the gradient buffer, those of a part in one call. `sums` is the buffer's dtype: the
+    weights' own for one gradient a step, else fp32.
     """
 
     @torch.no_grad()
-    def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype, sums: torch.dtype) -> None:
-        weights = list(weights)
-        self.groups: list[FlatGroup] = []
+    def __init__(
+        self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, sums: torch.dtype, apart: bool = False
+    ) -> None:
+        weights = [weight for part in parts for weight in part]
+        self.groups: list[list[FlatGroup]] = []
         self._places: dict[int, tuple[FlatGroup, int]] = {}
-        for part, decays in zip(by_decay(weights), (True, False), strict=True):
-            if part:
-                group = FlatGroup(part, decays, dtype, sums)
-                self.groups.append(group)
-                self._places |= {id(weight): (group, number) for number, weight in enumerate(part)}
+        for together in parts if apart else [weights]:
+            groups = [
+                (FlatGroup(alike, decays, dtype, sums), alike)
+                for alike, decays in zip(by_decay(together), (True, False), strict=True)
+                if alike
+            ]
+            self.groups.append([group for group, _ in groups])
+            for group, alike in groups:
+                self._places |= {id(weight): (group, number) for number, weight in enumerate(alike)}
         for weight in weights:
             group, number = self._places[id(weight)]
             weight.data = group.view(group.masters, number).copy_(weight)
-        super().__init__(weights, dtype)
+        super().__init__(parts, dtype)
         for weight in self.weights:
             group, number = self._places[id(weight)]
             weight.data = group.view(group.halves, number).copy_(weight)
@@ -201,22 +229,21 @@ class FlatMasters(MasterWeights):
         """A group's masters, in its order."""
         return [self.master_of(weight) for weight in self.weights if self._places[id(weight)][0] is group]
 
-    def add(self, weight: Tensor, gradient: Tensor) -> None:
-        """See `MasterWeights`; the first gradient of a step is copied."""
-        place = self.gradient_of(weight)
-        if id(weight) not in self._arrived:
-            self._arrived.add(id(weight))
-            place.copy_(gradient)
+    def add(self, weights: Sequence[Tensor], gradients: list[Tensor]) -> None:
+        """See `MasterWeights`; the first gradients of a step are copied."""
+        places = [self.gradient_of(weight) for weight in weights]
+        if id(weights[0]) not in self._arrived:
+            self._arrived.update(map(id, weights))
+            for_each("copy_", places, gradients)
         else:
-            assert place.dtype == torch.float32, "a second gradient in a step that should have one"
-            place.add_(gradient)
+            assert places[0].dtype == torch.float32, "a second gradient in a step that should have one"
+            for_each("add_", places, gradients)
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """See `MasterWeights`. The sums are averaged in place, all those of a bucket in one call."""
         half = bucket.buffer()
         weights = bucket.parameters()
-        for weight, gradient in zip(weights, bucket.gradients(), strict=True):
-            self.add(weight, gradient)
+        self.add(weights, bucket.gradients())
         sums = [self.gradient_of(weight) for weight in weights]
         for_each("div_", sums, dist.get_world_size())
         done: torch.futures.Future[Tensor] = all_reduce_each(sums).then(lambda _: half)
@@ -230,14 +257,17 @@ class FlatMasters(MasterWeights):
     def norms(self) -> Tensor:
         """The norms of pieces of the gradients, which are read once. All gradients must have been added."""
         assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} of {len(self.weights)} gradients"
-        pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
+        pieces = [group.begin_gradients().view(-1, _SUMMED) for groups in self.groups for group in groups]
         return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
 
-    def finish_step(self) -> None:
-        """Drops the gradients; the update has written the half weights."""
-        self._arrived.clear()
-        for group in self.groups:
-            group.gradients = None
+    def refresh(self, weights: Sequence[Tensor]) -> None:
+        """Nothing: the update has written the half weights."""
+
+    def drop_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Drops the gradient buffers of all groups with one of `weights`."""
+        for weight in weights:
+            self._arrived.discard(id(weight))
+            self._places[id(weight)][0].gradients = None
 
 
 def _rounded(numbers: int, multiple: int) -> int:
@@ -255,8 +285,8 @@ class _Buffers(NamedTuple):
 
 
 class OnePassAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which also writes the
-    half weights. All groups have one learning rate, which is read at each step.
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over list `number` of the groups of `masters`, which
+    also writes the half weights. All groups have one learning rate, which is read at each step.
 
     Like torch's fused kernels it can divide the gradient or skip the step (`optimizer.instruct`), and waits for
     nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of its own buffers.
@@ -265,24 +295,24 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     obeys = True  # see optimizer.is_fused
 
-    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
+    def __init__(self, train: Train, masters: FlatMasters, engine: Engine, number: int = 0) -> None:
         device = masters.weights[0].device
         check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
-        self._flat = masters
+        self._groups = masters.groups[number]
         self._betas, self._eps = (train.beta1, train.beta2), train.eps
         groups = [
             {"params": masters.masters_of(group), "weight_decay": train.weight_decay if group.decays else 0.0}
-            for group in masters.groups
+            for group in self._groups
         ]
         super().__init__(groups, {"lr": train.lr, "betas": self._betas, "eps": self._eps, "fused": True})
         self.found_inf: Tensor | None = None
         self.grad_scale: Tensor | None = None
-        self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in masters.groups]
+        self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in self._groups]
         # One for each parameter, as in torch, though all are equal.
-        self._steps = torch.zeros(len(masters.weights), device=device)
+        self._steps = torch.zeros(sum(len(group["params"]) for group in self.param_groups), device=device)
         self._one, self._never = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
         steps = iter(self._steps)
-        for group, settings, (first, second) in zip(masters.groups, self.param_groups, self._moments, strict=True):
+        for group, settings, (first, second) in zip(self._groups, self.param_groups, self._moments, strict=True):
             for owner, *moments in zip(settings["params"], group.views(first), group.views(second), strict=True):
                 self.state[owner] = {"step": next(steps), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         self._update = torch.compile(
@@ -305,7 +335,7 @@ class OnePassAdamW(torch.optim.Optimizer):
         lr = self.param_groups[0]["lr"]
         beta1, beta2 = self._betas
         self._update(
-            [self._buffers(*pair) for pair in zip(self._flat.groups, self._moments, strict=True)],
+            [self._buffers(*pair) for pair in zip(self._groups, self._moments, strict=True)],
             [torch.full_like(self._one, group["lr"] * group["weight_decay"]) for group in self.param_groups],
             (torch.full_like(count, lr) / (1 - beta1**count)).float(),
             (1 - beta2**count).sqrt().float(),

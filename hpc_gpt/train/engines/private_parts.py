@@ -183,7 +183,7 @@ BUILT_IN_PARTS = Use(
 LOGITS = Use(
     "deepspeed",
     "freeing a micro-batch's logits",
-    (*_of(_PIPELINE_ENGINE, "_INSTRUCTION_MAP", "pipe_buffers"), "deepspeed.runtime.pipe.schedule.BackwardPass"),
+    (*_of(_PIPELINE_ENGINE, "_INSTRUCTION_MAP", "pipe_buffers"), "deepspeed.runtime.pipe.schedule.ForwardPass"),
     "the last stage keeps them until the next ones are there",
 )
 NO_REDUCTION = Use(
@@ -236,11 +236,16 @@ STATES_3 = Use(
         *_of(_INIT, "partition_numel", "ds_id", "ds_numel", "ds_shape", "ds_process_group"),
     ),
 )
+SPLIT_UPDATE = Use(
+    "deepspeed",
+    "engine.offload_ratio below 1",
+    _of(f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3", "backup_optimizer", "optimizer"),
+)
 OPTIONAL = (
     *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, WITHOUT_COMPILER, FLIGHT_RECORDER),
     *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
-REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
+REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3, SPLIT_UPDATE)
 
 
 @cache
@@ -356,9 +361,9 @@ def _listed(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-def chosen_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """The number of the kernel that SDPA uses for causal attention. Computes nothing."""
-    return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True))
+def chosen_attention(query: Tensor, key: Tensor, value: Tensor, grouped: bool = False) -> int:
+    """The number of the kernel that SDPA uses for causal attention, of grouped queries. Computes nothing."""
+    return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=grouped))
 
 
 @contextlib.contextmanager

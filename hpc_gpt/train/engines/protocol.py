@@ -8,24 +8,30 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.lineage import CONVERTIBLE
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.settings.requirements import check_package
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.weights_folder import read_folder
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.kernels import attention_kernels
+from hpc_gpt.train.engines.attention import AttentionKernels, set_expansion
+from hpc_gpt.train.engines.kernels import check_compilers
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, learning_rate
 
 if TYPE_CHECKING:
+    from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
     from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
-    from hpc_gpt.train.engines.ddp import ReplicatedCheckpoint
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]
 
@@ -51,7 +57,9 @@ class Engine(Protocol):
     pp_rank: int
     dp_rank: int
     device: torch.device
+    attention: AttentionKernels
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
+    given: GivenWeights | None  # what the model was built from; None if its weights were drawn
 
     @property
     def step(self) -> int:
@@ -66,6 +74,9 @@ class Engine(Protocol):
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
+
+    def finish(self) -> None:
+        """Completes an update that the last step has left to the next one. The other methods call it by themselves."""
 
     def save(self, files: RankFiles) -> None:
         """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
@@ -93,16 +104,25 @@ class EngineRank:
         self.device = device
         self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
         self._resolved = resolved
-        self._attention = attention_kernels(resolved, device)
+        self.attention = AttentionKernels(resolved, device)
+        # What the model is built from; None if its weights are drawn.
+        self.given: GivenWeights | None = None
+        if resolved.train.init is not None:
+            check_package("safetensors", "hf", "train.init")
+            self.given = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank."""
+        self.finish()
         total = torch.zeros((), device=self.device)
-        with self._attention():
+        with self.attention():
             for tokens, targets in islice(micro_batches, count):
                 total += self._loss(tokens, targets)
         return self._mean(total / count)
+
+    def finish(self) -> None:
+        """Nothing is left: a step updates the weights before it ends. See `Engine`."""
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self.module(tokens, targets)
@@ -141,7 +161,7 @@ class TorchEngine(EngineRank):
         """One optimizer step; see `Engine`."""
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
-        with self._attention():
+        with self.attention():
             for number, (tokens, targets) in enumerate(islice(micro_batches, count), 1):
                 with self._gradients(last=number == count):
                     loss = self._model(tokens, targets)
@@ -157,7 +177,7 @@ class TorchEngine(EngineRank):
         raise NotImplementedError
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Steps the optimizer and drops the gradients; returns what `Update.apply` returns."""
+        """Steps the optimizer and drops the gradients, or begins to; returns what `Update.apply` returns."""
         raise NotImplementedError
 
     def _weights_are_loaded(self) -> None:
@@ -165,6 +185,7 @@ class TorchEngine(EngineRank):
 
     def save(self, files: RankFiles) -> None:
         """This rank's part of weights and optimizer states, and its generator state."""
+        self.finish()
         rank = dist.get_rank()
         self._checkpoint.save(files, rank, self._step, self._scaler.read())
         put_random_state(files, rank, self.device)
@@ -173,7 +194,8 @@ class TorchEngine(EngineRank):
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, in any layout. Raises CheckpointError if it is of another model."""
-        differing = check_identity(folder, self._resolved, CONVERTIBLE[self._resolved.engine.name])
+        self.finish()
+        differing = check_identity(folder, self._resolved, engine_named(self._resolved.engine.name).converts)
         self._step, scale = self._checkpoint.load(folder, dist.get_rank())
         self._scaler.restore(scale)
         self._weights_are_loaded()
@@ -186,37 +208,46 @@ class TorchEngine(EngineRank):
         return sum(parameter.numel() for parameter in self._parameters)
 
 
-# Each module has two functions. `build(resolved, device) -> Engine` is called on every rank after torch.distributed is
-# initialised. `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole
-# model in a checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
-MODULES = {
-    "deepspeed-3d": "hpc_gpt.train.engines.deepspeed_3d",
-    "deepspeed-zero": "hpc_gpt.train.engines.deepspeed_zero",
-    "fsdp": "hpc_gpt.train.engines.fsdp",
-    "ddp": "hpc_gpt.train.engines.ddp",
-    "hf-deepspeed": "hpc_gpt.train.engines.hf_deepspeed",
-}
+def module_of(engine: str) -> ModuleType:
+    """The engine's module of this folder, with two functions.
+
+    `build(resolved, device) -> Engine` is called on every rank after torch.distributed is initialised.
+    `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
+    checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
+    """
+    return importlib.import_module(engine_named(engine).trainer)
 
 
 def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     """Builds the engine that the experiment names, ready to train on this rank.
 
     torch.distributed must be initialised with one rank for each GPU of the layout. Raises ConfigError if the device
-    cannot do the arithmetic.
+    cannot do the arithmetic, or a compiler for it is missing.
     """
     check_dtype(resolved.train.dtype, device, resolved.engine.name)
+    check_compilers(resolved.engine, device)
     private_parts.check_torch()
     if resolved.train.deterministic:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
-    module = importlib.import_module(MODULES[resolved.engine.name])
-    engine: Engine = module.build(resolved, device)
+    engine: Engine = module_of(resolved.engine.name).build(resolved, device)
+    set_expansion(engine.module, engine.attention)
+    if resolved.train.init is not None:
+        _check_given(engine, getattr(engine, "given", None))
     return engine
+
+
+def _check_given(engine: Engine, given: GivenWeights | None) -> None:
+    """Closes the files of given weights. AssertionError if a weight on this rank is not from them."""
+    names = {full_name(parameter) for parameter in engine.module.parameters()}
+    assert given is not None, "an engine builds its model with EngineRank.given"
+    assert names == given.taken, names ^ given.taken
+    given.close()
 
 
 def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
     """Raises ConfigError for arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 before Ampere."""
-    if dtype == "fp16" and device.type == "cpu" and "deepspeed" in engine:
+    if dtype == "fp16" and device.type == "cpu" and not engine_named(engine).trains_fp16_on_cpu:
         raise ConfigError(
             "train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU",
             'use train.dtype = "fp32" or "bf16", or engine.name = "ddp" or "fsdp"',

@@ -1,7 +1,8 @@
-"""Replaces parts of DeepSpeed's ZeRO optimizers: steps that make the host wait, ZeRO-3's second gradient buffer.
+"""Replaces parts of DeepSpeed's ZeRO optimizers: steps that make the host wait, ZeRO-3's second gradient buffer, the
+optimizer of what `engine.offload_ratio` leaves on the GPU.
 
 Every private name used here is listed in `private_parts`. If one is missing, or DeepSpeed is newer than the tested
-version, the optimizers do not change.
+version, the optimizers do not change; but a missing name of `SPLIT_UPDATE` raises ConfigError.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.adamw import adamw
 
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.optimizer import clip_divisor, counts, instruct, is_fused, norms_of, whole_norm
 
@@ -204,3 +206,53 @@ def _sum_beside_states(wrapped: Any) -> None:
             wrapped.norm_for_param_grads[wrapped.get_param_id(parameter)] = norm
 
     wrapped.partition_grads = add
+
+
+class DeviceAdamW:
+    """Updates the groups that `engine.offload_ratio` leaves on the GPU, in place of ZeRO-3's `backup_optimizer`.
+
+    DeepSpeed 0.19.8's own has a first parameter group of its own, so the schedule never sets the rate of the matrices,
+    and states of its own, which no checkpoint has. Here parameter groups and states are those of `host`, DeepSpeed's
+    CPU Adam, which updates the other groups. A state has CPU Adam's form wherever it is, so a checkpoint can be loaded
+    with any ratio.
+    """
+
+    def __init__(self, host: torch.optim.Optimizer) -> None:
+        self._host = host
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of `host`. DeepSpeed puts the tensor to update into one of them and calls `step`."""
+        return self._host.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Updates the tensors in the groups by torch's fused kernel, which needs no temporaries."""
+        for group in self.param_groups:
+            for flat in group["params"]:
+                state = self._host.state[flat]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(flat), exp_avg_sq=torch.zeros_like(flat))
+                adamw(
+                    [flat],
+                    [flat.grad],
+                    [state["exp_avg"]],
+                    [state["exp_avg_sq"]],
+                    [],
+                    [torch.full((), float(state["step"]), device=flat.device)],
+                    fused=True,
+                    amsgrad=False,
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    maximize=False,
+                )
+                state["step"] += 1
+
+
+def share_states(wrapped: Any) -> None:
+    """Makes ZeRO-3's optimizer `wrapped` update what stays on the GPU with the rates and states of the other groups."""
+    private_parts.require(private_parts.SPLIT_UPDATE)
+    wrapped.backup_optimizer = DeviceAdamW(wrapped.optimizer)

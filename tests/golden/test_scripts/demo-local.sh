@@ -2,6 +2,11 @@
 # demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
 # Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
 
+# What to edit: modules and variables below. The settings at the end are those of the training: to change one, render
+#   again.
+# What happens: `main`. Started by hand, this script makes a run folder and starts itself once for each rank; started so,
+#   it becomes that rank.
+
 # Texts of the experiment and the profile are in single quotes, unchanged.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
@@ -10,23 +15,48 @@ set -o pipefail
 # Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
-python=python3
-export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
-# Python imports from PYTHONPATH, never from the job's current folder. It writes no caches: a cached file would run
-# instead of the submitted one.
+[ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
+# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
-cores=$(($(nproc) / 4))
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
+# Each rank has an even share of the CPUs that this process may use, by its affinity and its container's quota. The load
+# does not count: with another number of threads sums round differently.
+cpus=$(nproc)
+cgroup=/sys/fs/cgroup
+{
+  read -r quota period <"$cgroup/cpu.max" ||
+    { read -r quota <"$cgroup/cpu/cpu.cfs_quota_us" && read -r period <"$cgroup/cpu/cpu.cfs_period_us"; }
+  if [ "$quota" -gt 0 ] && [ "$quota" -lt $((cpus * period)) ]; then cpus=$(((quota + period - 1) / period)); fi
+} 2>/dev/null
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > 4 ? cpus / 4 : 1))}"
+# A thread that waits for others spins some 0.2 ms and then sleeps. On a busy machine longer spinning, OpenMP's default,
+# takes the CPUs from the threads that are waited for; no spinning slows an idle one down.
+[ -n "${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ] || export GOMP_SPINCOUNT=5000
 # DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
 
-if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then
-  # Started by hand: make a run folder, start this script once for each rank, and wait for their end.
-  HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-$PWD/logs}/demo/$(date +%Y%m%d-%H%M%S)-$$}"
-# --- the run folder ------------------------------------------------------------------------------------------------
-die() { # die MESSAGE HINT
+main() {
+  if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then
+    HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-$PWD/logs}/demo/$(date +%Y%m%d-%H%M%S)-$$}"
+    make_run_folder
+    command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
+    use_submitted_code
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+  fi
+  # The submitted code, whatever PYTHONPATH the profile sets.
+  export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
+  # This process is one rank. With exec no shell is in between: signals reach python itself. USR2 is ignored until the
+  # trainer handles it.
+  # shellcheck disable=SC2153
+  export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
+  export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
+  trap "" USR2
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.train
+}
+
+# === nothing below is for editing: the functions that main calls, then the settings ==================================
+die() { # die MESSAGE HINT [CODE]
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
-  exit 1
+  exit "${3:-1}"
 }
 keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
   local aside="$HPC_GPT_RUN/.$1.$$"
@@ -35,13 +65,33 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-{ mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
-  die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
-export HPC_GPT_RUN
-keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
-cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
-  die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
-keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  case "$HPC_GPT_RUN" in
+  *:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain bash
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
+    die "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
 {
  "name": "demo",
  "preset": null,
@@ -81,6 +131,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "one_pass_loss": false,
   "fused_bias_gradients": false,
   "sharded_optimizer": false,
+  "overlap_update": false,
   "prefetch": true,
   "reshard": true,
   "megatron_args": []
@@ -193,57 +244,5 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
  "schema": 1
 }
 HPC_GPT_RESOLVED
-  command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
-# --- code ----------------------------------------------------------------------------------------------------------
-# The job runs the submitted code: code.tar.gz in the run folder, which the first attempt unpacks. An edit after the
-# submission changes nothing.
-code="$HPC_GPT_RUN/code"
-case "$HPC_GPT_RUN" in
-*:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
-esac
-if [ ! -e "$code.tar.gz" ]; then # plain sbatch: the run takes the code as it is here now
-  "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
-    die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
-      "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-  "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
-fi
-code_is_submitted() { # the archive is that of provenance.json, if that names one
-  local sum
-  sum=$(gzip -dc <"$code.tar.gz" | sha256sum) || return
-  ! grep -qs '"code_sha256"' "$HPC_GPT_RUN/provenance.json" ||
-    grep -qs "\"code_sha256\": \"${sum%% *}\"" "$HPC_GPT_RUN/provenance.json"
-}
-code_is_whole() { # code/ has the files of the archive and no others
-  local sums count
-  sums=$(tar -xOzf "$code.tar.gz" SHA256SUMS) &&
-    (cd -- "$code" && sha256sum --status -c - <<<"$sums") 2>/dev/null &&
-    count=$(find "$code" ! -type d ! -name '.nfs*' | wc -l) &&
-    [ "$count" -eq $(($(wc -l <<<"$sums") + 1)) ]
-}
-unpack_code() { # completely or not at all, never over another: two starts may run at once
-  local aside="$HPC_GPT_RUN/.code.$HOSTNAME.$$" rc=1
-  if mkdir -- "$aside" && tar -xzmf "$code.tar.gz" --no-same-owner --no-same-permissions -C "$aside"; then
-    mv -nT -- "$aside" "$code" 2>/dev/null
-    code_is_whole || { mv -T -- "$code" "$code.changed-$(date +%s)" && mv -nT -- "$aside" "$code"; }
-    code_is_whole && rc=0
-  fi
-  rm -rf -- "$aside"
-  return "$rc"
-}
-if [ -e "$code.tar.gz" ]; then
-  code_is_submitted || die "$code.tar.gz is not what was submitted" 'submit the experiment again; hpc-gpt verify says what differs'
-  code_is_whole || unpack_code || die "cannot unpack $code" "is the disk full or read-only?"
-  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
-fi
-  exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN"
-fi
-# The submitted code, whatever PYTHONPATH the profile sets.
-export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
 
-# --- launch: this process is one rank -------------------------------------------------------------------------------
-# With exec no shell is in between: signals reach python itself. USR2 is ignored until the trainer handles it.
-# shellcheck disable=SC2153
-export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
-export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
-trap "" USR2
-exec "$HPC_GPT_PYTHON" -m hpc_gpt.train
+main

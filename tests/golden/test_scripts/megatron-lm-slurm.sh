@@ -16,6 +16,12 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --hint=nomultithread
 
+# What to edit: the directives above; modules and variables below. The settings at the end are those of the training:
+#   to change one, render again.
+# What happens: `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
+#   Python (hpc_gpt.chain, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
+#   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
+
 # Texts of the experiment and the profile are in single quotes, unchanged.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
@@ -29,29 +35,47 @@ unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
   printf 'Error: no virtual environment on %s: %s\n' "$HOSTNAME" /opt/venv >&2
   exit 1
 }
-python=python
-export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
-# Python imports from PYTHONPATH, never from the job's current folder. It writes no caches: a cached file would run
-# instead of the submitted one.
+[ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python
+# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+# Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+# A hang becomes an error, and the flight recorder writes every rank's last collectives.
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
 # The checkout of Megatron-LM whose pretrain_gpt.py the ranks run.
 [ -n "${MEGATRON_LM:-}" ] || MEGATRON_LM='/opt/it'"'"'s/Megatron-LM'
 export MEGATRON_LM="${MEGATRON_LM:-}"
 
-[ -n "${SLURM_JOB_ID:-}" ] || {
-  printf 'Error: this script runs inside a Slurm job\n\nhint: sbatch %q\n' "$0" >&2
-  exit 2
+main() {
+  make_run_folder    # $HPC_GPT_RUN, or logs/demo/<job id> by plain sbatch: it keeps this script and its settings
+  start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
+  python=("$HPC_GPT_PYTHON")
+  use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
+  ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
+
+[ -n "$MEGATRON_LM" ] || fail "MEGATRON_LM is not set" \
+  'export MEGATRON_LM=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile'
+  # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
+  MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$SLURM_JOB_NODELIST")}" || exit
+  export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
+  echo "4 ranks on $SLURM_JOB_NODELIST, rendezvous $MASTER_ADDR:$MASTER_PORT"
+
+  # exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
+  # until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
+  run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
+    bash -c 'trap "" USR2 TERM
+      export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
+      exec "$@"' rank "${python[@]}" -m hpc_gpt.train
+  continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
+  exit "$rc"
 }
-# An element of an array is named by the array's id and its number: its own id may be that of the whole array.
-job="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-unset HPC_GPT_ELEMENT
-export HPC_GPT_JOB="$job"
-HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
-# --- the run folder ------------------------------------------------------------------------------------------------
-die() { # die MESSAGE HINT
+
+# === nothing below is for editing: the functions that main calls, then the settings ==================================
+die() { # die MESSAGE HINT [CODE]
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
-  exit 1
+  exit "${3:-1}"
 }
 keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
   local aside="$HPC_GPT_RUN/.$1.$$"
@@ -60,13 +84,230 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-{ mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
-  die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
-export HPC_GPT_RUN
-keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
-cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
-  die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
-keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
+  # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
+  export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
+  unset HPC_GPT_ELEMENT
+  HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
+  n=1 rc=1
+  until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
+    [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
+    n=$((n + 1))
+  done
+  export HPC_GPT_ATTEMPT=$n
+  attempt="$HPC_GPT_RUN/attempts/$n"
+  export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  mkdir -- "$attempt/flight"
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" >"$attempt/attempt.json"
+  echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
+  exec >>"$attempt/log" 2>&1
+  trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
+}
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+  [ ! -e "$attempt/ended.json" ] || return 0
+  local step cause="${2//[[:cntrl:]]/ }"
+  cause="${cause//\\/\\\\}"
+  step=$(tail -n 1 "$attempt/metrics.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p')
+  printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
+    "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
+    mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
+}
+fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+  say_ended user_error "$1"
+  die "$1" "$2"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
+    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
+  case "$HPC_GPT_RUN" in
+  *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain sbatch
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
+    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- questions to Slurm and to Python -------------------------------------------------------------------------------
+within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
+  (trap '' TERM INT && exec timeout -s KILL "$@")
+}
+retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
+  local left
+  for ((left = $1; left > 0; left--)); do
+    "${@:3}" && return
+    sleep "$2"
+  done
+  return 1
+}
+ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
+  local left=20
+  until shown=$(within 20 scontrol --oneliner show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
+    sleep 3
+  done
+}
+shown_as() { # shown_as KEY: prints its value in $shown
+  local pattern="(^| )$1=([^ ]*)"
+  if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
+}
+words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+  [ -n "$1" ] || return 0
+  retry 20 3 within 20 squeue --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
+  within 20 sacct -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
+}
+ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+  local try
+  for try in 1 2; do # after a signal within $(…) bash can lose its output
+    answer=$(within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" <<<"${words:-}" |
+      sed -n 's/^hpc-gpt-next //p')
+    [ -z "$answer" ] || return 0
+    echo "hpc_gpt.chain.$1 gave no answer, try $try"
+  done
+  return 1
+}
+ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
+  local left words code jobs=
+  for ((left = 40; left > 0; left--)); do
+    words=$(words_of_slurm "$jobs")
+    ask_chain before "$left" "$jobs"
+    case "$answer" in
+    'ask '*) jobs="${answer#ask }" ;;
+    wait) sleep 3 ;;
+    *) break ;;
+    esac
+  done
+  case "$answer" in
+  go\ *) read -r _ HPC_GPT_STOP_AT MASTER_PORT <<<"$answer" && export HPC_GPT_STOP_AT MASTER_PORT ;;
+  stop\ *) read -r _ code _ <<<"$answer" && exit "$code" ;;
+  esac
+}
+# --- the ranks -----------------------------------------------------------------------------------------------------
+first_host() { # first_host NODES: prints its name; with localhost every node would form a world of its own
+  local host
+  host=$(scontrol show hostnames "$1" | head -n 1)
+  [ -n "$host" ] || fail "scontrol names no host of '$1'" "set HPC_GPT_MASTER_ADDR by hand"
+  ! type getent >/dev/null 2>&1 || getent ahosts "$host" >/dev/null ||
+    fail "the host $host has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
+  echo "$host"
+}
+# shellcheck disable=SC2317,SC2329
+be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
+  trap '' TERM # a later TERM must not end what starts now
+  (
+    within "$((kill_wait > last_s ? kill_wait - last_s : 1))" tail --pid="$waits" -f /dev/null && exit
+    ask_slurm
+    [ "$(shown_as Reason)" = TimeLimit ] || exit
+    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    kill -KILL "$waits"
+  ) &
+  trap be_in_time TERM
+}
+run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
+  local code
+  # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
+  kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+  kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
+  {
+    trap : TERM INT USR2
+    "$@"
+    code=$?
+    echo "$code" >"$attempt/.code"
+    exit "$code"
+  } &
+  waits=$!
+  trap be_in_time TERM
+  while kill -0 "$waits" 2>/dev/null; do
+    wait "$waits" 2>/dev/null
+    rc=$?
+  done
+  trap : TERM
+  # A signal interrupts the wait, and bash may then have lost the exit code: the file has it.
+  if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
+  rm -f -- "$attempt/.code"
+  rmdir -- "$attempt/flight" 2>/dev/null
+}
+# --- what comes next -----------------------------------------------------------------------------------------------
+answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
+  local ended=error
+  answer="stop 0 - - $rc"
+  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
+  [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
+  say_ended "$ended" "exit code $rc"
+}
+change() { # change JOB KEY=VALUE of a job that waits, or is about to
+  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not take $2 for job $1"
+}
+is_put_back() { # Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
+  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
+}
+requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
+  local try said
+  for ((try = 0; try < 20; try++)); do
+    said=$(within 60 scontrol requeue "$HPC_GPT_JOB" 2>&1) && return
+    echo "$said"
+    [[ ! $said =~ 'pending execution' ]] || return 0
+    [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || return 1
+    sleep 3
+    ask_slurm
+    ! is_put_back || return 0 # a second requeue would end the next attempt at its start
+  done
+  return 1
+}
+continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes behind the =
+  local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
+  resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
+  local test=(within 20 sbatch --quiet --test-only)
+  if [[ $nodes = =?* ]] && ! "${test[@]}" "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
+    "${test[@]}" "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
+    echo "warning: without ${nodes#=} Slurm has too few nodes for the job, so it may get them again"
+    nodes=-
+  fi
+  ask_slurm # again: a requeue after scancel would revive a cancelled job
+  state=$(shown_as JobState)
+  [ -n "$state" ] || die "Slurm does not answer, so job $HPC_GPT_JOB is not continued" "$resume"
+  if ! is_put_back; then
+    if [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
+      echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"
+      return
+    fi
+    echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
+    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "$resume"
+  fi
+  # A requeued job has only KillWait from here on.
+  [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
+  [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
+}
+continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+  local what pause nodes jobs
+  ask_slurm
+  # KillWait is running. If python does not judge in time, the next start does.
+  [ "$(shown_as Reason)" != TimeLimit ] || patience_s=$((${last_s:-10} / 3))
+  ask_chain after "$rc" "$shown" || answer_without_python
+  read -r what pause nodes jobs rc <<<"$answer"
+  if [ "$what" = again ]; then continue_run "$pause" "$nodes" "$jobs"; fi
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
 {
  "name": "demo",
  "preset": null,
@@ -106,6 +347,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "one_pass_loss": false,
   "fused_bias_gradients": false,
   "sharded_optimizer": false,
+  "overlap_update": false,
   "prefetch": true,
   "reshard": true,
   "megatron_args": []
@@ -223,326 +465,4 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
 }
 HPC_GPT_RESOLVED
 
-n=1
-until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
-  [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
-  n=$((n + 1))
-done
-export HPC_GPT_ATTEMPT=$n
-attempt="$HPC_GPT_RUN/attempts/$n"
-printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
-  "$n" "$job" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" $((SLURM_JOB_NUM_NODES * 4)) \
-  "$(date +%s)" >"$attempt/attempt.json"
-echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
-exec >>"$attempt/log" 2>&1
-# This shell ignores signals that are for the ranks: the epilogue must run.
-trap : TERM INT USR2
-
-say_ended() { # say_ended FOLDER CLASS CAUSE: writes ended.json, unless the trainer has
-  [ ! -e "$1/ended.json" ] || return 0
-  local step cause="${3//[[:cntrl:]]/ }"
-  cause="${cause//\\/\\\\}"
-  step=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p')
-  printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
-    "$2" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$1/.ended.json" && mv -n -- "$1/.ended.json" "$1/ended.json"
-}
-# --- preflight -----------------------------------------------------------------------------------------------------
-fail() { # fail CAUSE HINT: ends the attempt before a rank has started
-  say_ended "$attempt" user_error "$1"
-  die "$1" "$2"
-}
-command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
-  fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
-
-# --- code ----------------------------------------------------------------------------------------------------------
-# The job runs the submitted code: code.tar.gz in the run folder, which the first attempt unpacks. An edit after the
-# submission changes nothing.
-code="$HPC_GPT_RUN/code"
-case "$HPC_GPT_RUN" in
-*:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
-esac
-if [ ! -e "$code.tar.gz" ]; then # plain sbatch: the run takes the code as it is here now
-  "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
-    fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
-      "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-  "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
-fi
-code_is_submitted() { # the archive is that of provenance.json, if that names one
-  local sum
-  sum=$(gzip -dc <"$code.tar.gz" | sha256sum) || return
-  ! grep -qs '"code_sha256"' "$HPC_GPT_RUN/provenance.json" ||
-    grep -qs "\"code_sha256\": \"${sum%% *}\"" "$HPC_GPT_RUN/provenance.json"
-}
-code_is_whole() { # code/ has the files of the archive and no others
-  local sums count
-  sums=$(tar -xOzf "$code.tar.gz" SHA256SUMS) &&
-    (cd -- "$code" && sha256sum --status -c - <<<"$sums") 2>/dev/null &&
-    count=$(find "$code" ! -type d ! -name '.nfs*' | wc -l) &&
-    [ "$count" -eq $(($(wc -l <<<"$sums") + 1)) ]
-}
-unpack_code() { # completely or not at all, never over another: two starts may run at once
-  local aside="$HPC_GPT_RUN/.code.$HOSTNAME.$$" rc=1
-  if mkdir -- "$aside" && tar -xzmf "$code.tar.gz" --no-same-owner --no-same-permissions -C "$aside"; then
-    mv -nT -- "$aside" "$code" 2>/dev/null
-    code_is_whole || { mv -T -- "$code" "$code.changed-$(date +%s)" && mv -nT -- "$aside" "$code"; }
-    code_is_whole && rc=0
-  fi
-  rm -rf -- "$aside"
-  return "$rc"
-}
-if [ -e "$code.tar.gz" ]; then
-  code_is_submitted || fail "$code.tar.gz is not what was submitted" 'submit the experiment again; hpc-gpt verify says what differs'
-  code_is_whole || unpack_code || fail "cannot unpack $code" "is the disk full or read-only?"
-  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
-fi
-
-# --- before --------------------------------------------------------------------------------------------------------
-# Python decides, before the ranks start and after they have ended. Only this script gives commands to Slurm.
-chain=("$HPC_GPT_PYTHON" -m)
-firmly() { # firmly SECONDS COMMAND: the job's signals do not end it, the time limit does
-  (trap '' TERM INT && exec timeout -s KILL "$@")
-}
-ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to python's line, empty without one
-  local try
-  for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(firmly "${patience_s:-120}" "${chain[@]}" "hpc_gpt.chain.$1" "${@:2}" | sed -n 's/^hpc-gpt-next //p')
-    [ -z "$answer" ] || return 0
-    echo "hpc_gpt.chain.$1 gave no answer, try $try"
-  done
-  return 1
-}
-ask_slurm() { # sets $shown to what Slurm says of the job; asks again while the controller restarts
-  local try
-  for ((try = 0; try < 20; try++)); do
-    shown=$(firmly 20 scontrol --oneliner show job "$job" 2>/dev/null)
-    [[ $shown != *JobState=* ]] || return 0
-    sleep 3
-  done
-  shown=
-}
-shown_as() { # shown_as KEY: prints its value in $shown
-  local pattern="(^| )$1=([^ ]*)"
-  if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
-}
-words_of_slurm() { # prints what Slurm says of the jobs of earlier attempts that are not judged
-  local each id words try ids=()
-  for each in "$HPC_GPT_RUN"/attempts/*/; do
-    if [ "$each" = "$attempt/" ] || [ -e "$each/next.json" ]; then continue; fi
-    id=$(sed -n 's/.*"job_id": "\([0-9_]*\)".*/\1/p' "$each/attempt.json" 2>/dev/null)
-    [ -z "$id" ] || ids+=("$id")
-  done
-  [ -n "${ids[*]}" ] || return 0
-  for ((try = 0; try < 20; try++)); do
-    words=$(firmly 20 squeue --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null) && break
-    sleep 3
-  done
-  printf '%s\n' "$words"
-  firmly 20 sacct -D -X -n -P -o JobID,State -j "$(IFS=, && echo "${ids[*]}")" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
-}
-cancel_waiting() { # cancel_waiting JOBS: the waiting jobs of the chain have nothing left to do
-  return 0
-}
-for ((try = 0; try < 40; try++)); do
-  ask_chain before "$HPC_GPT_RUN" "$n" < <(words_of_slurm)
-  [ "$answer" = wait ] || break
-  sleep 3
-done
-case "$answer" in
-'go '[0-9]*) export HPC_GPT_STOP_AT="${answer#go }" ;;
-'stop '*)
-  read -r _ rc jobs <<<"$answer"
-  cancel_waiting "$jobs"
-  exit "$rc"
-  ;;
-wait)
-  say_ended "$attempt" refused 'another job of the run is active and does not end'
-  die 'another job of the run is active and does not end' "hpc-gpt status $(printf %q "$HPC_GPT_RUN")"
-  ;;
-esac
-[ -n "$MEGATRON_LM" ] || fail "MEGATRON_LM is not set" \
-  'export MEGATRON_LM=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile'
-
-# --- launch --------------------------------------------------------------------------------------------------------
-# Rank 0 is on the first node of the list. An empty list is an error: with localhost every node would form its own world.
-MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-}"
-if [ -z "$MASTER_ADDR" ]; then
-  mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-  [ -n "${hosts[0]:-}" ] || fail "scontrol names no host of '$SLURM_JOB_NODELIST'" "set HPC_GPT_MASTER_ADDR by hand"
-  MASTER_ADDR="${hosts[0]}"
-  if type getent >/dev/null 2>&1 && ! getent ahosts "$MASTER_ADDR" >/dev/null; then
-    fail "the host $MASTER_ADDR has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
-  fi
-fi
-# The port depends on the job id, so that two jobs on a node differ; it is below the system's ephemeral ports, and
-# nobody listens on it (0A in /proc/net/tcp).
-read -r low _ 2>/dev/null </proc/sys/net/ipv4/ip_local_port_range
-[ "${low:-0}" -gt 12000 ] || low=32768
-for ((try = 0; try < 100; try++)); do
-  MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * try) % (low - 10000)))
-  printf -v hex ':%04X ' "$MASTER_PORT"
-  grep -qsE "^ *[0-9]+: [0-9A-F]+${hex}[0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6 || break
-done
-export MASTER_ADDR MASTER_PORT
-# Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-# A hang becomes an error, and the flight recorder writes every rank's last collectives.
-mkdir -p -- "$attempt/flight"
-export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
-export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
-
-command=("$HPC_GPT_PYTHON" -m hpc_gpt.train)
-echo "4 ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), rendezvous $MASTER_ADDR:$MASTER_PORT"
-# KillWait seconds after the time limit's SIGTERM Slurm kills this script, too. Ranks that hang, or still save, have that
-# time except its last part, which the epilogue needs to continue the run: this script then waits no longer.
-kill_wait=$(firmly 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
-last_s=$((${kill_wait:-30} / 3))
-[ "$last_s" -ge 3 ] || last_s=3
-# shellcheck disable=SC2317,SC2329
-be_in_time() {
-  trap '' TERM # a later TERM must not end what starts now
-  (
-    for ((left = ${kill_wait:-30} - last_s; left > 0; left--)); do
-      sleep 1
-      kill -0 "$waits" 2>/dev/null || exit
-    done
-    ask_slurm
-    [ "$(shown_as Reason)" = TimeLimit ] || exit
-    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
-    kill -KILL "$waits"
-  ) &
-  trap be_in_time TERM
-}
-# exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
-# until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
-{
-trap : TERM INT USR2
-srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
-  bash -c 'trap "" USR2 TERM
-export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
-exec "$@"' rank "${command[@]}"
-rc=$?
-echo "$rc" >"$attempt/.code"
-exit "$rc"
-} &
-waits=$!
-trap be_in_time TERM
-# A signal interrupts the wait, and bash may then have lost the exit code: the file has it.
-rc=1
-while kill -0 "$waits" 2>/dev/null; do
-  wait "$waits" 2>/dev/null
-  rc=$?
-done
-trap : TERM
-if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
-rm -f -- "$attempt/.code"
-
-# --- epilogue ------------------------------------------------------------------------------------------------------
-rmdir -- "$attempt/flight" 2>/dev/null
-# When one rank fails srun ends the others and returns their 143: the code of the first is in srun's message.
-cause=$(grep -m 1 -oE 'tasks? [0-9,-]+: (Exited with exit code [0-9]+|Killed|Aborted|Segmentation fault|Bus error).*' "$attempt/log")
-case "$cause" in
-*'exit code '*) rc=${cause##*exit code } rc=${rc%%[!0-9]*} ;;
-esac
-cause="${cause:-exit code $rc}"
-ask_slurm
-state=$(shown_as JobState)
-# Slurm has already requeued the job: by hand, after a preemption that did not wait, or after a node died.
-restarts=$(shown_as Restarts)
-put_back=
-[ "${restarts:-0}" -le "${SLURM_RESTART_COUNT:-0}" ] || put_back=put-back
-if [ -e "$HPC_GPT_RUN/cancelled.$job" ]; then
-  ended=cancelled words="hpc-gpt cancel, $cause"
-elif grep -qs 'Node failure on' "$attempt/log"; then
-  ended=node_failure words="a node of the job died, $cause"
-elif [ -z "$state" ] || [ "$state" = RUNNING ] || [ "$state" = SIGNALING ]; then
-  ended=error words="$cause"
-elif grep -qs 'CANCELLED AT .* DUE TO PREEMPTION' "$attempt/log"; then
-  ended=preempted words="preempted before it had ended, $cause"
-elif [ -n "$put_back" ]; then
-  ended=requeued words="put back to the queue by Slurm or by hand"
-elif [ "$(shown_as Reason)" = TimeLimit ]; then
-  ended=walltime words="the time limit ended it, $cause"
-else
-  ended=cancelled words="$state, $cause"
-fi
-excluded=$(shown_as ExcNodeList)
-case "$excluded" in
-'' | '(null)') excluded=- ;;
-*) excluded=$(firmly 20 scontrol show hostnames "$excluded" | tr '\n' ,) ;;
-esac
-# KillWait is running. If python does not judge in time, the next start does.
-[ "$ended" != walltime ] || patience_s=$((${last_s:-10} / 3))
-ask_chain after "$HPC_GPT_RUN" "$n" "$ended" "$words" "${excluded:--}" $put_back
-say_ended "$attempt" "$ended" "$words"
-read -r what pause nodes jobs <<<"$answer"
-if [ -z "$answer" ]; then # without python the trainer's own request counts
-  what=stop pause=0 nodes=- jobs=-
-  [ ! -e "$attempt/requeue" ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
-  [ "$ended" != walltime ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
-fi
-cleanly() { # cleanly SECONDS COMMAND: without the variables that a submitted job would inherit from this one
-  (
-    for name in "${!SLURM_@}" "${!SBATCH_@}" "${!SRUN_@}"; do
-      case "$name" in SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT) ;; *) unset "$name" ;; esac
-    done
-    unset HPC_GPT_ATTEMPT HPC_GPT_JOB HPC_GPT_STOP_AT RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
-    firmly "$@"
-  )
-}
-change() { # change JOB KEY=VALUE of a job that waits, or is about to
-  local try
-  for ((try = 0; try < 10; try++)); do
-    firmly 20 scontrol update "jobid=$1" "$2" && return
-    sleep 1
-  done
-  echo "warning: Slurm does not take $2 for job $1"
-}
-requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
-  local try words
-  for ((try = 0; try < 20; try++)); do
-    words=$(firmly 60 scontrol requeue "$job" 2>&1) && return
-    echo "$words"
-    case "$words" in
-    *'pending execution'*) return ;;
-    *[Uu]'nable to contact'* | *'timed out'* | *'onnection'* | '') sleep 3 ;;
-    *) return 1 ;;
-    esac
-    # A second requeue would end the next attempt at its start.
-    shown=$(firmly 20 scontrol --oneliner show job "$job" 2>/dev/null)
-    restarts=$(shown_as Restarts)
-    [ "${restarts:-0}" -le "${SLURM_RESTART_COUNT:-0}" ] || return 0
-  done
-  return 1
-}
-resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
-if [ "$what" = again ]; then
-  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
-  if [[ $nodes = =?* ]] && ! cleanly 20 sbatch --quiet --test-only "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
-    cleanly 20 sbatch --quiet --test-only "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
-    echo "warning: without ${nodes#=} Slurm has too few nodes for the job, so it may get them again"
-    nodes=-
-  fi
-  # Ask again: a requeue after scancel would revive a cancelled job.
-  [ -n "$put_back" ] || ask_slurm
-  state=$(shown_as JobState)
-  next=
-  if [ -n "$put_back" ]; then
-    next="$job"
-  elif [ -z "$state" ]; then
-    die "Slurm does not answer, so job $job is not continued" "$resume"
-  elif [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
-    echo "job $job is $state, so the run does not continue by itself"
-  else
-    echo "back to the queue: scontrol requeue $job"
-    requeue_job || die "Slurm will not requeue job $job" "$resume"
-    next="$job"
-  fi
-  # A requeued job has only KillWait from here on.
-  if [ -n "$next" ]; then
-    [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
-    [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
-  fi
-else
-  cancel_waiting "$jobs"
-fi
-exit "$rc"
+main

@@ -34,7 +34,7 @@ def interpreted(part: Part) -> dict[str, object]:
         (
             "{'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, "
             "'epoch': 1.0}",
-            {"runtime_s": 919.094, "samples_per_s": 1.088},
+            {"runtime_s": 919.094, "samples_per_s": 1.088, "steps_rounded": 0.017},
         ),
         (
             "{'train_runtime': '919.1', 'train_samples_per_second': '1.088', 'train_loss': '3.5', 'epoch': '1'}",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.readers.runs import attempts as own_metrics
-from hpc_gpt.readers.runs.attempts import KEYS, Metrics, read_metrics
+from hpc_gpt.readers.runs.attempts import KEYS, MetricsLines, read_metrics
 from tests.made_runs import metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))
@@ -85,7 +85,7 @@ def test_a_line_being_written_counts_as_damaged_and_the_rest_stands(tmp_path):
 
 def test_no_file_is_no_steps(tmp_path):
     assert len(read_metrics(tmp_path / "metrics.jsonl", 1).steps) == 0
-    assert len(Metrics.joined([]).steps) == len(Metrics.joined([Metrics(), Metrics()]).steps) == 0
+    assert len(MetricsLines.joined([]).steps) == len(MetricsLines.joined([MetricsLines(), MetricsLines()]).steps) == 0
 
 
 @pytest.mark.parametrize("masks", [[True, False], [False, True]])

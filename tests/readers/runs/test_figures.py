@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.formulas import memory_seed003_gib
+from hpc_gpt.files import read_json, replace_whole
+from hpc_gpt.formulas import memory_seed003_gib, tflops_hardware
 from hpc_gpt.readers.runs import add_figures
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.model_shape import ModelShape
+from tests.made_runs import unsubmitted_run
 
 RUN = Record(
     gpus=8, tp=2, pp=2, dp=2, micro_batch=4, global_batch=32, seq=128, hidden=64, layers=4, heads=4, vocab=1000,
@@ -20,7 +25,7 @@ def test_seed_003s_memory_is_that_of_one_ranks_share():
     record = add_figures(RUN)
     share = {"params": 100_000, "batch": 4, "seq": 128, "layers": 2, "hidden": 32, "heads": 2, "vocab": 500}
     assert record.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
-    assert "seed 003" in record.sources["memory_seed003_gib"]
+    assert "2 B C (2 V + l (6 e + h C))" in record.sources["memory_seed003_gib"]
     assert record.step_s is None, "it needs no step time"
 
 
@@ -51,3 +56,26 @@ def test_what_lacks_for_utilisation_is_told(device, dtype, words):
     assert record.mfu is None
     assert words in record.sources["mfu"]
     assert any(flag.startswith(words) and "None" not in flag for flag in record.flags)
+
+
+def test_flops_of_a_run_of_ours_are_those_of_its_own_matrices():
+    shape = ModelShape(64, 4, 4, 1000, 128, kv_heads=2, head_dim=32, ffn=96, mlp="swiglu", bias="none")
+    sizes = {"layers": 4, "hidden": 64, "vocab": 1000, "seq": 128, "global_batch": 32, "gpus": 8, "step_s": 0.5}
+    expected = tflops_hardware(
+        **sizes, recompute="none", layer_weights=64 * 32 * (4 + 2 + 2 + 4) + 3 * 64 * 96, attention_width=128
+    )
+    found = add_figures(replace(RUN, step_s=0.5, settings={"model": shape.table()}))
+    assert found.tflops_hardware == expected
+    plain = add_figures(replace(RUN, step_s=0.5, settings={"model": {"tied": True}}))
+    assert plain.tflops_hardware == tflops_hardware(**sizes, recompute="none") != expected
+    assert found.tflops_model - plain.tflops_model == pytest.approx(12 * 4 * 64 * 128 * 128 * 32 / (8 * 0.5e12))
+
+
+def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():
+    run = unsubmitted_run()
+    plain = read_run(run).settings["model"]
+    assert set(plain) == {"tied", "vocab_multiple", "preset"}
+    resolved = read_json(run.path / "resolved.json")
+    resolved["model"] |= {"kv_heads": 2, "norm": "rmsnorm"}
+    replace_whole(run.path / "resolved.json", json.dumps(resolved))
+    assert read_run(run).settings["model"] == {**plain, "kv_heads": 2, "norm": "rmsnorm"}

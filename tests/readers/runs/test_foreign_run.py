@@ -244,7 +244,7 @@ def test_whatever_the_lines_a_record_comes_of_it(lines):
         found = read_foreign(run, "a")
         record = found.record
         assert record.ended in ENDED
-        assert Record.from_json(record.to_json()).to_tables() == record.to_tables()
+        assert Record.from_tables(json.loads(record.to_json())).to_tables() == record.to_tables()
         assert record.step_s is None or (np.isfinite(record.step_s) and record.step_s > 0)
         assert record.step_s is None or record.sources["step_s"]
         lengths = {
@@ -348,3 +348,45 @@ def test_tokens_a_second_of_one_gpu_are_a_step_time_by_all_gpus():
     assert (record.gpus, record.global_batch, record.seq) == (8, 16, 128)
     assert record.step_s == pytest.approx(16 * 128 / (512 * 8))
     assert record.tokens_per_s == pytest.approx(512 * 8)
+
+
+def test_the_steps_of_a_total_follow_from_rates_of_three_digits():
+    """bigscience experiments/gpt2-hf-ds perf_n16: 1000 samples in 273 s, 0.007 steps a second: two steps."""
+    total = (
+        "{'train_runtime': 273.0148, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, 'epoch': 1.0}"
+    )
+    run = read(total)
+    assert (run.record.step_s, run.record.steps_used, run.record.ended) == (pytest.approx(136.5074), 2, "done")
+    assert "the only number that is 0.007 a second" in run.record.sources["step_s"]
+    # 0.073 a second over ten times as long may be 198, 199 or 200 steps; with a batch of 50 samples it is 200.
+    several = total.replace("0.007", "0.073").replace("273.0148", "2730.148")
+    assert read(several).record.step_s is None
+    batch = "  Total train batch size (w. parallel, distributed & accumulation) = 50"
+    assert read(batch, several).record.step_s == pytest.approx(2730.148 / 200)
+
+
+def test_a_total_of_fewer_steps_than_planned_is_no_end():
+    lines = ["  Total optimization steps = 1000", " 12%|█▎        | 120/1000 [02:00<13:54,  1.06s/it]"]
+    total = "{'train_runtime': 120.1, 'train_samples_per_second': 1.0, 'train_steps_per_second': 1.0, 'epoch': 0.1}"
+    assert read(*lines, total).record.ended == "unknown"
+    assert read(lines[0], lines[1].replace("120/1000", "1000/1000"), total).record.ended == "done"
+
+
+def test_the_sequence_follows_from_tokens_and_samples():
+    """BLOOM's chronicles: no arguments, but both counts."""
+    line = (
+        "[default7]: iteration {0:8d}/  115311 | consumed samples: {1:12d} | consumed tokens: {2:12d} | elapsed time "
+        "per iteration (s): 106.46 | global batch size:  2048 | lm loss: 2.1988E+00 | samples per second: 19.238 | "
+    )
+    record = read(*[line.format(n, 2048 * n, 2048 * 2048 * n) for n in range(100, 110)]).record
+    assert (record.seq, record.tokens_per_s) == (2048, pytest.approx(2048 * 2048 / 106.46))
+    assert record.sources["seq"].startswith("inferred: consumed_tokens / consumed_samples")
+
+
+def test_whole_seconds_time_steps_over_twenty_of_them():
+    """awsome-distributed-training's FSDP example: 3 or 4 s by the clock of each line are 3.7 s."""
+    line = "0: 2025-06-20 14:17:{:02d} I [train.py:103] Batch {} Loss: 7.24, Speed: 9.41 samples/sec, lr: 0.000010"
+    seconds = (10, 14, 17, 21, 24, 28, 32, 36)
+    record = read(*[line.format(second, 90 + n) for n, second in enumerate(seconds)]).record
+    assert record.step_s == pytest.approx(3.7, abs=0.2)
+    assert record.attempts[0]["last_step"] == 97

@@ -9,7 +9,7 @@ from hpc_gpt.files import write_once
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.settings.experiment_file import find_sweep
-from hpc_gpt.settings.resolve import config_hash
+from hpc_gpt.settings.resolved import config_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 

@@ -15,7 +15,7 @@ from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.state import ENDED
-from hpc_gpt.settings.resolve import config_hash
+from hpc_gpt.settings.resolved import config_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 
@@ -261,7 +261,7 @@ def test_a_metrics_file_cut_anywhere_is_read_to_its_last_whole_line(tmp_path_fac
     record = read_run(run)
     lines = whole[:cut].count("\n")
     assert (record.tokens_total or 0) // (32 * 128) in (lines, lines + 1)
-    Record.from_json(record.to_json())
+    Record.from_tables(json.loads(record.to_json()))
 
 
 def test_damaged_lines_are_left_out_and_told(run):

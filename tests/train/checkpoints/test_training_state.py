@@ -12,7 +12,7 @@ import pytest
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import NAME, check_identity, put_identity, read_identity, read_positions
 from tests.train.launch import settings

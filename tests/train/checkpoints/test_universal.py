@@ -143,7 +143,7 @@ def test_the_shares_of_stage_3_are_equal_but_for_what_is_padded(monkeypatch, ran
     parameters = []
     for name, numel, size in (("a", 10, 4), ("b", 3, 2), ("c", 3, 1)):
         parameter = Sharded(numel, size)
-        places[parameter] = universal.Place(name, (numel,), None, 0, numel)
+        places[parameter] = universal.WeightPlace(name, (numel,), None, 0, numel)
         parameters.append(parameter)
     found = universal._shares(0, parameters, places)
     assert [(piece.name, piece.offset, piece.start, piece.count) for piece in found] == expected

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts as parts
 from hpc_gpt.train.engines.private_parts import Use
 from hpc_gpt.train.engines.protocol import build_engine

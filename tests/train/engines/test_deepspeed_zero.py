@@ -8,7 +8,7 @@ import deepspeed
 import pytest
 import torch
 
-from hpc_gpt.train.engines.deepspeed_zero import pin_what_stays, pinning_nothing
+from hpc_gpt.train.engines.deepspeed_zero import clear_error, pin_what_stays, pinning_nothing
 
 MIB = 1 << 20
 
@@ -42,14 +42,39 @@ def test_what_stays_is_pinned_in_place_and_small_buffers_are_not() -> None:
         registered[address] = count
         return 0
 
-    assert pin_what_stays(wrapped, register) == 4 * MIB + 2 * MIB + 3 * MIB + 2048
+    assert pin_what_stays(wrapped, register, pytest.fail) == 4 * MIB + 2 * MIB + 3 * MIB + 2048
     gradients = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat[:2]]
     stay = [*gradients, *wrapped.param_groups_fp16_flat_cpu_memory]
     assert registered == {one.data_ptr(): one.nbytes for one in stay}
 
 
-def test_a_host_that_pins_no_more_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert pin_what_stays(states(2 * MIB, 2 * MIB), lambda address, count: 2) == 0
+def test_a_host_that_pins_no_more_is_one_line_and_the_error_is_cleared_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+
+    def register(address: int, count: int) -> int:
+        calls.append("register")
+        return 0 if len(calls) < 2 else 2
+
+    assert pin_what_stays(states(2 * MIB, 2 * MIB), register, lambda: calls.append("clear")) == 2 * MIB
+    assert calls == ["register", "register", "clear"]
     said = capfd.readouterr().err
     assert said.startswith("note: 0.0 GiB of the host's memory cannot be pinned (CUDA error 2): ")
     assert said.count("\n") == 1
+
+
+def test_the_error_is_raised_by_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does on a GPU: the first launch after the failed call raises its error and clears it."""
+    last, ones, launches = ["out of memory"], torch.ones, []
+
+    def launch(*size: int, device: torch.device) -> torch.Tensor:
+        launches.append(device)
+        if last:
+            raise RuntimeError(f"CUDA error: {last.pop()}")
+        return ones(*size, device=device)
+
+    monkeypatch.setattr(torch, "ones", launch)
+    clear_error(torch.device("cpu"))
+    assert launches == [torch.device("cpu")]
+    assert torch.ones(1, device=torch.device("cpu")).sum() == 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from hpc_gpt.errors import LayoutError, UserError
+from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.train.engines.protocol import allow_tf32, check_dtype
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.train.engines.protocol import allow_tf32, build_engine, check_dtype
 from hpc_gpt.train.ranks import RankIdentity, choose_device
 from tests.train.launch import LOCAL, settings
 
@@ -41,6 +43,37 @@ def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         check_dtype("bf16", torch.device("cuda", 0), "ddp")
     assert "fp16" in refused.value.hint
     check_dtype("fp16", torch.device("cuda", 0), "deepspeed-3d")
+
+
+@pytest.mark.parametrize(
+    ("switches", "named"),
+    [
+        ({"one_pass_loss": True}, "engine.one_pass_loss is true"),
+        ({"fused_bias_gradients": True}, "engine.fused_bias_gradients is true"),
+        ({"compile": "block"}, 'engine.compile_backend is "inductor"'),
+    ],
+    ids=["one pass", "bias gradients", "inductor"],
+)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        Engine("ddp"),
+        Engine("fsdp", offload="full"),
+        Engine("deepspeed-zero", 3, offload="full"),
+        Engine("deepspeed-3d", 1),
+    ],
+    ids=lambda engine: f"{engine.name} {engine.offload}",
+)
+def test_a_gpu_without_triton_is_noticed_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, switches: dict[str, Any], named: str
+) -> None:
+    """Offloaded parameters are on the host, where Triton is not needed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    resolved = replace(FOUR_RANKS, engine=replace(engine, **switches), train=replace(FOUR_RANKS.train, dtype="bf16"))
+    with pytest.raises(ConfigError, match=f"{named}, which needs Triton for a GPU") as refused:
+        build_engine(resolved, torch.device("cuda", 0))
+    assert "install torch's CUDA wheel" in refused.value.hint
 
 
 @pytest.mark.parametrize(

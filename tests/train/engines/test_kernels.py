@@ -1,4 +1,4 @@
-"""Which attention kernel is taken; compiled, the model computes the same; what cannot run here is one line."""
+"""Compiled, the model computes the same; what cannot be compiled here is one line."""
 
 from __future__ import annotations
 
@@ -7,131 +7,23 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.engines.kernels import (
-    AttentionRead,
-    attention_chosen,
-    attention_kernels,
-    compile_model,
-    compile_seconds,
-)
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.engines.kernels import check_compilers, compile_model, compile_seconds
+from tests.allocated import peak, profiled
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train
-from tests.train.launch import settings
 
 CPU = torch.device("cpu")
-
-
-def asking(attention: str) -> Resolved:
-    resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
-    return replace(resolved, engine=replace(resolved.engine, attention=attention))
-
-
-def kernel_that_ran(context: Any) -> str:
-    """The kernel of a call's autograd node."""
-    query, key, value = torch.randn(2, 32, 3, 4, 8, requires_grad=True).permute(2, 0, 3, 1, 4)
-    with context():
-        node = F.scaled_dot_product_attention(query, key, value, is_causal=True).grad_fn
-    names = []
-    while node is not None:
-        names.append(node.name())
-        node = node.next_functions[0][0] if node.next_functions else None
-    return "flash" if any("FlashAttention" in name for name in names) else "math"
-
-
-@pytest.mark.parametrize(("asked", "used"), [("auto", "flash"), ("flash", "flash"), ("math", "math")])
-def test_the_kernel_asked_for_runs_and_is_the_one_named(asked: str, used: str) -> None:
-    resolved = asking(asked)
-    assert attention_chosen(resolved, CPU) == used
-    assert kernel_that_ran(attention_kernels(resolved, CPU)) == used
-
-
-@pytest.mark.parametrize("asked", ["cudnn", "efficient"])
-def test_a_kernel_that_a_cpu_lacks_is_refused_with_those_it_has(asked: str) -> None:
-    with pytest.raises(ConfigError, match=rf"engine\.attention is {asked}, but that kernel cannot run here") as refused:
-        attention_kernels(asking(asked), CPU)
-    assert refused.value.hint == 'use engine.attention = "auto", or flash or math'
-    assert "\n" not in str(refused.value)
-
-
-def test_the_choice_ends_with_the_context() -> None:
-    with attention_kernels(asking("math"), CPU)():
-        pass
-    assert attention_chosen(asking("auto"), CPU) == "flash"
-
-
-def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
-    """What is read before a model's first and after its first, second and third training forward pass."""
-    model, (tokens, targets) = Gpt(SMALL, 1), tokens_of(SMALL)
-    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))  # type: ignore[arg-type]
-    read = AttentionRead(model)
-    with torch.no_grad():
-        model(tokens, targets)
-    found = [read.kernel]
-    context = attention_kernels(asking(asked), CPU)
-    for _ in range(3):
-        with context():
-            model(tokens, targets)
-        found.append(read.kernel)
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-    return found
-
-
-@pytest.mark.parametrize("mode", ["none", "block", "whole"])
-@pytest.mark.parametrize("asked", ["flash", "math"])
-def test_the_kernel_of_the_second_pass_is_read(asked: str, mode: str) -> None:
-    assert kernel_read(asked, mode) == [None, None, asked, asked]
-
-
-def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    kernel_read("flash")
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("no C++ compiler for Inductor")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    tokens, targets = tokens_of(SMALL)
-    hits = []
-    for asked in ("math", "flash", "math"):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        model = Gpt(SMALL, 1)
-        compile_model(model, Engine(compile="block", compile_backend="inductor"))
-        read = AttentionRead(model)
-        context = attention_kernels(asking(asked), CPU)
-        for _ in range(2):
-            # A graph is cached once its backward is compiled as well.
-            with context():
-                model(tokens, targets).sum().backward()
-        assert read.kernel == asked
-        hits.append(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] > 0)
-    assert hits == [False, False, True]  # the third model found the first one's graphs
-
-
-def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine")
-    tags = []
-    for asked in ("math", "flash", "math"):
-        attention_kernels(asking(asked), CPU)
-        tags.append(torch.compiler.config.cache_key_tag)
-    assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]
 
 
 def compiled(
@@ -164,9 +56,12 @@ def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
     torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
     assert_same(found, gradients, atol=1e-6)
     if mode == "block" or not techniques.activation_offload:  # whole, the code breaks where the offload begins
-        # One piece of code for all blocks and one for the loss, or one for everything; nothing compiled twice.
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode == "block" else 1)
-        assert not torch._dynamo.utils.counters["graph_break"]
+        # One piece of code for all blocks and one for the loss, or one for everything; nothing compiled twice. The
+        # pieces of a chunked loss are compiled, so it ends the code: blocks, last norm, piece.
+        in_chunks = mode == "whole" and techniques.loss_chunks > 1
+        graphs = 3 if in_chunks else 2 if mode == "block" else 1
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+        assert bool(torch._dynamo.utils.counters["graph_break"]) == in_chunks
 
 
 @pytest.mark.parametrize("mode", ["block", "whole"])
@@ -256,7 +151,7 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         ConfigError, match=r"needs a C\+\+ compiler for a CPU, but there is no g\+\+ on PATH"
     ) as refused:
-        compile_model(Gpt(SMALL, 1), Engine(compile=mode))  # type: ignore[arg-type]
+        check_compilers(Engine(compile=mode), CPU)  # type: ignore[arg-type]
     assert "aot_eager" in refused.value.hint
     assert "\n" not in str(refused.value)
 
@@ -279,17 +174,36 @@ def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
     engine = Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "__version__", version)
     if not refused:
-        compile_model(Gpt(SMALL, 1), engine)
+        check_compilers(engine, CPU)
         return
     with pytest.raises(ConfigError, match=rf"compile = {mode} gives wrong gradients on torch {version[:6]}") as refusal:
-        compile_model(Gpt(SMALL, 1), engine)
+        check_compilers(engine, CPU)
     assert "2.13" in refusal.value.hint
+
+
+def compiler() -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
+
+
+def test_a_compiled_loss_in_chunks_holds_the_logits_of_one() -> None:
+    """Counted in both passes, in which a gradient may overwrite its logits. Compiled as a whole the loss took 9 bytes
+    each of all logits here, and 8 in one chunk: Inductor chose what to compute again, and when."""
+    compiler()
+    shape, chunks = ModelShape(hidden=8, layers=1, heads=2, vocab=4096, seq=128), 4
+    model = Gpt(shape, 1, techniques=Techniques(loss_chunks=chunks))
+    compile_model(model, Engine(compile="block", loss_chunks=chunks))
+    given = tokens_of(shape)
+    logits = 4 * given[1].numel() * shape.padded_vocab // chunks
+    model(*given).backward()
+    model.zero_grad()
+    most = peak(profiled(lambda: model(*given).backward()))
+    assert logits < most < 1.5 * logits
 
 
 @pytest.mark.parametrize("offload", [pytest.param(False, marks=pytest.mark.long), True])
 def test_inductor_is_near(offload: bool) -> None:
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
+    compiler()
     loss, gradients, _ = train(Gpt(SMALL, 1))
     # Its backward pass checks the strides of what it gets back.
     again, found = compiled("block", Techniques(activation_offload=offload), backend="inductor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.train.engines.ddp import ReplicatedCheckpoint
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
@@ -35,7 +36,7 @@ def weights() -> list[nn.Parameter]:
 def test_masters_are_what_the_weights_were() -> None:
     given = weights()
     given[0].data += 1e-4  # too little for bf16
-    masters = MasterWeights(given, torch.bfloat16)
+    masters = MasterWeights([[one] for one in given], torch.bfloat16)
     assert [one.dtype for one in given] == [torch.bfloat16] * 2
     assert torch.equal(masters.masters[0], torch.full((4, 4), 1.0 + 1e-4))
     assert [full_name(one) for one in masters.masters] == ["one.weight", "two.bias"]
@@ -46,7 +47,7 @@ def test_masters_are_what_the_weights_were() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_add_up_in_fp32_and_the_halves_are_dropped(dtype: torch.dtype) -> None:
     given = weights()
-    masters = MasterWeights(given, dtype)
+    masters = MasterWeights([[one] for one in given], dtype)
     small = 2.0**-11  # what 1 + small loses in either half
     for factor in (1.0, small, small, small):
         (given[0] * torch.tensor(factor, dtype=dtype)).sum().backward()
@@ -60,19 +61,52 @@ def test_gradients_add_up_in_fp32_and_the_halves_are_dropped(dtype: torch.dtype)
 
 def test_what_others_collect_stays() -> None:
     given = weights()
-    masters = MasterWeights(given, torch.bfloat16)
+    masters = MasterWeights([[one] for one in given], torch.bfloat16)
     masters.collects = False
     given[0].sum().backward()
     assert given[0].grad is not None
     assert masters.masters[0].grad is None
 
 
+@pytest.mark.parametrize("mode", ["fused", "aot_eager"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_blocks_gradients_are_copied_in_one_launch(mode: str, tied: bool) -> None:
+    """The operators that move gradients, as the profiler counts them: one a block and two, of 12 tensors a block."""
+    shape = replace(ODD, layers=3, tied=tied)
+    model = Gpt(shape, 1)
+    masters: MasterWeights
+    if mode == "fused":
+        masters = MasterWeights(model.parts(), torch.bfloat16)
+    else:
+        masters = FlatMasters(model.parts(), torch.bfloat16, torch.float32)
+    tokens = torch.randint(0, shape.vocab, (2, shape.seq))
+    for operator in (
+        "aten::_foreach_copy_",
+        "aten::_foreach_add_",
+    ):  # of the first micro-batch, and of each further one
+        loss = model(tokens, tokens)
+        with torch.autograd.profiler.profile(use_kineto=False) as profile:
+            loss.backward()
+        launched = Counter(event.name for event in profile.function_events or () if _is_launched(event))
+        launched.pop("aten::_foreach_zero_", None)  # of a new buffer's gaps
+        assert launched == {operator: shape.layers + 2}
+        assert all(weight.grad is None for weight in masters.weights)
+
+
+def _is_launched(event: Any) -> bool:
+    """Whether it is an operator that computes, called where gradients are complete and not by another operator."""
+    without_kernel = ("empty", "empty_like", "view", "detach", "slice")
+    kind, _, name = event.name.partition("::")
+    at = event.cpu_parent
+    return kind == "aten" and name not in without_kernel and at is not None and at.name.endswith("::AccumulateGrad")
+
+
 def test_small_updates_reach_the_weights_through_the_masters() -> None:
     given = weights()
-    masters = MasterWeights(given, torch.bfloat16)
+    masters = MasterWeights([[one] for one in given], torch.bfloat16)
     for _ in range(64):
         masters.masters[0].data += 2.0**-14
-        masters.copy_back()
+        masters.refresh(masters.weights)
     # Not one of them by itself would have moved a bf16 of 1.
     assert torch.equal(given[0].float(), torch.full((4, 4), 1.0 + 2.0**-8).bfloat16().float())
     assert torch.equal(masters.masters[0], torch.full((4, 4), 1.0 + 2.0**-8))
@@ -91,18 +125,18 @@ class Training:
 
     def __init__(self, mode: str, train: Train = TRAIN, seed: int = 1, sums: str = "halves") -> None:
         """`mode`: fused, or the backend of mode compiled. `sums`: what mode compiled keeps gradients in."""
-        weights, half = list(Gpt(ODD, seed).parameters()), HALF[train.dtype]
+        parts, half = Gpt(ODD, seed).parts(), HALF[train.dtype]
         self.masters: MasterWeights
         self.optimizer: torch.optim.Optimizer
         if mode == "fused":
-            self.masters = MasterWeights(weights, half)
+            self.masters = MasterWeights(parts, half)
             self.optimizer = build_optimizer(train, self.masters.masters)
         else:
-            self.masters = flat = FlatMasters(weights, half, half if sums == "halves" else torch.float32)
+            self.masters = flat = FlatMasters(parts, half, half if sums == "halves" else torch.float32)
             self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))  # type: ignore[arg-type]
         self.scaler = LossScaler(train.dtype, CPU)
-        self.update = Update(self.optimizer, self.masters.norms, None, train.clip, self.scaler, CPU)
-        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, self.optimizer)
+        self.update = Update([self.optimizer], self.masters.norms, None, train.clip, self.scaler, CPU)
+        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, [self.optimizer])
         self.half = half
 
     def step(
@@ -117,10 +151,12 @@ class Training:
                 if bad is not None:
                     gradient.view(-1)[-1] = bad
                 weight.grad = gradient
-                self.masters._collect(weight)
-                assert weight.grad is None
+                for hook in weight._post_accumulate_grad_hooks.values():  # type: ignore[attr-defined]
+                    hook(weight)
+            assert all(weight.grad is None for weight in self.masters.weights)
         norm, skipped = self.update.apply(lr)
-        self.masters.finish_step()
+        self.masters.refresh(self.masters.weights)
+        self.masters.drop_gradients(self.masters.weights)
         return float(norm), bool(skipped)
 
     def numbers(self) -> dict[str, Tensor]:
@@ -214,7 +250,7 @@ def test_a_second_gradient_needs_sums() -> None:
 def test_a_gradient_that_did_not_come_is_noticed() -> None:
     training = Training("aot_eager")
     weight = training.masters.weights[0]
-    training.masters.add(weight, torch.ones_like(weight))
+    training.masters.add([weight], [torch.ones_like(weight)])
     with pytest.raises(AssertionError, match="1 of 28 gradients"):
         training.update.apply(1e-3)
 
@@ -272,21 +308,22 @@ def test_what_a_training_holds_by_parameter() -> None:
     """2 + 4 + 8 bytes between steps, 2 or 4 more from the first gradient to the end of the step."""
     shape = replace(ODD, hidden=64, vocab=1024, seq=64)
     for sums, size in ((torch.bfloat16, 2), (torch.float32, 4)):
-        weights = list(Gpt(shape, 1).parameters())
+        model = Gpt(shape, 1)
+        weights = list(model.parameters())
         count = sum(weight.numel() for weight in weights)
-        masters = FlatMasters(weights, torch.bfloat16, sums)
+        masters = FlatMasters(model.parts(), torch.bfloat16, sums)
         optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
         states = [value for state in optimizer.state.values() for value in state.values()]
         held = _storage_bytes([*weights, *masters.masters, *states])
         assert held == pytest.approx(14 * count, rel=0.02)
-        assert all(group.gradients is None for group in masters.groups)
+        assert all(group.gradients is None for groups in masters.groups for group in groups)
         for weight in weights:
-            masters.add(weight, torch.ones_like(weight))
+            masters.add([weight], [torch.ones_like(weight)])
         gradients = [masters.gradient_of(weight) for weight in weights]
         assert _storage_bytes(gradients) == pytest.approx(size * count, rel=0.02)
         optimizer.step()
-        masters.finish_step()
-        assert all(group.gradients is None for group in masters.groups)
+        masters.drop_gradients(masters.weights)
+        assert all(group.gradients is None for groups in masters.groups for group in groups)
 
 
 def _storage_bytes(tensors: list[Any]) -> int:
@@ -296,13 +333,12 @@ def _storage_bytes(tensors: list[Any]) -> int:
 def test_the_norm_of_halves_is_exact_however_large_they_are() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = [name_parameter(nn.Parameter(torch.zeros(shape)), str(shape)) for shape in ((2048, 2049), (77,))]
-    masters = FlatMasters(weights, torch.bfloat16, torch.bfloat16)
+    masters = FlatMasters([weights], torch.bfloat16, torch.bfloat16)
     gradients = [torch.randn(one.shape, generator=generator).bfloat16() for one in weights]
-    for weight, gradient in zip(weights, gradients, strict=True):
-        masters.add(weight, gradient)
+    masters.add(weights, gradients)
     exact = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
     optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
-    norm, _ = Update(optimizer, masters.norms, None, 0.0, LossScaler("bf16", CPU), CPU).apply(1e-3)
+    norm, _ = Update([optimizer], masters.norms, None, 0.0, LossScaler("bf16", CPU), CPU).apply(1e-3)
     assert float(norm) == pytest.approx(exact, rel=2e-7)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hpc_gpt
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.kernels import attention_chosen
+from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.optimizer import is_fused
 from hpc_gpt.train.engines.private_parts import OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
 from tests.conftest import REPOSITORY
@@ -28,7 +28,7 @@ from tests.train.launch import settings
 NAMES = [(use, name) for use in OPTIONAL for name in use.names]
 NEEDED = [(use, name) for use in REQUIRED for name in use.names]
 # Private names that are not torch's or DeepSpeed's: of our own classes, of the standard library, of transformers.
-OURS = {"_attn_implementation", "_current_frames", "_exit"}
+OURS = {"_attn_implementation", "_current_frames", "_exit", "_replace"}
 
 
 @pytest.fixture(autouse=True)
@@ -155,10 +155,10 @@ def test_the_attention_kernel_is_found_by_trying(monkeypatch: pytest.MonkeyPatch
 
     resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
     resolved = replace(resolved, engine=replace(resolved.engine, attention=asked))
-    used = attention_chosen(resolved, torch.device("cpu"))
+    used = AttentionKernels(resolved, torch.device("cpu")).chosen
     hide(monkeypatch, "torch._fused_sdp_choice")
     can_use.cache_clear()
-    assert attention_chosen(resolved, torch.device("cpu")) == used
+    assert AttentionKernels(resolved, torch.device("cpu")).chosen == used
 
 
 def test_no_module_touches_a_private_name_that_is_not_listed() -> None:

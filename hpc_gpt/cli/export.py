@@ -1,0 +1,41 @@
+"""hpc-gpt export"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from hpc_gpt.cli import completion
+from hpc_gpt.files import logs_folder
+from hpc_gpt.runs.run_folder import find_run
+
+PLACE = 170
+
+
+@click.command()
+@click.argument("run", shell_complete=completion.runs)
+@click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."
+)
+@click.option("--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Of the weights.")
+@click.option("--step", type=int, help="The checkpoint of this step; the newest unless given.")
+def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) -> None:
+    """Write the weights of RUN for transformers.
+
+    Writes the newest intact checkpoint as a folder with safetensors and config.json, which
+    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama (Mistral's shape, too),
+    Qwen2, Qwen3 or SmolLM3. The tokenizer's files go along if data.tokenizer is a tokenizer.json.
+    Needs pip install 'hpc-gpt[hf]'.
+    """
+    found = find_run(run, logs_folder())
+    folder = out or Path(f"{found.run_id}-{form}")
+    # In another process: the launcher never imports torch.
+    command = [sys.executable, "-m", "hpc_gpt.train.export", str(found.path), str(folder), dtype]
+    command += [] if step is None else [str(step)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    sys.exit(subprocess.run(command, env=environment, check=False).returncode)

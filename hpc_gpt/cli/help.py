@@ -1,0 +1,228 @@
+"""hpc-gpt help: topics that `--help` has no room for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, is_dataclass
+
+import click
+
+from hpc_gpt.engines import engines as all_engines
+from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.keys import Key, keys_of
+from hpc_gpt.launch.render import variables
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.tables import close_matches, toml_value
+
+PLACE = 210
+
+SWEEPS = """\
+# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and for each row what it changes.
+[model]
+preset = "gpt2-xl"
+[layout]
+gpus = 4
+micro_batch = 1
+[rows]
+"b1" = { seed.step_s = 0.82 }
+"b8" = { layout.micro_batch = 8, train.steps = 50, seed.step_s = 1.68, seed.notes = "by hand" }
+"pp8" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs, the row has 4" }
+
+# A row takes any key of an experiment (hpc-gpt help keys), and these:
+#   seed.<column>   a figure to compare with, a number or a text; report prints it beside ours
+#   impossible      why no such layout can exist: the row is listed and never run
+# Order: the base, then the row, then HPC_GPT_* and options, which apply to every row. A run is named <sweep>-<row>.
+#
+#   hpc-gpt submit NAME                the first row that can run
+#   hpc-gpt submit NAME --row b8       another row
+#   hpc-gpt submit NAME --sweep        all rows: one array for each set of rows that ask Slurm for the same, single
+#                                      jobs for the others; --cluster local runs them here, one after the other
+#   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
+#   hpc-gpt render NAME --sweep -o FOLDER     the scripts
+#   hpc-gpt status                     a sweep is one line; its id, folder or array job id shows its runs
+#   hpc-gpt cancel, report             also take a sweep's id or folder
+"""
+
+ROWS = """\
+{"rows": [
+  {"id": "a-1", "source": "a", "device": "a100-80g", "gpus_per_node": 8, "fabric": "infiniband 8x200G",
+   "hidden": 4096, "layers": 32, "heads": 32, "vocab": 50257, "seq": 2048, "gpus": 64, "tp": 4, "pp": 4,
+   "micro_bs": 2, "global_bs": 256, "recompute": "full", "dtype": "bf16", "stack": "Megatron-DeepSpeed",
+   "zero_stage": 1, "sec_per_iter": 9.1, "memory_gib": 20.5, "memory_kind": "nvidia_smi", "fits": true}
+]}
+
+Or {"clusters": {"mine": [...], "theirs": [...]}}: then each cluster gets its own constants.
+
+the machine     device, gpus_per_node, fabric
+the model       hidden, layers, heads, seq; vocab (51200), kv_heads, ffn, swiglu, untied
+the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding,
+                distributed_optimizer, stack, schedule, partition, offload, flash_attention
+the batch       micro_bs; global_bs or grad_accum; without either, memory is that of a full pipeline
+measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
+                memory_gib with memory_kind (nvidia_smi, reserved, allocated), memory_by_stage_gib {stage: [steady,
+                peak allocated, peak reserved]}; fits, noisy (predicted, but in no mean)
+
+Unknown fields are ignored. A row that lacks a required field, or has an impossible value, is left out with the field
+named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
+
+  hpc-gpt plan --validate rows.json                            predicted beside published, by data sheets
+  hpc-gpt plan --validate rows.json --calibrate mine.json      with constants fitted to other rows
+  hpc-gpt plan --calibrate mine.json --cluster NAME            stores the constants in your profile
+"""
+
+
+class Topics(click.Group):
+    """The topics; the name of a verb shows that verb's own help."""
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        topic = super().get_command(ctx, name)
+        verbs = ctx.find_root().command
+        if topic is not None or not isinstance(verbs, click.Group) or (verb := verbs.get_command(ctx, name)) is None:
+            return topic
+
+        def show() -> None:
+            with click.Context(verb, info_name=name, parent=ctx.find_root()) as own:
+                click.echo(verb.get_help(own))
+
+        return click.Command(name, callback=show, help=f"The help of hpc-gpt {name}.")
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from hpc_gpt.cli import near_verb
+
+            topics = self.list_commands(ctx)
+            hint = close_matches(args[0], topics) or near_verb(args[0])
+            hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
+            raise UserError(f"no topic and no verb {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group("help", cls=Topics)
+def help_command() -> None:
+    """List the keys of an experiment, a profile and a record, the engines, a template's variables, how runs end; how to
+    write a sweep and published rows."""
+
+
+def _print_keys(found: list[Key], as_json: bool, asides: str) -> None:
+    if as_json:
+        rows = [{"key": key.name, "default": key.default, "type": key.type, "means": key.means} for key in found]
+        click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
+        return
+    width = max(len(key.name) for key in found)
+    for key in found:
+        value = "-" if key.default is None else toml_value(key.default)
+        click.echo(f"{key.name.ljust(width)}  {value.ljust(16)}  {key.type}\n    {key.means}")
+    click.echo(f"\n{asides}", err=True)
+
+
+@help_command.command("keys")
+@click.argument("table", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def keys(table: str | None, as_json: bool) -> None:
+    """List every key of an experiment, or those of TABLE: default, type, what it means. --set KEY=VALUE sets any."""
+    found = keys_of(Experiment)
+    if table is not None:
+        wanted = table.strip("[].")
+        found = [key for key in found if wanted in (key.name, key.name.partition(".")[0])]
+        if not found:
+            tables = dict.fromkeys(key.name.partition(".")[0] for key in keys_of(Experiment) if "." in key.name)
+            raise ConfigError(f"an experiment has no table or key {table!r}", f"tables: {', '.join(tables)}")
+    _print_keys(
+        found, as_json, "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
+    )
+
+
+@help_command.command("profile")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def profile(as_json: bool) -> None:
+    """List every key of a cluster profile: default, type, what it means."""
+    _print_keys(
+        keys_of(ClusterProfile), as_json, "-: not set. hpc-gpt profile show NAME prints a profile as an example"
+    )
+
+
+@help_command.command("engines")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
+def engines(as_json: bool) -> None:
+    """List every engine: what it splits the model over, its ZeRO stages, and its switches in [engine]."""
+    if as_json:
+        rows = [
+            {
+                "engine": name,
+                "splits": ["dp", *sorted(facts.axes, reverse=True)],
+                "zero_stages": facts.zero_stages if facts.has_zero else [],
+                "switches": sorted(facts.switches),
+            }
+            for name, facts in all_engines().items()
+        ]
+        click.echo(json.dumps({"schema": 1, "engines": rows}, indent=1))
+        return
+    for name, facts in all_engines().items():
+        axes = " x ".join(axis for axis in ("tp", "pp", "dp") if axis == "dp" or axis in facts.axes)
+        stages = f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else ""
+        click.echo(f"{name}: {axes}{stages}")
+        click.echo(click.wrap_text(", ".join(sorted(facts.switches)), 100, "    ", "    "))
+    click.echo("\nhpc-gpt help keys lists the values of each switch", err=True)
+
+
+@help_command.command("sweeps")
+def sweeps() -> None:
+    """Explain how a file holds the rows of a table, and how to run them."""
+    click.echo(SWEEPS, nl=False)
+
+
+@help_command.command("rows")
+def rows() -> None:
+    """Explain how to write a file of published rows, for plan --validate and --calibrate."""
+    click.echo(ROWS, nl=False)
+
+
+@help_command.command("causes")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, causes.")
+def causes(as_json: bool) -> None:
+    """List how a run or an attempt can end: each class, whether a retry can help, and what to do."""
+    if as_json:
+        rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]
+        click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
+        return
+    for name, advice in ADVICE.items():
+        click.echo(f"{name}: {advice.means}")
+        over = name not in ("done", "pending", "running")
+        words = f"retry: {RETRY_WORDS[advice.retry]}; a chain {advice.chain}; {advice.to_do}" if over else advice.to_do
+        click.echo(f"    {words}")
+
+
+@help_command.command("template")
+def template() -> None:
+    """List the blocks and variables of base.sh.j2, for a template of your own (--template FILE)."""
+    example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
+    click.echo(
+        '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block has; `| quote` makes a text one shell word.'
+    )
+    click.echo(
+        "blocks: directives environment preflight doctor (with job.preflight) launch epilogue\n"
+        "variables, with gpt2 on 4 GPUs as the example:"
+    )
+    for name, value in variables(resolve(example, load_profile("generic-slurm"))).items():
+        shown = type(value).__name__ if is_dataclass(value) or name == "resolved_json" else repr(value)
+        click.echo(f"  {name.ljust(16)}{shown}")
+
+
+@help_command.command("record")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def record(as_json: bool) -> None:
+    """List every key of a record, for --columns and --sort of report."""
+    found = keys_of(Record)
+    if as_json:
+        rows = [{"key": key.name, "type": key.type, "meaning": key.means} for key in found]
+        click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
+        return
+    width = max(len(key.name) for key in found)
+    for key in found:
+        click.echo(f"{key.name.ljust(width)}  {key.means}")

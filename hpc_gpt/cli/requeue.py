@@ -1,0 +1,21 @@
+"""hpc-gpt requeue"""
+
+from __future__ import annotations
+
+import click
+
+from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+
+PLACE = 100
+
+
+@click.command()
+@runs_argument
+@wait_option
+def requeue(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save a checkpoint and go back to the queue.
+
+    The request is a file in the run folder, as for stop; Slurm must be up when the attempt ends. The run resumes from
+    this checkpoint, perhaps on other nodes. RUN is as for stop.
+    """
+    ask("requeue", names, wait)

@@ -1,0 +1,21 @@
+"""hpc-gpt save"""
+
+from __future__ import annotations
+
+import click
+
+from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+
+PLACE = 90
+
+
+@click.command()
+@runs_argument
+@wait_option
+def save(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save a checkpoint now and continue.
+
+    The request is a file in the run folder, as for stop. --wait prints after which step it was saved. RUN is as for
+    stop.
+    """
+    ask("save", names, wait)

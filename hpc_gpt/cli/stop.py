@@ -1,0 +1,24 @@
+"""hpc-gpt stop"""
+
+from __future__ import annotations
+
+import click
+
+from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+
+PLACE = 80
+
+
+@click.command()
+@runs_argument
+@wait_option
+def stop(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save a checkpoint and end.
+
+    The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
+    only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
+    requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
+    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, an unambiguous prefix, a job id
+    or a folder; a sweep's id, folder or array means its runs.
+    """
+    ask("stop", names, wait)

@@ -1,0 +1,47 @@
+"""hpc-gpt verify"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from hpc_gpt.cli import completion
+from hpc_gpt.files import logs_folder
+from hpc_gpt.runs.run_folder import find_run
+from hpc_gpt.words import plain
+
+PLACE = 160
+
+
+@click.command()
+@click.argument("run", shell_complete=completion.runs)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
+def verify(run: str, as_json: bool) -> None:
+    """Say what has changed since RUN was submitted.
+
+    Compares the code, file by file with the snapshot that the run uses; package versions; the cluster profile; the
+    experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Says
+    what each difference means: the run itself keeps to what was submitted. RUN is a run id, an unambiguous prefix, a
+    job id or a run folder. Exit 0 if all is equal, 1 if something differs.
+    """
+    from hpc_gpt.launch.verification import MEANS
+    from hpc_gpt.launch.verification import verify as verify_run
+
+    found = verify_run(find_run(run, logs_folder()))
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        for check, means in MEANS.items():
+            differences = [one for one in found.differences if one.check == check]
+            for one in differences:
+                click.echo(plain(f"{check:10}  {one.name}: {one.words}"))
+            if differences:
+                click.echo(f"{'':10}  {means}")
+        for check, why in found.not_checked.items():
+            click.echo(plain(f"note: {check} not compared: {why}"), err=True)
+        if not found.differences:
+            click.echo(f"{found.run}: equal to what was submitted")
+    if found.differences:
+        sys.exit(1)

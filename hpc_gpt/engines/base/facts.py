@@ -1,0 +1,269 @@
+"""What others ask of an engine, each question with the answer of the plainest one: PyTorch, every rank the whole model.
+
+An engine's module is a subclass that gives the answers in which it differs. `train/engines/` has a module of the same
+name, which trains; if it has none, the engine is another program, which the job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hpc_gpt.engines.base.states import StateBytes, States, plain_states
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, Recompute, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolved import Resolved
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+# Switches of the model: every engine that trains our own model takes them.
+OUR_MODEL = frozenset(
+    {
+        "recompute",
+        "attention",
+        "compile",
+        "compile_backend",
+        "keep_residuals",
+        "activation_offload",
+        "loss_chunks",
+        "one_pass_loss",
+        "fused_bias_gradients",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that cannot run, and the nearest that can."""
+
+    message: str
+    hint: str
+    of_layout: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedRuns:
+    """What other programs of an engine's kind do, whose tables and logs people publish, if these do not say it."""
+
+    title_words: frozenset[str] = frozenset()  # of a table's title: any of them names the kind
+    any_model: bool = False  # of a library; else, if the vocabulary is padded, a model like GPT-2's
+    pads_vocabulary: bool = True
+    flash: bool = False  # on every device that can
+    sequence_parallel: bool = False  # with tp
+    fused_loss: bool = False  # with flash attention
+    loss_bytes: float = 14.0  # of a logit in 16 bits at the peak, if no kernel fuses the loss
+    keeps_logits: bool = False  # until the step
+
+    def logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak.
+
+        Megatron: 2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the
+        loss of the last micro-batch and its graph, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last
+        stage). PyTorch's cross-entropy in fp32: 2 + 4 for the log-softmax and two gradients of 4; one gradient less in
+        a compiled model. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
+        gradients. A fused kernel holds the logits and their gradient alone.
+        """
+        if training.fused_loss:
+            return 4.0
+        if training.dtype == "fp32":
+            return 16.0
+        return min(self.loss_bytes, 10.0) if training.compiled else self.loss_bytes
+
+
+class EngineFacts(States):
+    """An engine, without torch."""
+
+    # --- what it is
+    order: ClassVar[int] = 100  # its place in lists
+    plan_order: ClassVar[int] = 100  # the plan takes the first of engines that are equally fast
+    package: ClassVar[tuple[str, str] | None] = None  # a package that it needs, and the extra that installs it
+    trains_our_model: ClassVar[bool] = True  # else its model, or its loss, is another program's
+    is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
+
+    # --- what it splits, and its switches in [engine]
+    axes: ClassVar[frozenset[str]] = frozenset()  # beside dp
+    zero_stages: ClassVar[tuple[int, ...]] = (0,)
+    default_stage: ClassVar[int] = 0
+    switches: ClassVar[frozenset[str]] = OUR_MODEL
+    instead: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
+    recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
+    compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
+    compiles_update: ClassVar[bool] = False
+    trains_fp16_on_cpu: ClassVar[bool] = True
+    least_steps_after_warmup: ClassVar[int] = 0
+    no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
+
+    # --- its checkpoints
+    converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
+    reads: ClassVar[frozenset[str]] = frozenset()  # other engines whose checkpoints it reads
+    saves_weights_again: ClassVar[bool] = False  # beside the fp32 master weights
+
+    # --- memory and time
+    has_dropout: ClassVar[bool] = False
+    has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
+    has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
+    selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as torchtitan has it
+    scatters_outputs: ClassVar[bool] = False  # each tensor-parallel rank sends its part to the next stage
+    keeps_partitioned_outputs: ClassVar[bool] = False  # outputs that wait for their gradients are divided by tp
+    gathers_one_by_one: ClassVar[bool] = False  # ZeRO-3 gathers each parameter by itself
+    overlaps_reduction: ClassVar[bool] = False  # gradients are reduced beside the backward pass
+    has_chunks: ClassVar[bool] = False  # interleaved chunks of a pipeline stage
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether it shards by a ZeRO stage."""
+        return len(self.zero_stages) > 1
+
+    @property
+    def trainer(self) -> str:
+        """The module that trains."""
+        return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
+
+    def splits(self, axis: str) -> bool:
+        """Whether it splits the model over `axis` (tp or pp)."""
+        return axis in self.axes
+
+    # --- rules
+
+    def stage_that_runs(self, stage: int, dtype: str) -> int:
+        """The ZeRO stage that runs if `stage` is requested."""
+        return stage
+
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        """What it alone cannot run."""
+        return iter(())
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        """Why it cannot train a model of this shape; None if it can."""
+        return "it has a norm after the embedding" if shape.embedding_norm else None
+
+    def offload_faults(self, engine: Engine) -> Iterator[Fault]:
+        """Why it cannot offload as asked; asked only of an engine with the switch."""
+        return iter(())
+
+    def data_of(self, data: Data) -> Data:
+        """`[data]` as it reads it. Raises ConfigError for a source that it cannot read."""
+        return data
+
+    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        """Refuses what its program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
+
+    def check_resolved(self, resolved: Resolved) -> None:
+        """Refuses settings that contradict each other only once all are known. Raises ConfigError."""
+
+    def config_files(self, resolved: Resolved) -> dict[str, Any]:
+        """Files for the run folder that say what a library is given: {name: JSON values}."""
+        return {}
+
+    def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
+        """Refuses a run whose program is not where the job will look for it, by the submitter's `environment`."""
+
+    # --- as the planner sees it
+
+    def is_searched(self, profile: ClusterProfile | None) -> bool:
+        """Whether a plan for the cluster profile tries it unasked; without a profile, for any."""
+        return self.trains_our_model
+
+    def keeps_scores(self, engine: Engine, device: str | None) -> bool:
+        """Whether attention keeps its matrix of scores: of PyTorch's kernels only `math` does."""
+        return engine.attention == "math"
+
+    def chunks(self, engine: Engine, layers: int, pp: int) -> int:
+        """Interleaved chunks of a pipeline stage."""
+        return 1
+
+    def with_chunks(self, engine: Engine, training: Training) -> Engine:
+        """`[engine]` with the training's chunks."""
+        return engine
+
+    def rule(self, training: Training) -> str:
+        return "fp32"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        return plain_states(training)
+
+    def sharding(self, training: Training) -> int:
+        """What is sharded over dp, as a ZeRO stage."""
+        return training.zero_stage
+
+    def optimizer_ranks(self, training: Training) -> int:
+        """Over how many ranks the optimizer's states are divided."""
+        return training.dp if self.sharding(training) >= 1 or training.sharded_optimizer else 1
+
+    def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
+        """torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
+        square roots of all second moments at once, 4 bytes each. for-loop does so one tensor at a time, twice (root and
+        quotient), while the tensor before still has its own; the sharded optimizer distributes whole parameters.
+
+        Measured with torch's profiler on a CPU to within 1 % of a parameter's bytes: ddp in bf16 18 fused, 22 foreach.
+        """
+        if training.offload != "none":
+            return 0.0
+        if training.optimizer_mode == "foreach":
+            return 4 * params / (training.dp if training.sharded_optimizer else 1)
+        if training.optimizer_mode == "for-loop":
+            return 4 * max(3 * matrix, 2 * table)
+        return 0.0
+
+    def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
+        """(bytes in the layers' passes, bytes in the loss) of unsharded weights and, with `gradients`, of theirs."""
+        return 0.0, 0.0
+
+    def overwrites_logits(self, training: Training) -> bool:
+        """Whether the gradient of the logits overwrites them: in one pass, and compiled with the head, as a piece of a
+        chunked loss is. With tp the loss has a backward pass of its own, which compiles to the same code."""
+        with_head = training.compiled_head or (training.compiled_loss and training.loss_chunks > 1)
+        return training.one_pass_loss or (with_head and training.tp == 1)
+
+    def logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of a backward pass (counted: tests/plan/test_held_bytes.py).
+
+        In fp32 the log-softmax, its gradient and that of the logits, 4 each, whatever the dtype. Over tp the softmax
+        and the gradient, and the latter's copy in 16 bits. Compiled, the logits and their gradient.
+        """
+        width = 4.0 if training.dtype == "fp32" else 2.0
+        if self.overwrites_logits(training):
+            return width
+        if training.tp > 1:
+            return 8.0 if training.dtype == "fp32" else 10.0
+        return 2 * width if training.compiled_loss else 12.0
+
+    def evaluated_logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of an evaluation (counted like `logit_bytes`).
+
+        The logits, their fp32 copy, and the log-softmax, which overwrites the copy over tp. A vocabulary in fp32 is
+        copied without its padding. Compiled, and in one pass, the logits alone are there.
+        """
+        width = 4.0 if training.dtype == "fp32" else 2.0
+        if training.one_pass_loss or training.compiled_loss:
+            return width
+        if training.tp > 1:
+            return width + 4
+        has_copy = training.dtype != "fp32" or training.shape.padded_vocab > training.shape.vocab
+        return width + (8.0 if has_copy else 4.0)
+
+    # --- communication
+
+    def reduced_bytes(self, training: Training) -> float:
+        """Bytes a parameter in which gradients are reduced over dp."""
+        return 2.0
+
+    # --- other programs of its kind
+
+    published: ClassVar[PublishedRuns] = PublishedRuns()
+
+    def engine_with_deepspeed(self, has_stages: bool) -> str | None:
+        """The engine of a log of its program in which DeepSpeed prints, too; `has_stages`: it has a pipeline."""
+        return None
+
+    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
+        """The name in `engines.others` by which one holds its states; None if as this engine. `sums_in_fp32`: whether
+        the source says that gradients are summed in fp32."""
+        return None
+
+    def offloads_activations(self, zero_stage: int, is_split: bool) -> bool:
+        """Whether one keeps recomputed layers' inputs on the host; `is_split`: over tp."""
+        return False

@@ -1,0 +1,53 @@
+"""PyTorch DDP: every rank has the whole model. bf16 and fp16 have fp32 master weights of our own."""
+
+from __future__ import annotations
+
+from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, PublishedRuns
+from hpc_gpt.engines.base.states import StateBytes, plain_states
+from hpc_gpt.engines.base.training import Training
+
+
+class Ddp(EngineFacts):
+    order, plan_order = 40, 20
+    switches = OUR_MODEL | {"sharded_optimizer", "overlap_update"}
+    instead = {
+        "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
+        "offload": "use --engine deepspeed-zero",
+    }
+    compiles_update = True
+    converts = frozenset({"layout.dp"})
+    overlaps_reduction = True
+    synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
+    published = PublishedRuns(title_words=frozenset({"ddp"}), pads_vocabulary=False)
+
+    def rule(self, training: Training) -> str:
+        return "fp32" if training.dtype == "fp32" else "masters"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        """Master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and DDP's 16-bit buckets 2 more
+        (train/engines/master_weights.py); with the compiled update and one gradient a step 2 + 2 + 4 + 8, as it stays
+        in 16 bits."""
+        if training.dtype == "fp32":
+            return plain_states(training)
+        if sums_in_half(training):
+            return StateBytes(2, 2, 12, 2, 2)
+        dp = training.dp
+        bucket = 2 if dp > 1 else 0
+        return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
+
+    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
+        return "ddp"
+
+    def copies_by_layer(self, training: Training) -> bool:
+        """train/engines/master_weights.py. With more ranks the last micro-batch's are in DistributedDataParallel's
+        buckets instead."""
+        return training.dtype != "fp32" and (training.dp == 1 or training.micro_batches > 1)
+
+
+def sums_in_half(training: Training) -> bool:
+    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (train/engines/ddp.py)."""
+    compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
+    return compiled and training.micro_batches == training.dp == 1
+
+
+ENGINE = Ddp()

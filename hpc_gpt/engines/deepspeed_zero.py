@@ -1,0 +1,29 @@
+"""DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host or to NVMe."""
+
+from __future__ import annotations
+
+from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
+from hpc_gpt.engines.base.facts import OUR_MODEL, PublishedRuns
+from hpc_gpt.engines.deepspeed_3d import ANY_LAYOUT
+
+
+class DeepspeedZero(DeepspeedFacts):
+    order, plan_order = 20, 30
+    axes = frozenset({"tp"})
+    zero_stages, default_stage = (0, 1, 2, 3), 1
+    switches = OUR_MODEL | OFFLOAD | {"sequence_parallel", "tiles"}
+    converts = ANY_LAYOUT
+    reads = frozenset({"deepspeed-3d"})
+    has_fused_kernels = True
+    gathers_one_by_one = True
+    # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).
+    synchronizations = 0.1
+    published = PublishedRuns(title_words=frozenset({"zero", "zero1", "zero2", "zero3"}))
+
+    def offloads_activations(self, zero_stage: int, is_split: bool) -> bool:
+        """DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and only that program splits layers under
+        ZeRO-3."""
+        return zero_stage == 3 and is_split
+
+
+ENGINE = DeepspeedZero()

@@ -1,0 +1,40 @@
+"""transformers' own model under ZeRO 1 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
+from hpc_gpt.engines.base.facts import Fault, PublishedRuns
+from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape, architecture_of
+
+
+class HfDeepspeed(DeepspeedFacts):
+    order, plan_order = 50, 60
+    package = ("transformers", "hf")
+    trains_our_model = False
+    zero_stages, default_stage = (1, 2, 3), 3
+    switches = OFFLOAD | {"recompute", "attention", "compile", "compile_backend"}
+    recomputes = ("none", "full")
+    compiles_edges = False
+    converts = frozenset({"layout.dp", "engine.zero_stage"})
+    gathers_one_by_one = True
+    published = PublishedRuns(
+        title_words=frozenset({"hf", "huggingface", "transformers"}), any_model=True, loss_bytes=10.0
+    )
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        return None if architecture_of(shape) else "transformers has no class of its shape"
+
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        if engine.recompute not in self.recomputes:
+            yield Fault(f"engine.recompute is {engine.recompute}, which transformers' model does not have",
+                        "use full or none")  # fmt: skip
+        if engine.attention not in ("auto", "math"):
+            yield Fault(f"engine.attention is {engine.attention}, which engine hf-deepspeed does not have",
+                        "use auto (torch chooses) or math")  # fmt: skip
+
+
+ENGINE = HfDeepspeed()

@@ -1,0 +1,395 @@
+"""Megatron-LM: its rules, the arguments of its pretrain_gpt.py for a run, and the iteration line that it prints.
+
+Source of the options: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of
+August 2026), megatron/arguments.py before March 2024. Those used here have had these names since 2023.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hpc_gpt.engines.base.facts import EngineFacts, PublishedRuns
+from hpc_gpt.engines.base.megatron_checkout import check_is_checkout, check_options, checkout_of
+from hpc_gpt.engines.base.states import StateBytes, plain_states
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, RopeScaling, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolved import Resolved
+
+_INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
+
+
+class MegatronLm(EngineFacts):
+    order, plan_order = 60, 50
+    trains_our_model = False
+    is_program = True
+    axes = frozenset({"tp", "pp"})
+    no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
+    least_steps_after_warmup = 1
+    switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"})
+    instead = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
+    compiles_edges = False
+    has_dropout = True
+    has_fused_kernels = True
+    has_fused_gate = True
+    scatters_outputs = True  # each rank sends its part and gathers them inside the node (Narayanan et al. 2021, 4.1)
+    has_chunks = True
+    saves_weights_again = True
+    published = PublishedRuns(title_words=frozenset({"megatron"}), loss_bytes=10.0)
+
+    def data_of(self, data: Data) -> Data:
+        """Megatron's own token files, by default of the standard library, or mock data."""
+        if data.source in ("megatron", "random"):
+            return data
+        if data.source == "stdlib":
+            return replace(data, source="megatron", path="stdlib")
+        raise ConfigError(
+            f"data.source is {data.source}, but Megatron-LM reads only its own token files",
+            'set data.source = "megatron" and data.path to the path before .bin and .idx, or data.path = "stdlib"',
+        )
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        """Its options have the other figures of Llama 3.1's rotation fixed, and a whole number as its base
+        (megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
+        if shape.embedding_norm:
+            return "it has a norm after the embedding"
+        if shape.rope_theta != int(shape.rope_theta):
+            return f"model.rope_theta is {shape.rope_theta:g}, and --rotary-base takes a whole number"
+        scaling = shape.rope_scaling
+        if scaling is not None and replace(scaling, factor=8.0) != RopeScaling("llama3", 8.0, 1.0, 4.0, 8192):
+            return "it scales a rotation by low 1, high 4 and 8192 positions alone"
+        return None
+
+    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        if layout.tp > shape.key_heads:
+            raise LayoutError(
+                f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
+                f"use --tp {shape.key_heads} or less, or engine deepspeed-3d",
+            )
+        if shape.layers % layout.pp:
+            raise LayoutError(
+                f"pp {layout.pp} does not divide the {shape.layers} layers: Megatron-LM needs stages of equal depth",
+                f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
+                f"model.layers = {-(-shape.layers // layout.pp) * layout.pp}",
+            )
+        if train.warmup_steps >= train.steps:
+            raise ConfigError(
+                f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM needs fewer",
+                f"use train.warmup_steps = {train.steps - 1} or less",
+            )
+        if not train.save_last:
+            raise ConfigError("train.save_last is false, but Megatron-LM saves whenever it ends", "leave it out")
+        if train.matmul_rate:
+            raise ConfigError(
+                "train.matmul_rate is true, but Megatron-LM's processes run none of our code",
+                "leave it out",
+            )
+        if train.until_loss is not None:
+            raise ConfigError(
+                f"train.until_loss is {train.until_loss:g}, but Megatron-LM stops at a step, not at a loss",
+                "leave it out, and set train.steps",
+            )
+
+    def check_resolved(self, resolved: Resolved) -> None:
+        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment."""
+        own = resolved.engine.megatron_args
+        words = megatron_arguments(resolved, "checkpoints", "prefix")
+        twice = sorted(set(names_of(words[: len(words) - len(own)])).intersection(names_of(own)))
+        if twice:
+            raise ConfigError(
+                f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
+                "set those keys (hpc-gpt help keys), so that the record says what ran",
+            )
+
+    def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
+        """ConfigError unless the run's folder is a checkout whose parser knows every option of the run.
+
+        A checkout in a container's image cannot be read from outside and is not checked.
+        """
+        checkout = checkout_of(resolved, environment)
+        if resolved.cluster.container is None:
+            check_is_checkout(checkout)
+            check_options(checkout, names_of(megatron_arguments(resolved, "checkpoints", "prefix")))
+
+    # --- as the planner sees it
+
+    def is_searched(self, profile: ClusterProfile | None) -> bool:
+        """It needs a checkout."""
+        return profile is not None and profile.megatron_lm is not None
+
+    def keeps_scores(self, engine: Engine, device: str | None) -> bool:
+        """Its kernels that keep none need an Ampere or newer device."""
+        return (device or "").startswith("v100")
+
+    def chunks(self, engine: Engine, layers: int, pp: int) -> int:
+        """By its own arguments."""
+        arguments = [part for argument in engine.megatron_args for part in argument.split("=", 1)]
+        if _INTERLEAVED not in arguments[:-1]:
+            return 1
+        deep = arguments[arguments.index(_INTERLEAVED) + 1]
+        return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+
+    def with_chunks(self, engine: Engine, training: Training) -> Engine:
+        """Its own arguments with the training's chunks instead of any given before."""
+        arguments = engine.megatron_args
+        kept = [
+            argument
+            for before, argument in zip(("", *arguments), arguments, strict=False)
+            if _INTERLEAVED not in (before, argument.partition("=")[0])
+        ]
+        if training.vp > 1:
+            kept += [_INTERLEAVED, str(training.shape.layers // (training.pp * training.vp))]
+        return replace(engine, megatron_args=tuple(kept))
+
+    def rule(self, training: Training) -> str:
+        return "fp32" if training.dtype == "fp32" else "megatron"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        return plain_states(training) if training.dtype == "fp32" else one_gradient_buffer(training)
+
+    def logit_bytes(self, training: Training) -> float:
+        return self.published.logit_bytes(training)
+
+    def reduced_bytes(self, training: Training) -> float:
+        return 4.0 if training.dtype == "bf16" else 2.0
+
+    def engine_with_deepspeed(self, has_stages: bool) -> str | None:
+        return "deepspeed-3d" if has_stages else "deepspeed-zero"
+
+    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
+        return "megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"
+
+
+ENGINE = MegatronLm()
+
+
+def one_gradient_buffer(training: Training) -> StateBytes:
+    """2 + 4 + 12, one fp32 gradient buffer; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
+    dist_optimizer)."""
+    return StateBytes(2, 4, 12 / training.dp if training.sharded_optimizer else 12, 4, 0)
+
+
+def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | None) -> list[str]:
+    """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data_prefix` is
+    the path before .bin and .idx, None for mock data.
+
+    The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
+    token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
+    """
+    model, layout, batch, train, engine = (
+        resolved.model, resolved.layout, resolved.batch, resolved.train, resolved.engine
+    )  # fmt: skip
+    arguments: dict[str, object] = {
+        "--tensor-model-parallel-size": layout.tp,
+        "--pipeline-model-parallel-size": layout.pp,
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.mlp_width,
+        "--num-attention-heads": model.heads,
+        "--seq-length": model.seq,
+        "--max-position-embeddings": model.seq,
+        "--attention-dropout": 0.0,
+        "--hidden-dropout": 0.0,
+        "--init-method-std": 0.02,
+        "--tokenizer-type": "NullTokenizer",
+        "--vocab-size": model.vocab - 1,
+        "--make-vocab-size-divisible-by": model.padded_vocab // layout.tp,
+        "--micro-batch-size": batch.micro_batch,
+        "--global-batch-size": batch.global_batch,
+        "--train-iters": train.steps,
+        "--seed": train.seed,
+        "--clip-grad": train.clip,
+        "--weight-decay": train.weight_decay,
+        "--lr": train.lr,
+        "--min-lr": train.min_lr,
+        "--lr-decay-style": train.decay,
+        "--lr-decay-iters": train.steps,
+        "--lr-warmup-iters": train.warmup_steps,
+        "--log-interval": train.log_every,
+        "--eval-interval": train.eval_every or train.steps,
+        "--eval-iters": train.eval_batches if train.eval_every else 0,
+        "--save": checkpoints,
+        "--load": checkpoints,
+        "--save-interval": train.save_every or train.steps,  # --save requires it; the last step is always saved
+        "--split": _split(resolved.data.eval_fraction),
+    }
+    if not model.is_gpt2:
+        arguments |= _shape_arguments(model)
+    if data_prefix is not None:
+        arguments["--data-path"] = data_prefix
+    if train.optimizer == "sgd":
+        arguments |= {"--optimizer": "sgd", "--sgd-momentum": 0.0}
+    else:
+        betas = {"--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps}
+        arguments |= {"--optimizer": "adam", **betas}
+    if train.dtype == "fp16":
+        # The loss scale of our own engines (ds_config).
+        arguments |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
+    if engine.recompute == "full":
+        arguments |= {
+            "--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1
+        }  # fmt: skip
+    elif engine.recompute == "selective":
+        arguments["--recompute-granularity"] = "selective"
+    flags = {
+        "--fp16": train.dtype == "fp16",
+        "--bf16": train.dtype == "bf16",
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--sequence-parallel": engine.sequence_parallel,
+        "--use-distributed-optimizer": engine.sharded_optimizer,
+        "--deterministic-mode": train.deterministic,
+        "--mock-data": data_prefix is None,
+        "--swiglu": model.is_gated,
+        "--disable-bias-linear": model.bias != "all",
+        "--add-qkv-bias": model.bias == "qkv",
+        "--group-query-attention": model.is_grouped,
+        "--qk-layernorm": model.qk_norm,
+        "--use-rope-scaling": model.rope_scaling is not None,
+        # After SIGTERM all ranks save and end together after the current iteration.
+        "--exit-signal-handler": True,
+    }
+    words = [word for name, value in arguments.items() for word in (name, str(value))]
+    words += [name for name, wanted in flags.items() if wanted]
+    return [*words, *engine.megatron_args]
+
+
+def _shape_arguments(model: ModelShape) -> dict[str, object]:
+    """What gives the shape if it is not GPT-2's, beside its flags."""
+    arguments: dict[str, object] = {
+        "--kv-channels": model.head_width,
+        "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "--norm-epsilon": model.norm_eps,
+    }
+    if model.is_grouped:
+        arguments["--num-query-groups"] = model.key_heads
+    if model.positions == "rope":
+        arguments |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
+    if model.rope_scaling is not None:
+        arguments["--rope-scaling-factor"] = model.rope_scaling.factor
+    if model.nope_every is not None:
+        arguments["--no-rope-freq"] = model.nope_every
+    return arguments
+
+
+def names_of(arguments: Sequence[str]) -> list[str]:
+    """The names of the options in a command line."""
+    return [word.split("=")[0] for word in arguments if word.startswith("--")]
+
+
+def _split(eval_fraction: float) -> str:
+    """The shares of training, validation and test, in thousandths.
+
+    >>> _split(0.05)
+    '950,50,0'
+    """
+    evaluation = round(1000 * eval_fraction)
+    return f"{1000 - evaluation},{evaluation},0"
+
+
+# --- the iteration line, in every form since 2020
+
+HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
+# {key between the bars after the head: the field that it gives (readers/pattern.py)}. `lm loss` is missing if every
+# iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
+# of forks too.
+KEYS = {
+    "consumed samples": "consumed_samples",
+    "consumed tokens": "consumed_tokens",
+    "elapsed time per iteration (ms)": "step_ms",
+    "elapsed time per iteration (s)": "step_s",
+    "elapsed time per iteration (sec)": "step_s",
+    "learning rate": "lr",
+    "global batch size": "global_batch",
+    "lm loss": "loss",
+    "lm-loss": "loss",
+    "lm_loss": "loss",
+    "loss": "loss",
+    "loss scale": "loss_scale",
+    "grad norm": "grad_norm",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nan",
+    "samples per second": "samples_per_s",
+    "samples/sec": "samples_per_s",
+    "tokens per second": "tokens_per_s",
+    "tokens per gpu per second (tgs)": "tokens_per_s_gpu",
+    "tokens per GPU per second": "tokens_per_s_gpu",
+    "tokens per GPU (tokens/s/GPU)": "tokens_per_s_gpu",
+    "tokens/s/GPU": "tokens_per_s_gpu",
+    "tokens/sec/gpu": "tokens_per_s_gpu",
+    "tokens-per-second-per-gpu": "tokens_per_s_gpu",
+    "tokens/s/GPU inst/harmonic mean": "tokens_per_s_gpu",
+    "TFLOPs": "tflops",
+    "TFLOPS": "tflops",
+    "throughput per GPU (TFLOP/s/GPU)": "tflops",
+    "compute per GPU (TFLOP/s/GPU)": "tflops",
+    "throughput (TFLOP/s/GPU)": "tflops",
+    "model TFLOP/s/GPU": "tflops",
+    "MFU": "mfu_percent",
+    "mfu": "mfu_percent",
+}
+_HEAD = re.compile(HEAD)
+
+
+@dataclass(frozen=True)
+class IterationLine:
+    """The figures of one line. Time and loss are means, `skipped` and `nan` counts, over the iterations since the last
+    line. None if the line lacks a figure: the loss if every iteration was skipped, the batch in v1.1.5."""
+
+    iteration: int
+    iterations: int
+    step_s: float
+    lr: float | None
+    loss: float | None
+    grad_norm: float | None
+    global_batch: int | None
+    consumed_samples: int | None
+    skipped: int
+    nan: int
+
+
+def read_iteration(line: str) -> IterationLine | None:
+    """The figures of an iteration line, whatever is before it; None for any other line, or one that is cut off.
+
+    >>> read_iteration(" iteration 30/ 1000 | elapsed time per iteration (ms): 2767.3 | lm loss: 3.2E+00 |").step_s
+    2.7673
+    >>> read_iteration(" iteration 30/ 1000 | elapsed time per iter") is None
+    True
+    """
+    head = _HEAD.search(line)
+    if head is None:
+        return None
+    found: dict[str, float] = {}
+    # Without a closing bar the last piece may be cut off.
+    for piece in line[head.end() :].split("|")[:-1]:
+        key, _, text = piece.partition(":")
+        name = KEYS.get(key.strip())
+        if name is not None:
+            with contextlib.suppress(ValueError):
+                found.setdefault(name, float(text))
+    step_s = found.get("step_s", found["step_ms"] / 1000 if "step_ms" in found else None)
+    if step_s is None:
+        return None
+
+    def count(name: str) -> int | None:
+        value = found.get(name)
+        return int(value) if value is not None and math.isfinite(value) else None
+
+    return IterationLine(
+        iteration=int(head["step"]),
+        iterations=int(head["steps_planned"]),
+        step_s=step_s,
+        lr=found.get("lr"),
+        loss=found.get("loss"),
+        grad_norm=found.get("grad_norm"),
+        global_batch=count("global_batch"),
+        consumed_samples=count("consumed_samples"),
+        skipped=count("skipped") or 0,
+        nan=count("nan") or 0,
+    )

@@ -1,0 +1,86 @@
+"""The keys of a table that users write or read: name, default, type as text, and the meaning, which is the string under
+the field in the table's source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+
+class Key(NamedTuple):
+    """A key by its dotted name; `means` is empty if its source has no string under it."""
+
+    name: str
+    default: Any
+    type: str
+    means: str
+
+
+def keys_of(kind: Any, prefix: str = "") -> list[Key]:
+    """Every key of a dataclass, with those of the tables in it. It reads the source, so only help calls it."""
+    rows: list[Key] = []
+    hints, means = get_type_hints(kind), _strings_under_fields(kind)
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        table = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        if table is not None:
+            rows += keys_of(table, f"{prefix}{entry.name}.")
+        else:
+            default = None if entry.default is MISSING else entry.default
+            rows.append(Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, "")))
+    return rows
+
+
+def names_of(kind: Any, prefix: str = "") -> list[str]:
+    """The dotted names of `keys_of`, without reading the source."""
+    hints, names = get_type_hints(kind), list[str]()
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        table = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        names += [prefix + entry.name] if table is None else names_of(table, f"{prefix}{entry.name}.")
+    return names
+
+
+def choices_of(kind: Any, name: str) -> tuple[str, ...]:
+    """The words that the key of a dotted name can have; none if it has any text, or a number."""
+    for part in name.split("."):
+        kind = get_type_hints(kind)[part]
+    return _words_of(kind)
+
+
+def _words_of(hint: Any) -> tuple[str, ...]:
+    if get_origin(hint) is Literal:
+        return tuple(str(choice) for choice in get_args(hint))
+    return tuple(word for option in get_args(hint) for word in _words_of(option))
+
+
+def _strings_under_fields(kind: Any) -> dict[str, str]:
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for above, below in zip(definition.body, definition.body[1:], strict=False):
+        match above, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = text
+    return found
+
+
+def _type_words(hint: Any) -> str:
+    """A type as text for the user."""
+    if get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"list of {_type_words(get_args(hint)[0])}s"
+    if get_origin(hint) is list:
+        return f"list of {_type_words(get_args(hint)[0])}s"
+    if get_origin(hint) is dict:
+        return f"table of {_type_words(get_args(hint)[1])}s"
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if options:
+        return " | ".join(_type_words(option) for option in options)
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), "value"
+    )

@@ -1,0 +1,284 @@
+"""The planner's part in preparing a run: choose open values, predict memory and time, refuse what does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt import __version__
+from hpc_gpt.engines import engine_named, engine_of
+from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.settings.batch import solve_batch
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.resolve import with_tables
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted
+
+if TYPE_CHECKING:
+    from hpc_gpt.engines.base.training import Training
+    from hpc_gpt.plan.machine import Machine
+    from hpc_gpt.plan.memory import Memory
+    from hpc_gpt.plan.rates import Constants
+    from hpc_gpt.plan.search import Candidate
+    from hpc_gpt.plan.step_time import StepTime
+
+SCHEMA = 1
+_MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
+# {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
+_OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A line for the user, and the tables of predicted.json; None if nothing is predicted."""
+
+    line: str
+    tables: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    training: Training
+    machine: Machine
+    memory: Memory
+    step: StepTime | None
+    no_time: str
+    fits: bool
+    may_run: bool
+    host_gib: float
+
+
+def plan_open(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[Resolved, tuple[str, ...]]:
+    """(the run with the planner's values for what is open, a line that says so).
+
+    Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
+    `given` (dotted keys). The values that `resolved` has stay if the profile says too little, or if nothing fits.
+    """
+    from hpc_gpt.plan.machine import machine_of
+
+    try:
+        picked = _pick(resolved, profile, machine_of(profile), given)
+    except UserError:
+        return resolved, ()
+    if picked is None:
+        return resolved, ()
+    run = picked.training
+    values = {
+        "engine.recompute": (run.recompute, resolved.engine.recompute),
+        "engine.zero_stage": (run.zero_stage, resolved.engine.zero_stage),
+        _MICRO_BATCH: (run.micro_batch, resolved.batch.micro_batch),
+        _PP: (run.pp, resolved.layout.pp),
+    }
+    changed = {key: value for key, (value, rule) in values.items() if key not in given and value != rule}
+    if not engine_named(resolved.engine.name).has_zero:
+        changed.pop("engine.zero_stage", None)
+    if not changed:
+        return resolved, ()
+    engine: dict[str, Any] = {key[7:]: value for key, value in changed.items() if key.startswith("engine.")}
+    tables: dict[str, Any] = {"engine": replace(resolved.engine, **engine)}
+    if {_PP, _MICRO_BATCH} & set(changed):
+        tables |= {"layout": run.layout, "batch": solve_batch(run.dp, run.micro_batch, run.micro_batches)}
+    words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
+    try:
+        return with_tables(resolved, **tables), (f"from plan: {words}, which neither flags nor experiment give",)
+    except UserError:
+        return resolved, ()  # a given switch runs only with the rules' choice
+
+
+def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Prediction:
+    """The prediction for a run on its profile.
+
+    `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
+    """
+    try:
+        found = _predict(resolved, profile)
+    except UserError as fault:
+        return Prediction(f"not predicted: {fault}")
+    if not found.may_run and refuse:
+        raise _refusal(resolved, profile, found)
+    return Prediction(_line(resolved, found), _tables(found, profile))
+
+
+def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
+    from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
+
+    machine = machine_of(profile)
+    check_reach(machine, resolved.gpus)
+    # Many profiles name no device: a render then loads no more of the planner.
+    from hpc_gpt.plan.memory import fits, host_need_gib, predict_memory
+    from hpc_gpt.plan.step_time import predict_step
+    from hpc_gpt.plan.training import training_of
+
+    training = training_of(resolved)
+    memory = predict_memory(training, machine)
+    step, no_time = None, ""
+    try:
+        check_dtype(training.dtype, machine)
+        step = predict_step(training, machine, constants_of(profile))
+    except ConfigError as fault:
+        no_time = str(fault)
+    host = host_need_gib(training, memory, machine)
+    limit = machine.host_memory_gib or math.inf
+    fit = fits(memory, machine)
+    # Seed 001's rows had more activations than this on such nodes: those are no reason to refuse a run.
+    stored = replace(training, activations_on_host=False)
+    states = host_need_gib(stored, predict_memory(stored), machine)
+    return _Predicted(training, machine, memory, step, no_time, fit and host <= limit, fit and states <= limit, host)
+
+
+def constants_of(profile: ClusterProfile) -> Constants:
+    """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
+    from hpc_gpt.plan.rates import constants_from
+
+    return constants_from(profile.calibration.constants if profile.calibration else {})
+
+
+def _line(resolved: Resolved, found: _Predicted) -> str:
+    deciding = found.memory.deciding
+    need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
+    where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
+    memory = f"{need:.1f} of {card:.1f} GiB{where}"
+    if found.host_gib:
+        known = found.machine.host_memory_gib
+        has = f"{known:,.4g} GiB of a host" if known is not None else "a host, whose memory the profile does not give"
+        memory += f", and {found.host_gib:.1f} of {has}"
+    if found.step is None:
+        time = f"no time: {found.no_time}"
+    else:
+        time = f"{_seconds(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
+    fits = "" if found.fits else ": does not fit"
+    return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
+
+
+def _tables(found: _Predicted, profile: ClusterProfile) -> dict[str, Any]:
+    """The tables of predicted.json."""
+    stages = [{**asdict(stage), "allocated": stage.allocated} for stage in found.memory.stages]
+    step = {**asdict(found.step), "step_s": found.step.step_s} if found.step else None
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "fits": found.fits,
+        "memory_gib": {"card": found.machine.memory_gib, "deciding": found.memory.deciding, "stages": stages},
+        "step": step,
+        "calibrated": bool(profile.calibration and profile.calibration.constants),
+        "machine": asdict(found.machine),
+    }
+
+
+def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> LayoutError:
+    deciding = found.memory.deciding
+    need = found.memory.stages[deciding].nvidia_smi
+    card, host_has = found.machine.memory_gib, found.machine.host_memory_gib
+    short = f"stage {deciding} needs {need:.1f} GiB, but a {found.machine.device} has {card:.1f}"
+    if need <= card:
+        short = f"a host must hold {found.host_gib:.1f} GiB of what its GPUs offload, but it has {host_has:,.4g}"
+    message = f"{resolved.layout} is predicted not to fit: {short}"
+    nearest = _nearest(resolved, profile, found)
+    if nearest is None:
+        return LayoutError(
+            message,
+            f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
+            "more GPUs, a smaller model, or --force to run it anyway",
+        )
+    step = f", {_seconds(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
+    host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""
+    what = f"{nearest.layout}: {nearest.need_gib:.1f} GiB{host}{step}"
+    return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
+
+
+# The keys that may change to make a run fit, smallest changes first. All other keys stay.
+_SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
+_SPLITS = ("layout.pp", "layout.dp", "layout.tp")
+_SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
+_NEARER: tuple[tuple[str, ...], ...] = (
+    ("engine.recompute",),
+    _SMALL,
+    (*_SMALL, "engine.sequence_parallel"),
+    ("layout.pp", "layout.dp"),
+    (*_SMALL, "layout.pp", "layout.dp"),
+    (*_SMALL, *_SPLITS),
+    (*_SMALL, *_SPLITS, *_SWITCHES),
+    (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
+)
+_ALL = frozenset(key for keys in _NEARER for key in keys)
+
+
+def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
+    """The fastest candidate that fits after the smallest change of settings; None if none fits."""
+    for open_keys in _NEARER:
+        try:
+            picked = _search(resolved, profile, found.machine, _ALL - set(open_keys))
+        except UserError:
+            continue
+        if picked is not None and not picked.needs_unknown_host:
+            return picked
+    return None
+
+
+def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: Collection[str]) -> Candidate | None:
+    """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
+    the rules' choice is as good."""
+    open_keys = set(_OPEN) - {_PP, *given}
+    as_ruled = _search(resolved, profile, machine, _ALL - (open_keys & {"engine.zero_stage"}))
+    picked = _search(resolved, profile, machine, _ALL - open_keys) if open_keys else as_ruled
+    if picked is not None:
+        return picked if as_ruled is None or as_ruled.rank[:2] > picked.rank[:2] else None
+    if (
+        {_PP, "layout.tp", "layout.dp"} & set(given)
+        or resolved.layout.pp != 1
+        or not engine_named(resolved.engine.name).splits("pp")
+    ):
+        return None
+    return _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"})
+
+
+def _search(resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str]) -> Candidate | None:
+    """The best candidate that fits, with the run's values of the keys `holds` and of the global batch."""
+    from hpc_gpt.plan.question import question_of
+    from hpc_gpt.plan.search import search
+
+    question = question_of(resolved, profile, {*holds, "layout.global_batch"})
+    candidates = search(question, _rankable(machine, question.dtype), constants_of(profile)).candidates
+    return candidates[0] if candidates else None
+
+
+def _rankable(machine: Machine, dtype: str) -> Machine:
+    """The machine with fp32's rate for a dtype without a unit of its own, so that candidates can be ranked."""
+    if dtype in machine.peak_tflops:
+        return machine
+    return replace(machine, peak_tflops={**machine.peak_tflops, dtype: machine.peak_tflops["fp32"]})
+
+
+def _flags(asked: Training, nearest: Training) -> str:
+    """The options that turn the requested training into the nearest that fits."""
+    words = []
+    for name, flag in _FLAGS.items():
+        value = getattr(nearest, name)
+        if name == "zero_stage" and not engine_of(nearest).has_zero:
+            words += ["--set engine.zero_stage="] if engine_of(asked).has_zero else []
+        elif value != getattr(asked, name) or (name == "tp" and nearest.engine != asked.engine):
+            # Another engine has another default tp.
+            words.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
+    if (asked.micro_batch, asked.dp) != (nearest.micro_batch, nearest.dp):
+        words.append(f"--global-batch-size {nearest.global_batch}")
+    return " ".join(words)
+
+
+_FLAGS: Mapping[str, str] = {
+    "engine": "--engine ",
+    "tp": "--tp ",
+    "pp": "--pp ",
+    "dp": "--dp ",
+    "micro_batch": "--micro-batch-size ",
+    "zero_stage": "--zero-stage ",
+    "recompute": "--set engine.recompute=",
+    "sequence_parallel": "--set engine.sequence_parallel=",
+    "sharded_optimizer": "--set engine.sharded_optimizer=",
+    "offload": "--set engine.offload=",
+}
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"

@@ -1,0 +1,170 @@
+"""What is asked for: the request that a command line makes, its cluster profile, its experiment, and the defaults
+without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.slurm import has_sbatch
+from hpc_gpt.launch.until import Until
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.settings.batch import solve_batch
+from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
+from hpc_gpt.settings.hf_config import name_of
+from hpc_gpt.settings.resolve import with_tables
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.smoke import fit_small
+from hpc_gpt.words import counted
+
+# In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
+DEFAULTS = Path("the defaults")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
+
+    `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
+    if that is not given; None for the other verbs.
+    """
+
+    experiment: str
+    cluster: str | None
+    template: Path | None
+    overrides: dict[str, Any]
+    row: str | None = None
+    sweep: bool = False
+    smoke: bool = False
+    force: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+    names_experiment: bool = True
+    sized: bool = True
+    until: Until | None = None
+
+
+def with_small(request: Request, profile: ClusterProfile) -> Request:
+    """The request with SMALL_EXPERIMENT, as large as the profile holds, if it gives neither EXPERIMENT nor a size.
+
+    For the verbs that try a cluster. Another engine is of no EXPERIMENT, either, and `read_asked` says so.
+    """
+    if request.names_experiment or request.sized or "engine.name" in request.overrides:
+        return request
+    return replace(request, experiment=SMALL_EXPERIMENT, overrides=fit_small(profile) | request.overrides)
+
+
+def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
+    """The file of EXPERIMENT.
+
+    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it stands for no file:
+    the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
+    Raises ConfigError for another engine without a model, which has no default.
+    """
+    file = read_experiment(request.experiment)
+    if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
+        return file
+    asked = request.overrides
+    sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
+    of_file = asked.get("model.hf") and name_of(Path(str(asked["model.hf"])))
+    name = asked.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
+    engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
+    if name is None and engine in (None, own):
+        return file
+    if name is None and "model" not in (under or {}):
+        raise ConfigError(
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {own}, and with {engine} the defaults name no model",
+            "add --model, for example --model gpt2, or name an EXPERIMENT",
+        )
+    if request.row is not None or request.sweep:
+        words = "--sweep" if request.row is None else f"--row {request.row}"
+        raise ConfigError(
+            f"{words} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
+        )
+    tables = {"name": str(name or "default"), **(under or {})}
+    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
+        tables["train"] = {"dtype": "fp16"}
+    return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
+
+
+def usual_batch() -> int:
+    """The global batch of the default experiment, at which models are compared."""
+    return int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
+
+
+def with_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[Resolved, str]:
+    """(the run with a global batch, why it is that); without a reason if any size of the batch is given.
+
+    It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
+    """
+    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
+        return resolved, ""
+    dp, usual = resolved.layout.dp, usual_batch()
+    if not _has_gpus(profile):
+        reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
+        size, why = resolved.gpus, f", one sample a rank as {reason}"
+    elif usual % dp == 0:
+        size, why = usual, " as in plan"
+    else:
+        size = max(1, usual // dp) * dp
+        why = (
+            f", the multiple of dp {dp} nearest below plan's {usual}"
+            if size < usual
+            else f", one sample for each of dp {dp}"
+        )
+    return with_tables(resolved, batch=solve_batch(dp, global_batch=size)), why
+
+
+def _has_gpus(profile: ClusterProfile) -> bool:
+    """Whether the ranks have a GPU each, as far as is known before they start."""
+    if profile.device is not None or profile.gpu_flag != "none":
+        return True
+    return profile.scheduler == "local" and bool(list_gpus())
+
+
+def _lacks_bf16(profile: ClusterProfile) -> bool:
+    """Whether the profile's device is known to compute in fp16 but not in bf16."""
+    device = DEVICES.get(profile.device or "")
+    peaks = (profile.machine and profile.machine.peak_tflops) or (device.peaks if device else {})
+    return "fp16" in peaks and "bf16" not in peaks
+
+
+def words_of_defaults(request: Request, profile: ClusterProfile, train: Train, resolved: Resolved, batch: str) -> str:
+    """The line on the defaults that apply without an EXPERIMENT; `batch` is why the batch is that."""
+    dtype: str = train.dtype
+    if _lacks_bf16(profile) and "train.dtype" not in request.overrides:
+        dtype += f" as {profile.device} has no bf16"
+    # The lines of a smoke run have its batch.
+    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}{batch}, "
+    return (
+        f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
+        f"{batch}{counted(train.steps, 'step')}, lr {train.lr:g}"
+    )
+
+
+def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
+    """The profile of --cluster or HPC_GPT_CLUSTER, else `local` for a smoke run, else the user's default, else the
+    fallback."""
+    if request.cluster is None and request.smoke:
+        return load_profile("local")
+    chosen = request.cluster or user_default()
+    if chosen is None and queueing and not has_sbatch():
+        raise ConfigError(
+            f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
+            f"use --cluster with one of: {', '.join(list_profiles())}",
+        )
+    return load_profile(chosen or FALLBACK)
+
+
+def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
+    """The profile of the run at full size; for a smoke run on this machine the user's default or the fallback."""
+    if not request.smoke or profile.scheduler != "local":
+        return profile
+    own = user_default() if request.cluster is None else None
+    meant = load_profile(own or FALLBACK)
+    return meant if meant.scheduler != "local" else load_profile(FALLBACK)

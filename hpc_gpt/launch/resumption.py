@@ -1,0 +1,154 @@
+"""Resume a run: again in its own folder, or as a new run with other settings or on another cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.launch.prediction import Prediction
+from hpc_gpt.launch.prepare import Prepared, finish
+from hpc_gpt.launch.slurm import check_reachable
+from hpc_gpt.launch.status import read_own_status
+from hpc_gpt.launch.submission import Submitted, check_inputs, check_start, check_submission, start_run, write_run
+from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
+from hpc_gpt.runs.lineage import (
+    Parent,
+    ResumePoint,
+    check_resumable,
+    check_unfinished,
+    descend,
+    newest_step,
+    parent_of,
+    resume_point,
+)
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.runs.state import LIVE
+from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.settings.resolve import experiment_text
+from hpc_gpt.settings.resolved import Resolved
+
+if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
+    from hpc_gpt.chain.measured import Earlier
+
+
+def check_not_live(run: RunFolder) -> None:
+    """RunFolderError if a job of the run is queued or running, or may be on another machine."""
+    state = read_own_status(run).state
+    if state in LIVE:
+        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+
+
+def prepare_resumption(
+    run: RunFolder,
+    changes: Mapping[str, Any],
+    profile: ClusterProfile | None,
+    template: Path | None,
+    force: bool,
+    until: Until,
+    earlier: Earlier,
+    from_start: bool = False,
+) -> tuple[Prepared, Parent | None]:
+    """A new run that resumes from `run`, with `changes` laid over its settings; `profile` None keeps its profile.
+
+    `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
+    predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as
+    `check_not_live`; LayoutError or ConfigError if it cannot resume so.
+    """
+    check_not_live(run)
+    settings = run.resolved()
+    parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
+    length = changed_length(settings, until, changes)
+    resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
+    title = f"Trains run {run.run_id} again from step 0."
+    if parent is not None:
+        check_resumable(resolved)
+        check_unfinished(run, resolved, point.step)
+        title = f"Resumes run {run.run_id} after step {point.step}."
+    text = experiment_text(resolved, title)
+    words = until.words(resolved.batch, resolved.model.seq)
+    notes = [*(f"note: {note}" for note in point.notes), *([f"until: {words}"] if words else [])]
+    steps, before = resolved.train.steps, settings.train.steps
+    if point.step and steps != before and resolved.train.decay == "cosine":
+        notes.append(
+            f"note: the cosine of the learning rate was over {before} steps and is over {steps} from step "
+            f"{point.step} on: the rate differs from that of an unbroken run of either length"
+        )
+    inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
+    here = profile or _as_it_is_now(settings.cluster)
+    prepared = finish(resolved, here, text, tuple(notes), not force, template, inputs)
+    return replace(prepared, data_beside=run.data_beside), parent
+
+
+def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
+    length = length_settings(until, settings, changes)
+    return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
+
+
+def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> Forecast | None:
+    """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not wanted.
+
+    Raises ConfigError.
+    """
+    resolved = run.resolved()
+    if not wants_forecast(resolved, until):
+        return None
+    prediction = Prediction("", tables=read_stored(run.path / PREDICTED) or None)
+    spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
+    inputs = ForecastInputs(until, lambda: earlier, True, run, step, spent)
+    return forecast_chain(resolved, prediction, inputs)[1]
+
+
+def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
+    """The profile of that name as it is now, with the planner's keys, which a run does not store; else `stored`."""
+    try:
+        return load_profile(stored.name, of_a_run=True)
+    except UserError:
+        return stored
+
+
+def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:
+    """Submit a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
+
+    Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
+    if the run is done, or its engine cannot resume; DataError.
+    """
+    resolved, _ = check_resumption(run)
+    waits = check_start(resolved, run.job_script.read_text(encoding="utf-8"))
+    return replace(start_run(run, resolved, jobs), waits=waits)
+
+
+def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
+    """The settings of a run that may be submitted again, and where it resumes, None at step 0. Raises as resume_run;
+    `dry` is as for check_submission."""
+    check_not_live(run)
+    resolved = run.resolved()
+    if not run.job_script.is_file():
+        raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    check_unfinished(run)
+    if newest_step(run) is not None:
+        check_resumable(resolved)
+    point = resume_point(run)
+    if resolved.cluster.scheduler == "slurm" and not dry:
+        check_reachable()
+    # A relative path may be another file in another folder.
+    check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry, begins=point is None)
+    return resolved, point
+
+
+def resume_elsewhere(prepared: Prepared, parent: Parent | None, logs: Path) -> Submitted:
+    """Submit a new run that resumes from `parent`, which its folder names, if there is one. Raises as submit_run."""
+    resolved = prepared.resolved
+    provenance = check_submission([prepared], logs, begins=parent is None)
+    waits = check_start(resolved, prepared.script)
+    run = write_run(prepared, logs, provenance, resumed_from=asdict(parent) if parent else None)
+    return replace(start_run(run, resolved, prepared.jobs), waits=waits)

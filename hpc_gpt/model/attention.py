@@ -1,0 +1,173 @@
+"""Causal self-attention with grouped queries: each tensor-parallel rank has some of the heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hpc_gpt.model import bias_gradients
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
+from hpc_gpt.model.norm import HeadNorm
+from hpc_gpt.model.rotation import rotation_of
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.settings.model_shape import ModelShape
+
+
+class Attention(nn.Module):
+    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads.
+
+    With selective recomputation the core, everything between the two linear layers, is computed again in the backward
+    pass (Korthikanti et al. 2022, section 5): it has few FLOPs, and without a fused kernel most of the memory.
+
+    `expands`: the attention kernel does not take grouped queries, so each query gets a copy of its keys and values.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        shape: ModelShape,
+        tp: TensorParallel,
+        initial: InitialWeights,
+        techniques: Techniques,
+    ) -> None:
+        super().__init__()
+        name = f"blocks.{layer}.attention"
+        self.heads = shape.heads // tp.size
+        self.key_heads = max(1, shape.key_heads // tp.size)
+        self.expands = False
+        self.recompute = techniques.recompute == "selective"
+        self.rotation = rotation_of(shape, layer)
+        self.qkv = QkvLinear(f"{name}.qkv", shape, tp, initial, techniques)
+        has_bias = shape.bias == "all"
+        self.projection = RowParallelLinear(
+            f"{name}.projection", shape.query_width, shape.hidden, tp, initial, techniques.tiles, has_bias
+        )
+        self.query_norm = self.key_norm = None
+        if shape.qk_norm:
+            self.query_norm = HeadNorm(f"{name}.query_norm", shape, tp, shape.head_width)
+            self.key_norm = HeadNorm(f"{name}.key_norm", shape, tp, shape.head_width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same shape."""
+        qkv = self.qkv(hidden)
+        if self.recompute and torch.is_grad_enabled():
+            mixed = checkpoint(self._mix, qkv, use_reentrant=False, preserve_rng_state=False)
+        else:
+            mixed = self._mix(qkv)
+        projected: Tensor = self.projection(mixed)
+        return projected
+
+    def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """`mix` of this rank's heads, normed and rotated as the shape has it."""
+        # Positions come before heads in memory up to the kernel, whose output is then joined without a copy.
+        query, key, value = split_heads(qkv, self.heads, self.key_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotation is not None:
+            query, key = self.rotation.rotate(query), self.rotation.rotate(key)
+        return mix(query, key, value, self.expands)
+
+
+class QkvLinear(ColumnParallelLinear):
+    """Query, key and value in one product: [..., hidden] -> [..., (heads + 2 kv_heads) x width / tp].
+
+    A rank's outputs are its queries, then its keys, then its values. If there are fewer heads of keys than ranks, a
+    head's rows are divided over the ranks that use it: before the product they gather it, and its gradient is summed
+    over them. So each number has one owner, as every other weight's.
+    """
+
+    def __init__(
+        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
+    ) -> None:
+        width, keys = shape.query_width, shape.key_heads * shape.head_width
+        parts = 3 if keys == width else (width, keys, keys)
+        then = bias_gradients.split_qkv if techniques.fused_bias_gradients else None
+        has_bias = shape.bias in ("all", "qkv")
+        super().__init__(
+            name, shape.hidden, width + 2 * keys, tp, initial, parts, techniques.tiles, then=then, bias=has_bias
+        )
+        self.sharers = max(1, tp.size // shape.key_heads)  # ranks that use a head of keys
+
+    def rows_used(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.sharers == 1:
+            return weight, bias
+        return self._with_whole_heads(weight), None if bias is None else self._with_whole_heads(bias)
+
+    def _with_whole_heads(self, share: Tensor) -> Tensor:
+        """[rows of the share, ...] -> its queries' rows, and all rows of the key and the value that they use."""
+        keys = self.key_rows
+        query, key_value = torch.split(share, [len(share) - 2 * keys, 2 * keys])
+        gathered: Tensor = _GatherHead.apply(key_value, self.tp, self.sharers)  # type: ignore[no-untyped-call]
+        return torch.cat([query, gathered])
+
+    @property
+    def key_rows(self) -> int:
+        """Rows of keys in this rank's share."""
+        assert isinstance(self.split.parts, tuple)
+        return self.split.parts[1] // self.tp.size
+
+
+class _GatherHead(torch.autograd.Function):
+    """This rank's rows of key and value, one after the other -> those of all ranks that use the same head."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, tp: TensorParallel, sharers: int) -> Tensor:
+        ctx.tp, ctx.sharers = tp, sharers
+        first = tp.rank // sharers * sharers
+        by_rank = tp.gather_rows(own).view(tp.size, 2, len(own) // 2, *own.shape[1:])[first : first + sharers]
+        return by_rank.transpose(0, 1).flatten(0, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        tp, sharers = ctx.tp, ctx.sharers
+        first = tp.rank // sharers * sharers
+        gradient = gradients[0]
+        mine = gradient.view(2, sharers, len(gradient) // (2 * sharers), *gradient.shape[1:]).transpose(0, 1)
+        of_all = mine.new_zeros(tp.size, *mine.shape[1:])
+        of_all[first : first + sharers] = mine
+        return tp.scatter_rows(of_all.flatten(0, 2)), None, None
+
+
+def split_heads(
+    qkv: Tensor | tuple[Tensor, Tensor, Tensor], heads: int, key_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[batch, seq, (heads + 2 key_heads) x width], or its three parts -> query [batch, seq, heads, width], key and
+    value [batch, seq, key_heads, width]. They are views.
+    """
+    counts = (heads, key_heads, key_heads)
+    if isinstance(qkv, Tensor):
+        # Split, because one copy concatenates the gradients of its parts. A stack of three takes two copies, and
+        # compiled each of its elements reads all three.
+        width = qkv.shape[-1] // sum(counts)
+        parts = torch.split(qkv, [count * width for count in counts], -1)
+    else:
+        parts = qkv
+    query, key, value = (part.view(*part.shape[:2], count, -1) for part, count in zip(parts, counts, strict=True))
+    return query, key, value
+
+
+def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False) -> Tensor:
+    """The core of attention: [batch, seq, heads, width], twice [batch, seq, key heads, width] -> [batch, seq, heads x
+    width]. `expands`: see `Attention`."""
+    batch, seq, heads, _ = query.shape
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    groups = heads // key.shape[1]
+    if groups > 1 and expands:
+        key, value = expand(key, value, heads)
+    elif groups > 1:
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(batch, seq, -1)
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return mixed.transpose(1, 2).reshape(batch, seq, -1)
+
+
+def expand(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """[batch, key heads, seq, width], twice -> [batch, heads, seq, width]: each as often as queries use it."""
+    groups = heads // key.shape[1]
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

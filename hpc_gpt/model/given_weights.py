@@ -1,0 +1,79 @@
+"""Initial weights from a folder: each rank reads its own slices of the files, a parameter at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.initial_weights import STD, InitialWeights
+from hpc_gpt.settings.hf_names import parts_of, size_of
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.weights_folder import WeightsFolder, check_weights
+
+
+class GivenWeights:
+    """The weights of a folder by our names, read as slices of transformers' parameters (`hf_names`).
+
+    `taken` has the names that were read. The files stay open until `close`.
+    """
+
+    def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
+        check_weights(folder, shape)
+        self.taken: set[str] = set()
+        self._folder = folder
+        self._shape = shape
+        self._files: dict[str, Any] = {}
+
+    def read(self, name: str, target: Tensor, dim: int = 0, at: int = 0) -> None:
+        """Fills `target` with a parameter's part that begins at `at` along `dim`, and is whole along the other one.
+
+        Rows past those of the file, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        """
+        self.taken.add(name)
+        rows = size_of(self._shape, name)[0]
+        first = at if dim == 0 else 0
+        last = min(rows, first + target.shape[0])
+        target[max(0, last - first) :] = 0
+        for part in parts_of(self._shape, name):
+            begin, end = max(first, part.start), min(last, rows if part.end is None else part.end)
+            if begin >= end:
+                continue
+            index = [slice(begin - part.start, end - part.start)]
+            if target.ndim > 1:
+                columns = slice(at, at + target.shape[1]) if dim == 1 else slice(None)
+                index = [columns, index[0]] if part.transposed else [index[0], columns]
+            values = self._slice(part.name)[tuple(index)]
+            own = target[begin - first : end - first]
+            own.copy_(values.t() if part.transposed else values)
+            # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
+            if not all(one.isfinite() for one in own.aminmax()):
+                raise ConfigError(
+                    f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
+                    "these weights cannot be trained; name another folder",
+                )
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._files.clear()
+
+    def _slice(self, name: str) -> Any:
+        file = str(self._folder.weights[name].file)
+        if file not in self._files:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                self._files[file] = safe_open(file, framework="pt")
+            except (OSError, SafetensorError) as fault:
+                raise ConfigError(f"{file} cannot be read: {fault}", "download the folder again") from None
+        return self._files[file].get_slice(self._folder.stored[name])
+
+
+class NothingDrawn(InitialWeights):
+    """In place of drawn weights where `GivenWeights` has them: sizes on the meta device, which take no memory. So a
+    weight that nothing fills cannot be trained by mistake."""
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
+        return torch.empty(shape, device="meta")

@@ -1,0 +1,123 @@
+"""How a rank's process ended, by a signal or with an exit code: one text, whoever saw it.
+
+srun reports it on Slurm, our own launcher on one machine.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+# A rank whose connection to another one broke says this: the other one ended first.
+LOST_PEER = "lost another rank"
+# srun's word for a signal.
+_BY_SRUN = {
+    "Killed": signal.SIGKILL,
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+}
+_RANKS = r"(?P<ranks>\d[\d,-]{0,400})"
+_SRUN = re.compile(
+    rf"(?:(?P<node>[^\s:]+): )?tasks? {_RANKS}: "
+    rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<signal>{'|'.join(_BY_SRUN)}))(?: \(core dumped\))?"
+)
+# The last form is that of earlier versions.
+_OWN = re.compile(
+    rf"ranks? {_RANKS}(?: on (?P<node>[^\s,]+))? (?:(?:was|were) ended by (?P<signal>SIG[A-Z0-9]+)"
+    r"|ended with (?:exit code (?P<code>\d{1,3})|signal (?P<old>SIG[A-Z0-9]+)))"
+)
+_LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """`ranks` is a number, or several as srun lists them (`0-3,5`); `node` None if it is not known. `code` is an exit
+    code, or minus the number of a signal.
+
+    >>> str(RankEnd("1", "n2", -9))
+    "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    >>> str(RankEnd("0-3", None, 1)), str(RankEnd("1", "n2", 139))
+    ('ranks 0-3 ended with exit code 1', 'rank 1 on n2 was ended by SIGSEGV')
+    """
+
+    ranks: str
+    node: str | None
+    code: int
+
+    @property
+    def rank(self) -> int | None:
+        """The rank; None for several."""
+        return int(self.ranks) if self.ranks.isdigit() else None
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that ended it; a shell or a container returns 128 + its number."""
+        number = -self.code if self.code < 0 else self.code - 128
+        return signal.Signals(number) if number in set(signal.Signals) else None
+
+    @property
+    def is_kill(self) -> bool:
+        return self.signal == signal.SIGKILL
+
+    def is_of(self, other: RankEnd) -> bool:
+        """Whether both are about the same end; one may lack the node."""
+        same_node = self.node is None or other.node is None or self.node == other.node
+        return (self.ranks, self.signal or self.code) == (other.ranks, other.signal or other.code) and same_node
+
+    def __str__(self) -> str:
+        one = self.ranks.isdigit()
+        who = f"rank{'' if one else 's'} {self.ranks}" + (f" on {self.node}" if self.node else "")
+        if self.signal is None:
+            return f"{who} ended with exit code {self.code}"
+        words = f"{who} {'was' if one else 'were'} ended by {self.signal.name}"
+        return f"{words}, by hand or by the kernel's memory killer" if self.is_kill else words
+
+
+def read_rank_end(words: str | None) -> RankEnd | None:
+    """The end that a text reports: our own text, or srun's message; None without one.
+
+    >>> read_rank_end("srun: error: n2: task 1: Killed")
+    RankEnd(ranks='1', node='n2', code=-9)
+    >>> read_rank_end("rank 1 ended with signal SIGKILL"), read_rank_end("rank 1: KeyError: 'a'")
+    (RankEnd(ranks='1', node=None, code=-9), None)
+    """
+    found = _OWN.search(words or "")
+    if found is not None:
+        name = found["signal"] or found["old"]
+        if name and name not in signal.Signals.__members__:
+            return None
+        return RankEnd(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))
+    found = _SRUN.search(words or "")
+    return _of_srun(found) if found is not None else None
+
+
+def is_lost_peer(words: str | None) -> bool:
+    """Whether a cause is only that a rank lost another one.
+
+    >>> is_lost_peer("rank 0 lost another rank: RuntimeError: Connection reset by peer"), is_lost_peer("rank 0: no")
+    (True, False)
+    """
+    return _LOST.match(words or "") is not None
+
+
+def explain_srun(words: str) -> str:
+    """The text with srun's messages in our words; of a killed rank with srun's own message, which is the evidence.
+
+    >>> explain_srun("hpc-gpt cancel, n1: task 0: Exited with exit code 3")
+    'hpc-gpt cancel, rank 0 on n1 ended with exit code 3'
+    >>> explain_srun("n2: task 1: Killed")
+    "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer (srun: n2: task 1: Killed)"
+    """
+
+    def ours(found: re.Match[str]) -> str:
+        end = _of_srun(found)
+        return f"{end} (srun: {found[0]})" if end.is_kill else str(end)
+
+    return _SRUN.sub(ours, words)
+
+
+def _of_srun(found: re.Match[str]) -> RankEnd:
+    code = int(found["code"]) if found["code"] else -_BY_SRUN[found["signal"]]
+    return RankEnd(found["ranks"], found["node"], code)

@@ -1,0 +1,86 @@
+"""The small JSON files of a run, and what the values of their keys may be. Everything that reads one reads it here.
+
+A file may be half written, edited, or of another version. A value that its key cannot have is left out, as if the key
+were missing; a null and a key that is not listed stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.files import read_json, read_json_lines
+from hpc_gpt.tables import fits
+
+# A host's name, and a job id as Slurm gives it: both become parts of commands and of file names.
+NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
+_JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
+# By the file's name up to its first dot. No number is negative.
+_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "attempt": {"job_id": _JOB_ID, "gpus": int, "started": float},
+    "submissions": {"job_id": _JOB_ID, "time": float, "folder": str},
+    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE},
+    "next": {
+        "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
+        "saved_step": int, "pause_s": float, "begin": float, "retries": int,
+    },
+    "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
+    "measured": {"skipped_shards": int},
+    "metrics": {"step": int, "step_s": float, "time": float},
+    "complete": {"step": int, "files": dict, "data": str},
+    "sweep": {"id": str},
+    "provenance": {"data_beside": str, "experiment_file": str, "versions": dict, "init": dict},
+    "resumed_from": {"path": str, "step": int},
+    "predicted": {
+        "calibrated": bool, "memory_gib": {"stages": [{"allocated": float}]}, "step": {"step_s": float, "band": float},
+    },
+    "preflight": {"findings": [{"node": NODE, "words": str}]},
+    "bench": {"bench": str, "records": [{}], "rows": [{"tokens_per_s": [float]}]},
+    "cancelled": {"user": str, "time": float},
+}  # fmt: skip
+
+
+def _sound(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a file without the values that their keys cannot have, and job ids as texts."""
+    found = _sound_keys(tables, _KEYS[path.name.partition(".")[0]])
+    return found | {"job_id": str(found["job_id"])} if found.get("job_id") is not None else found
+
+
+def _sound_keys(tables: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in tables.items():
+        kind = kinds.get(key)
+        if value is None or kind is None or _is(value, kind):
+            found[key] = _inner(value, kind)
+    return found
+
+
+def _inner(value: Any, kind: Any) -> Any:
+    """A sound value, without the keys of its objects that are not."""
+    if isinstance(kind, dict) and value is not None:
+        return _sound_keys(value, kind)
+    if isinstance(kind, list) and value is not None:
+        return [_inner(each, kind[0]) for each in value]
+    return value
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return isinstance(value, dict)
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is(each, kind[0]) for each in value)
+    if isinstance(kind, re.Pattern):
+        return fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99]) is not None
+    return fits(value, kind) and (kind not in (int, float) or value >= 0)
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """The sound keys of a file; empty if the file is missing or no JSON object."""
+    return _sound(path, read_json(path))
+
+
+def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
+    """The sound keys of each line of a file, or of its last or first bytes; one that is no JSON object is left out."""
+    return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]

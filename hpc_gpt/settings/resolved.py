@@ -1,0 +1,145 @@
+"""`Resolved`: the complete settings of one run, their text, and the hash that says which runs are repeats.
+
+Rendering, submission, training and reporting share this object, whose text is `resolved.json` in the run folder. It has
+no run id, time, host or path of the machine that made it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_gpt import __version__
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, Job, KeyRules, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.tables import from_tables
+
+SCHEMA = 1
+
+# For tables of a Resolved: the table of the experiment that has the rules of their keys.
+_ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The complete settings of one run. `job` is the experiment's request laid over the profile's.
+
+    `cluster` lacks the keys that only the planner reads, so that no calibration changes a script. `sweep` and `row` are
+    the names of a sweep's row, else None.
+    """
+
+    name: str
+    preset: str | None
+    model: ModelShape
+    data: Data
+    engine: Engine
+    layout: Layout
+    batch: Batch
+    gpus: int
+    nodes: int
+    ranks_per_node: int
+    train: Train
+    job: Job
+    cluster: ClusterProfile
+    sweep: str | None = None
+    row: str | None = None
+    version: str = __version__
+    schema: int = SCHEMA
+
+    @property
+    def slug(self) -> str:
+        """The experiment's name as a folder name."""
+        return folder_name(self.name)
+
+    def key_rules(self, name: str) -> dict[str, KeyRules]:
+        """The rules of each key of one of its tables."""
+        return key_rules(_ASKED_AS.get(name, type(getattr(self, name))))
+
+    def to_json(self) -> str:
+        """The text of resolved.json, the same bytes for the same settings."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
+        tables = asdict(self) | {"model": self.model.table()}
+        for key in OF_THE_PLANNER:
+            del tables["cluster"][key]
+        if self.train.init is None:  # so runs without it have the same text as ever
+            del tables["train"]["init"]
+        return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Resolved:
+        """The object of a text that `to_json` gave; ConfigError if it is damaged or of another schema."""
+        try:
+            tables = json.loads(text)
+            if tables["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
+                    f"use the version that wrote it: {tables['version']}",
+                )
+            resolved = from_tables(Resolved, tables)
+            _check_stored(resolved)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+            if isinstance(fault, ConfigError):
+                raise
+            words = f"no JSON: {fault}" if isinstance(fault, json.JSONDecodeError) else repr(fault)
+            words = words if text.strip() else "it is empty"
+            raise ConfigError(
+                f"resolved.json cannot be read: {words}", "the run folder is damaged; submit again"
+            ) from None
+        assert isinstance(resolved, Resolved)
+        return resolved
+
+
+def folder_name(name: str) -> str:
+    """A name that a folder can have: anything but letters, digits, dots, dashes and underscores becomes `_`.
+
+    >>> folder_name("../x y")
+    '_x_y'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
+
+
+def config_hash(resolved: Resolved) -> str:
+    """16 hex digits of the settings that decide weights and speed: equal for runs that count as repeats."""
+    return _hash_of(resolved, ("speed", "schedule"))
+
+
+def speed_hash(resolved: Resolved) -> str:
+    """A text of the cluster and the settings that decide speed: equal for runs that should be equally fast."""
+    return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
+
+
+def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
+    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
+    for name in ("model", "data", "engine", "layout", "batch", "train"):
+        of_keys = resolved.key_rules(name)
+        part = getattr(resolved, name)
+        table = part.table() if isinstance(part, ModelShape) else vars(part)
+        kept[name] = {
+            key: value
+            for key, value in table.items()
+            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
+        }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_stored(resolved: Resolved) -> None:
+    """ValueError or LayoutError for settings that `resolve` never returns."""
+    check_shape(resolved.model)
+    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}")
+    if resolved.engine.zero_stage is None:
+        raise ValueError("engine.zero_stage is null")

@@ -1,0 +1,83 @@
+"""The checkpoint of a model that every rank holds whole, which any number of ranks can load.
+
+weights.pt            {full name: fp32}, by rank 0
+optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all ranks if the optimizer is sharded
+progress.pt           step, loss scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, load_safely
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.training_state import kernel_of, owned_by, set_states
+
+_WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
+
+
+class ReplicatedCheckpoint:
+    """Saves and loads fp32 `parameters` that every rank holds whole, and the states of their `optimizers`."""
+
+    def __init__(self, parameters: list[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._parameters = parameters
+        self._optimizers = [kernel_of(optimizer) for optimizer in optimizers]
+        self._sharded = self._optimizers != [*optimizers]
+
+    def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
+        """Adds the files that `rank` writes."""
+        if rank == 0:
+            files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
+            files.put(_PROGRESS, {"step": step, "scale": scale})
+        if rank == 0 or self._sharded:
+            states = {
+                full_name(one): optimizer.state[one]
+                for optimizer in self._optimizers
+                for one in owned_by(optimizer)
+                if one in optimizer.state
+            }
+            files.put(_optimizer_file(rank), states)
+
+    @torch.no_grad()
+    def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
+        """Loads this rank's weights and optimizer states; returns (step, loss scale)."""
+        weights = _read(folder / _WEIGHTS)
+        for parameter in self._parameters:
+            parameter.copy_(weights[full_name(parameter)])
+        missing, states = {full_name(one) for optimizer in self._optimizers for one in owned_by(optimizer)}, {}
+        # A rank's own file comes first: with the same number of ranks it has all of the rank's share.
+        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
+        for path in files:
+            if not missing:
+                break
+            found = _read(path)
+            states.update({name: found[name] for name in missing & found.keys()})
+            missing -= found.keys()
+        for optimizer in self._optimizers:
+            set_states(optimizer, states)
+        progress = _read(folder / _PROGRESS)
+        return int(progress["step"]), progress["scale"]
+
+
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
+    yield from _read(folder / _WEIGHTS).items()
+
+
+def _optimizer_file(rank: int) -> str:
+    return f"optimizer-{rank:05d}.pt"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
+    kept: dict[str, Any] = load_safely(path)
+    return kept

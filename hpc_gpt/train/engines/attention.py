@@ -1,0 +1,273 @@
+"""The choice of the attention kernel: each is tried before the first step; what ran is read from a profile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+import torch.compiler.config
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.attention import Attention, expand, mix, split_heads
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines import private_parts
+
+_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_NAMES = {kernel.value: name for name, kernel in _KERNELS.items()}
+# What the kernels' operators are called, with a suffix for a device.
+_OPERATORS = {
+    "flash": "_scaled_dot_product_flash_attention",
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "efficient": "_scaled_dot_product_efficient_attention",
+}
+_TAG = " hpc-gpt attention="
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class AttentionKernels:
+    """The kernels that SDPA may use in this run. `with kernels():` is the context in which it does.
+
+    `engine.attention = "auto"` is the fastest kernel that this device has; cuDNN's comes first, unlike torch's own
+    default. Any other value is that kernel alone. That torch accepts a kernel is no proof that it runs: it depends on
+    versions and card as well. So the kernel that torch chooses first does a forward and a backward pass of the run's
+    own shape; if that fails, it is dropped and torch chooses among the others. The pass changes no generator and keeps
+    no memory.
+
+    `chosen` is the kernel's name; `failed` has the reason for each dropped one. Raises ConfigError if none is left.
+
+    `expands`: the kernel takes no grouped queries, so keys and values are repeated for it (`model.attention.mix`). Of
+    a model with grouped queries the kernels that take them are tried first.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        self.failed: dict[str, str] = {}
+        self._kernels = _allowed(resolved, device)
+        trial = _Trial(resolved, device)
+        self.expands = trial.grouped and not any(map(trial.runs, _takes_groups(self._kernels)))
+        trial.expands = self.expands
+        if trial.grouped and not self.expands:
+            self._kernels = _takes_groups(self._kernels)
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                self.chosen = self._first_that_runs(trial)
+        except _NoKernelError as failure:
+            name, reason = resolved.engine.attention, str(failure)
+            if name == "auto":
+                raise ConfigError(
+                    f"engine.attention is auto, but no kernel computes this model's attention here: {reason}",
+                    "compare the versions of driver and cuDNN with those that torch was built for",
+                ) from None
+            usable = [other for other, kernel in _KERNELS.items() if trial.runs(kernel)]
+            raise ConfigError(
+                f"engine.attention is {name}, but that kernel cannot run here: {reason}",
+                'use engine.attention = "auto"' + (f", or {' or '.join(usable)}" if usable else ""),
+            ) from None
+        finally:
+            del trial
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        _key_compile_cache(self._kernels)
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return sdpa_kernel(self._kernels, set_priority=True)
+
+    def _first_that_runs(self, trial: _Trial) -> str:
+        """The name of the first kernel that computes the pass; drops those that fail."""
+        failure: RuntimeError | None = None
+        while self._kernels:
+            try:
+                kernel = trial.choice(self._kernels)
+            except _NoKernelError:
+                if failure is None:
+                    raise
+                break
+            failure = trial.failure(kernel)
+            if failure is None:
+                return _NAMES[kernel.value]
+            self._kernels.remove(kernel)
+            self.failed[_NAMES[kernel.value]] = _one_line(failure)
+        if isinstance(failure, torch.OutOfMemoryError):
+            raise failure  # the attempt's end names the cause
+        raise _NoKernelError("; ".join(f"{name} failed in a trial: {reason}" for name, reason in self.failed.items()))
+
+
+def set_expansion(module: nn.Module, kernels: AttentionKernels) -> None:
+    """Makes the attention layers of a model expand keys and values if the chosen kernel needs that."""
+    for part in module.modules():
+        if isinstance(part, Attention):
+            part.expands = kernels.expands
+
+
+class _NoKernelError(Exception):
+    """None of the allowed kernels can run. The text is the reason."""
+
+
+class _Trial:
+    """One layer's attention for the run's micro-batch, on this rank's heads."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        shape, batch = resolved.model, resolved.batch.micro_batch
+        self._heads = shape.heads // resolved.layout.tp
+        self._key_heads = max(1, shape.key_heads // resolved.layout.tp)
+        self.grouped = self._key_heads < self._heads
+        self.expands = False
+        width = (self._heads + 2 * self._key_heads) * shape.head_width
+        # Other values for each position and channel, drawn from no generator.
+        values = torch.linspace(-1, 1, width, device=device)
+        values = values + torch.linspace(-1, 1, shape.seq, device=device)[:, None]
+        self._qkv = values.to(_DTYPES[resolved.train.dtype]).repeat(batch, 1, 1).requires_grad_()
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value as the kernel gets them."""
+        parts = split_heads(self._qkv, self._heads, self._key_heads)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        return (query, *expand(key, value, self._heads)) if self.expands else (query, key, value)
+
+    def choice(self, kernels: list[SDPBackend]) -> SDPBackend:
+        """torch's choice among the kernels. Raises _NoKernelError if it takes none."""
+        if not private_parts.can_use(private_parts.ATTENTION):
+            return kernels[0]
+        with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
+            warnings.simplefilter("always")
+            try:
+                choice, reason = private_parts.chosen_attention(*self._parts(), self.grouped and not self.expands), ""
+            except RuntimeError as failure:
+                choice, reason = SDPBackend.ERROR.value, _one_line(failure)
+        if choice in _NAMES:
+            return _KERNELS[_NAMES[choice]]
+        # On a GPU torch warns of each condition that a kernel does not meet.
+        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
+        raise _NoKernelError(" ".join(reasons) or reason or "no viable backend")
+
+    def failure(self, kernel: SDPBackend) -> RuntimeError | None:
+        """Why the kernel cannot compute a forward and a backward pass; None if it can."""
+        try:
+            with warnings.catch_warnings(), sdpa_kernel([kernel]), torch.enable_grad():
+                warnings.simplefilter("ignore")
+                mixed = mix(*split_heads(self._qkv, self._heads, self._key_heads), self.expands)
+                # A scalar: gradients that are given make torch import what only its compiler needs.
+                (gradient,) = torch.autograd.grad((mixed * mixed.detach()).sum(), self._qkv)
+                # It waits for the device, which is where a kernel fails.
+                finite = bool(mixed.isfinite().all()) and bool(gradient.isfinite().all())
+        except RuntimeError as failure:
+            return failure.with_traceback(None)  # which holds the tensors
+        return None if finite else RuntimeError("it computes values that are not finite")
+
+    def runs(self, kernel: SDPBackend) -> bool:
+        """Whether torch accepts the kernel and it computes the pass."""
+        try:
+            return self.failure(self.choice([kernel])) is None
+        except _NoKernelError:
+            return False
+
+
+def _one_line(failure: RuntimeError) -> str:
+    text = str(failure).strip() or type(failure).__name__
+    # Of a run that ended otherwise, torch's own text in the log would look like the cause.
+    return "the GPU has not enough memory for it" if "out of memory" in text else text.splitlines()[0][:300]
+
+
+def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
+    """The kernels in the order in which they are tried."""
+    name = resolved.engine.attention
+    if name != "auto":
+        return [_KERNELS[name]]
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if device.type == "cuda" and not resolved.train.deterministic:
+        order.insert(0, SDPBackend.CUDNN_ATTENTION)
+    return order
+
+
+def _takes_groups(kernels: list[SDPBackend]) -> list[SDPBackend]:
+    """Those of the kernels that take grouped queries and are fast; `math` only if it alone is allowed.
+
+    Source: torch's documentation of scaled_dot_product_attention, `enable_gqa`.
+    """
+    if kernels == [SDPBackend.MATH]:
+        return kernels
+    return [kernel for kernel in kernels if kernel in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)]
+
+
+def _key_compile_cache(kernels: Iterable[SDPBackend]) -> None:
+    """Keeps what is compiled for other attention kernels apart in torch's caches on disk.
+
+    A graph holds the kernel that was allowed when it was made, but the key of AOTAutograd's cache does not. Seen on
+    torch 2.11: after `math` a run with `flash` took the cached graph and ran math.
+    """
+    config = torch.compiler.config
+    users = config.cache_key_tag.partition(_TAG)[0]
+    config.cache_key_tag = users + _TAG + ",".join(_NAMES[kernel.value] for kernel in kernels)
+
+
+class AttentionRead:
+    """Reads from a profile which attention kernel a model runs in its second training forward pass.
+
+    A compiled graph runs the kernel that was chosen when the graph was made, perhaps by an earlier process. So torch's
+    choice in this process is no proof, and neither is the first forward pass, in which a compiler tries operators. The
+    second one, of one micro-batch, comes before any step is timed.
+
+    `kernel` is flash, cudnn, efficient or math; None before that pass.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kernel: str | None = None
+        self._passes = 0
+        self._profile: torch.autograd.profiler.profile | None = None
+        self._hooks = [
+            module.register_forward_pre_hook(self._begin),
+            module.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._passes += torch.is_grad_enabled()
+        if torch.is_grad_enabled() and self._passes == 2:
+            # Only operators on the host: they name the kernel, on a GPU as well.
+            self._profile = torch.autograd.profiler.profile(use_kineto=False)
+            with _without_kinetos_notes():
+                self._profile.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._profile is None:
+            return
+        profile, self._profile = self._profile, None
+        with _without_kinetos_notes():
+            profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        operators = {event.name for event in profile.function_events or ()}
+        ran = (name for name, operator in _OPERATORS.items() if any(operator in each for each in operators))
+        # The math kernel is no operator of its own: compiled, it is fused with its neighbours.
+        self.kernel = next(ran, "math")
+
+
+@contextlib.contextmanager
+def _without_kinetos_notes() -> Iterator[None]:
+    """Leaves the lines of torch 2.13's profiler on its start and stop out of stderr; no setting does."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    # In memory: a full disk must not end the training.
+    with os.fdopen(os.memfd_create("stderr"), "r+b") if hasattr(os, "memfd_create") else TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            for line in said:
+                if not line.startswith(b"USDT:"):
+                    os.write(2, line)

@@ -1,0 +1,91 @@
+"""Words that people type first, and values that come from somewhere else than the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt import __version__
+from tests.cli.command import in_process
+from tests.made_runs import unsubmitted_run
+from tests.terminal import on_a_terminal
+
+
+@pytest.mark.parametrize("words", [("-V",), ("version",), ("--version",)])
+def test_the_version(words):
+    done = in_process(*words)
+    assert (done.code, done.stdout) == (0, f"hpc-gpt {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "near"), [("ls", "status"), ("run", "submit"), ("kill", "cancel"), ("sumbit", "submit")]
+)
+def test_a_verb_of_another_program_is_answered_with_ours(verb, near):
+    done = in_process(verb)
+    assert done.code == 2
+    assert f"no verb {verb!r}" in done.stderr
+    assert near in done.stderr.partition("hint: ")[2]
+
+
+@pytest.mark.parametrize("verb", ["submit", "plan", "cancel"])
+def test_help_of_a_verb(verb):
+    assert in_process("help", verb).stdout == in_process(verb, "--help").stdout
+    assert in_process("help", "engines").stdout.startswith("deepspeed-3d")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("nothing", "topics: causes, "), ("statsu", "status"), ("key", "keys"), ("ls", "hpc-gpt status")]
+)
+def test_help_of_what_is_neither_a_topic_nor_a_verb_names_the_near_one(name, near):
+    done = in_process("help", name)
+    assert (done.code, f"no topic and no verb {name!r}" in done.stderr) == (2, True)
+    assert near in done.stderr.partition("hint: ")[2]
+
+
+def test_a_key_that_is_set_twice_is_said():
+    done = in_process("render", "demo", "--set", "train.steps=3", "--set", "train.lr=1e-3", "--set", "train.steps=4")
+    assert "note: --set train.steps is given 2 times: train.steps=4 counts" in done.stderr
+    assert "train.lr is given" not in done.stderr
+    assert '"steps": 4' in done.stdout
+
+
+def test_what_the_environment_sets_is_said_at_submit(monkeypatch):
+    monkeypatch.setenv("HPC_GPT_GPUS", "2")
+    monkeypatch.setenv("HPC_GPT_SET", "train.steps=7")
+    words = ("submit", "demo", "--cluster", "generic-slurm", "--tp", "2", "--pp", "1", "--dry-run")
+    said = in_process(*words).stderr
+    assert "from the environment: HPC_GPT_SET=train.steps=7" in said or "HPC_GPT_GPUS=2" in said
+    assert "HPC_GPT_GPUS=2" in said
+    assert "HPC_GPT_GPUS" not in in_process(*words, "--gpus", "2").stderr
+    monkeypatch.delenv("HPC_GPT_GPUS")
+    monkeypatch.delenv("HPC_GPT_SET")
+    assert "from the environment" not in in_process(*words, "--gpus", "2").stderr
+
+
+def test_a_bad_value_is_reported_by_the_variable_that_has_it(monkeypatch):
+    monkeypatch.setenv("HPC_GPT_GPUS", "two")
+    done = in_process("submit", "demo", "--dry-run")
+    assert done.code == 2
+    assert "HPC_GPT_GPUS=two" in done.stderr
+    assert "unset HPC_GPT_GPUS" in done.stderr
+    monkeypatch.delenv("HPC_GPT_GPUS")
+    assert "--gpus" in in_process("submit", "demo", "--gpus", "two").stderr
+
+
+def test_a_misspelt_block_of_a_template_is_refused(tmp_path):
+    child = tmp_path / "mine.sh.j2"
+    child.write_text('{% extends "base.sh.j2" %}\n{% block enviroment %}\nmodule load mine\n{% endblock %}\n')
+    done = in_process("render", "demo", "--template", child)
+    assert done.code == 2
+    assert "mine.sh.j2:2: base.sh.j2 has no block 'enviroment'" in done.stderr
+    assert "environment" in done.stderr.partition("hint: ")[2]
+    child.write_text(child.read_text().replace("enviroment", "environment"))
+    assert "module load mine" in in_process("render", "demo", "--template", child).stdout
+
+
+def test_status_fits_80_columns():
+    run = unsubmitted_run("local")
+    code, shown = on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="80", NO_COLOR="1")
+    assert code == 0
+    assert run.run_id in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "tokens/s" in on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="200", NO_COLOR="1")[1]

@@ -1,0 +1,129 @@
+"""Every `next: ` that a verb prints is a command that a test runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import in_process, without_slurm
+from tests.conftest import REPOSITORY
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line
+
+# {(module, what it prints after `next: `, with {} for what varies, in two words): the test that runs it}
+RUN_BY = {
+    ("cli/plan.py", "{}"): "cli/test_plan.py::test_the_next_command_runs_what_was_planned",
+    ("cli/data.py", "{}"): "cli/test_data.py::test_the_next_command_takes_the_data",
+    ("cli/status.py", "{}"): "cli/test_next.py::test_what_an_empty_logs_folder_names_would_run",
+    ("cli/cancel.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
+    ("cli/requests.py", "hpc-gpt status"): "cli/test_next.py::test_what_stop_and_save_name_shows_the_run",
+    ("cli/submitting.py", "hpc-gpt status"): "cli/test_next.py::test_what_submit_names_shows_the_run",
+    ("cli/submitting.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    ("launch/control.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
+    ("cli/rehearse.py", "{}"): "cli/test_rehearse.py::test_a_whole_life_leaves_nothing_but_what_is_kept",
+    ("cli/profile.py", "{}"): "slurm/test_doctor.py::test_a_detected_profile_is_one_that_submits",
+    ("cli/report.py", "tensorboard --logdir"): "report/test_report_verb.py::test_the_commands_after_an_export_read_it",
+    ("cli/report.py", "wandb sync"): "report/test_report_verb.py::test_the_commands_after_an_export_read_it",
+}
+
+
+def printed(path: Path) -> set[str]:
+    """What a module prints after `next: `."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in parts)
+        whole = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+        found |= {" ".join(match[1].split()[:2]) for match in re.finditer(r"(?m)(?:^|\n)next: (.+)", text) if whole}
+    return found
+
+
+def test_every_next_command_has_a_test_that_runs_it():
+    package = REPOSITORY / "hpc_gpt"
+    found = {(str(path.relative_to(package)), text) for path in sorted(package.rglob("*.py")) for text in printed(path)}
+    assert found == set(RUN_BY)
+    for place in RUN_BY.values():
+        file, _, name = place.partition("::")
+        assert f"\ndef {name}(" in (REPOSITORY / "tests" / file).read_text(encoding="utf-8"), place
+
+
+def next_of(done) -> list[str]:
+    """The words of the one next command, without `hpc-gpt`."""
+    assert done.code == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    words = shlex.split(line.removeprefix("next: "))
+    assert words.pop(0) == "hpc-gpt"
+    return words
+
+
+def test_what_an_empty_logs_folder_names_would_run(tmp_path):
+    bare = without_slurm(tmp_path)
+    done = in_process("status", environment=bare)
+    dry = in_process(*next_of(done), "--dry-run", environment=bare)
+    assert dry.code == 0, dry.stderr
+    assert "would start 4 ranks on this machine" in dry.stderr
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_cancel_names_would_resume_the_run(made_run, waiting_process, saved):
+    add_attempt(made_run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))
+    if saved:
+        add_checkpoint(made_run, 1)
+    words = next_of(in_process("cancel", made_run.run_id, "--yes"))
+    waiting_process.wait(120)
+    dry = in_process(*words, "--dry-run")
+    assert dry.code == 0, dry.stderr
+    assert made_run.run_id in words
+    assert ("after step 1" in dry.stderr) is saved
+
+
+@pytest.mark.parametrize("verb", ["stop", "save"])
+def test_what_stop_and_save_name_shows_the_run(made_run, waiting_process, verb):
+    add_attempt(made_run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))
+    shown = in_process(*next_of(in_process(verb, made_run.run_id)))
+    assert shown.code == 0, shown.stderr
+    assert made_run.run_id in shown.stdout
+
+
+TINY = """
+name = "a tiny table"
+model = { hidden = 32, layers = 1, heads = 1, vocab = 256, seq = 32 }
+data = { source = "random" }
+engine = { name = "ddp" }
+layout = { gpus = 1, micro_batch = 1 }
+train = { steps = 2, dtype = "fp32", save_last = false, matmul_rate = false }
+[rows]
+"one" = { train.steps = 2 }
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "a table.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_what_submit_names_shows_the_run(tiny):
+    done = in_process("submit", tiny, "--cluster", "local")
+    words = next_of(done)
+    run_id = re.search(r"started (\S+) as process", done.stdout)[1]
+    shown = in_process(*words)
+    assert shown.code == 0, shown.stderr
+    assert run_id in shown.stdout
+    in_process("cancel", run_id, "--yes")
+
+
+def test_what_a_sweep_and_a_wait_name_reports_their_runs(tiny):
+    done = in_process("submit", tiny, "--cluster", "local", "--sweep")
+    assert done.code == 0, done.stderr
+    commands = [line.removeprefix("next: ") for line in done.stderr.splitlines() if line.startswith("next: hpc-gpt ")]
+    assert len(commands) == 2  # of the row's own wait, and of the sweep
+    for command in commands:
+        report = in_process(*shlex.split(command)[1:])
+        assert report.code == 0, report.stderr
+        assert "a tiny table" in report.stdout or "one" in report.stdout

@@ -1,0 +1,55 @@
+"""What a user reads names a published table or its source, not the number of our copy of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import hpc_gpt
+
+NUMBER = re.compile(r"(?<!memory_)seed[ _-]?00\d", re.IGNORECASE)
+HERE = Path(hpc_gpt.__file__).parent
+ROOT = HERE.parent
+TEXTS = [
+    path
+    for folder in ("templates", "docs", "experiments")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.is_file()
+]
+
+
+def literals(path: Path) -> list[str]:
+    """The string literals of a module; docstrings alone are left out, but a command's, which is its help."""
+    tree = ast.parse(path.read_text())
+    internal = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and not getattr(node, "decorator_list", ())
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in internal
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(HERE.rglob("*.py")), ids=lambda path: str(path.relative_to(HERE)))
+def test_no_text_of_the_program_has_one(path):
+    assert [text for text in literals(path) if NUMBER.search(text)] == []
+
+
+def test_no_template_page_or_sweep_has_one():
+    assert len(TEXTS) >= 20
+    assert [path.name for path in [*TEXTS, ROOT / "README.md"] if NUMBER.search(path.read_text(errors="ignore"))] == []
+
+
+def test_one_would_be_found(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('"""Seed 001."""\nHELP = f"{1} P s B, seed 001"\n@verb\ndef a():\n    """Seed-002."""\n')
+    assert len([text for text in literals(module) if NUMBER.search(text)]) == 2

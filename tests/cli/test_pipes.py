@@ -1,0 +1,155 @@
+"""A reader that leaves, as `| head` does, changes neither what a verb does, nor its exit code, nor its stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpc_gpt.cli import verbs
+from hpc_gpt.settings.experiment_file import read_experiment
+from tests.cli.command import hpc_gpt
+from tests.conftest import REPOSITORY
+from tests.made_runs import unsubmitted_run
+from tests.terminal import on_a_terminal
+
+# Prints [exit code, stderr] of each verb, whose reader has left before its first line. Each is a fork of one process.
+PROGRAM = """
+import importlib, json, os, sys
+import jinja2, pydantic
+from hpc_gpt import cli
+
+for verb in cli.verbs():  # once for all forks
+    importlib.import_module(f"hpc_gpt.cli.{verb}")
+
+def run(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    errors = os.memfd_create("errors")
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(writing, 1)
+        os.dup2(errors, 2)
+        os.close(writing)
+        try:
+            cli.main(words)
+        except SystemExit as end:
+            sys.stdout.flush()  # as Python does when it ends
+            os._exit(end.code)
+    os.close(writing)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.lseek(errors, 0, 0)
+    return [code, os.read(errors, 65536).decode()]
+
+print(json.dumps([run(words) for words in json.loads(sys.argv[1])]))
+"""
+
+
+def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
+    run = unsubmitted_run()
+    run.new_attempt().log.write_text("hello\n" * 20_000)
+    name = run.run_id
+    ends_well = [
+        ["--help"],
+        ["--version"],
+        ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
+        ["doctor", "demo", "--cluster", "local", "--json"],
+        ["render", "demo"],
+        ["rehearse", "--help"],
+        ["submit", "demo", "--cluster", "local", "--dry-run"],
+        ["status"],
+        ["logs", name],
+        ["stop", "--help"],
+        ["save", "--help"],
+        ["requeue", "--help"],
+        ["cancel", "--help"],
+        ["report", "--format", "csv"],
+        ["compare", str(run.path), str(run.path)],
+        ["bench", "--help"],
+        ["why", name],
+        ["verify", name],
+        ["export", "--help"],
+        ["data", "--help"],
+        ["profile", "show", "a100-80g-8"],
+        ["completion", "bash"],
+        ["help", "keys"],
+    ]
+    assert {words[0] for words in ends_well} >= set(verbs())
+    others = [["requeue", name], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([*ends_well, *others])],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert [code for code, _ in found] == [0] * len(ends_well) + [1, 2, 5]
+    for words, (_, said) in zip(ends_well, found, strict=False):
+        assert not {"Error", "Traceback", "Exception", "Broken"} & set(said.replace(":", " ").split()), words
+
+
+def test_what_is_left_to_do_is_done(tmp_path):
+    page, scripts = tmp_path / "page.html", tmp_path / "scripts"
+    rows = ["render", "memory-ladder", "--sweep", "-o", str(scripts), "--cluster", "a100-80g-8"]
+    for words in (rows, ["report", "--html", str(page)]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "hpc_gpt", *words]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=REPOSITORY, text=True, check=False)
+        os.close(writing)
+        assert done.returncode == 0, done.stderr
+    assert {path.stem for path in scripts.iterdir()} == {row.name for row in read_experiment("memory-ladder").possible}
+    assert page.is_file()
+
+
+@pytest.mark.parametrize("words", [["logs", "--follow"], ["status", "--watch", "--interval", "0.1"]])
+def test_what_follows_a_run_ends_with_its_reader(made_run, waiting_process, words):
+    made_run.new_attempt().log.write_text("a line\n")
+    words = [*words, made_run.run_id]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "hpc_gpt", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert command.stdout.readline()
+    command.stdout.close()
+    assert command.wait(timeout=60) == 0
+    assert command.stderr.read() == b""
+    command.stderr.close()
+    assert waiting_process.poll() is None
+
+
+def test_a_full_disk_is_an_error_without_a_traceback():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpc_gpt", "help", "keys"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output: No space left on device\n\nhint: --debug shows where\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("render", "nosuch"), 2), (("render", "demo", "--gpu", "2"), 2), (("status", "20260101-000000-abcd"), 5)],
+)
+def test_debug_adds_a_traceback_and_keeps_the_rest(words, code):
+    plain, debugged = hpc_gpt(*words), hpc_gpt("--debug", *words)
+    assert (plain.code, debugged.code) == (code, code)
+    assert debugged.stderr.startswith("Traceback")
+    assert debugged.stderr.endswith(plain.stderr)
+    assert "Traceback" not in plain.stderr
+
+
+def test_a_terminal_has_pythons_own_streams_in_which_no_ctrl_c_is_lost():
+    program = "import sys; from hpc_gpt.output import outlive_readers; outlive_readers()"
+    program += "; print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)"
+    assert on_a_terminal("-c", program) == (0, "True True\n")

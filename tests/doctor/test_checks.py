@@ -1,0 +1,30 @@
+"""Checks whose facts a site of its own would need."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.doctor.checks import check_signals
+
+CONFIG = """Configuration data as of 2026-11-23T05:00:00
+AuthInfo                = {auth}
+KillWait                = {kill_wait} sec
+MessageTimeout          = {timeout} sec
+"""
+
+
+@pytest.mark.parametrize(
+    ("auth", "kill_wait", "timeout", "warned"),
+    [
+        ("(null)", 30, 10, False),  # Slurm's own values
+        ("cred_expire=120", 30, 10, False),
+        ("cred_expire=60", 30, 10, True),
+        ("socket=/run/munge,cred_expire=5", 75, 10, True),
+        ("cred_expire=5", 75, 90, False),
+        ("cred_expire=5", 10, 10, False),
+    ],
+)
+def test_a_site_where_a_late_signal_ends_the_next_attempt_is_said(auth, kill_wait, timeout, warned):
+    found = check_signals(CONFIG.format(auth=auth, kill_wait=kill_wait, timeout=timeout))
+    assert [check.level for check in found] == ["warn"] * warned
+    assert check_signals("") == []

@@ -1,0 +1,48 @@
+"""Trainings of every engine, by what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from hpc_gpt.engines import engines
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.settings.model_shape import ModelShape
+
+SMALL = ModelShape(hidden=2048, layers=24, heads=16, vocab=50304, seq=2048)
+LLAMA = ModelShape(
+    4096, 32, 32, vocab=128256, seq=8192, tied=False, kv_heads=8, ffn=14336,
+    mlp="swiglu", norm="rmsnorm", positions="rope", bias="none",
+)  # fmt: skip
+OFFLOADS = ("none", "optimizer", "full")
+
+
+@st.composite
+def trainings(draw: st.DrawFn, among: Sequence[str] = tuple(engines())) -> Training:
+    """One of the engines `among`; it offloads nothing."""
+    name = draw(st.sampled_from(among))
+    facts = engines()[name]
+    tp = draw(st.sampled_from((1, 2, 4, 8))) if facts.splits("tp") else 1
+    pp = draw(st.sampled_from((1, 2, 3, 8))) if facts.splits("pp") else 1
+    shape = draw(st.sampled_from((SMALL, LLAMA, replace(SMALL, hidden=1024, layers=25), replace(LLAMA, layers=64))))
+    return Training(
+        shape,
+        tp=tp,
+        pp=pp,
+        dp=draw(st.sampled_from((1, 2, 16))),
+        vp=draw(st.sampled_from((1, 2))) if pp > 1 and facts.has_chunks else 1,
+        micro_batch=draw(st.integers(1, 16)),
+        micro_batches=draw(st.sampled_from((1, 2, 8, 64))),
+        recompute=draw(st.sampled_from(("none", "selective", "full"))),
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        zero_stage=draw(st.sampled_from(facts.zero_stages)),
+        dtype=draw(st.sampled_from(("bf16", "fp16", "fp32"))),
+        flash=draw(st.booleans()),
+        engine=name,
+        sharded_optimizer="sharded_optimizer" in facts.switches and draw(st.booleans()),
+        fused_loss=draw(st.booleans()),
+        compiled=draw(st.booleans()),
+        loss_chunks=draw(st.sampled_from((1, 4))),
+    )

@@ -1,0 +1,105 @@
+"""Weights of a folder: what each rank reads of them, and the memory that this takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
+from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.train.export import write_hf
+from tests.train.test_hf_folders import FAMILIES, write
+
+pytest.importorskip("safetensors")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_rank_reads_its_own_share(name: str, tmp_path: Path) -> None:
+    shape = FAMILIES[name]
+    weights = write(shape, tmp_path / "out")
+    folder = read_folder(tmp_path / "out")
+    whole = Gpt(shape, 1, TensorParallel(given=GivenWeights(folder, shape)))
+    for parameter, (own, expected) in zip(whole.parameters(), weights.items(), strict=True):
+        assert torch.equal(parameter[: len(expected)], expected), own
+        assert not parameter[len(expected) :].any(), "rows that pad the vocabulary are zero"
+    for size in (2, 4):
+        for rank in range(size):
+            for techniques in (Techniques(), Techniques(tiles=2)):
+                given = GivenWeights(folder, shape)
+                model = Gpt(shape, 1, TensorParallel(rank, size, given=given), techniques)
+                assert given.taken == set(shape.parameter_names)
+            shares = Gpt(shape, 1, TensorParallel(rank, size, given=GivenWeights(folder, shape)))
+            for parameter, full in zip(shares.parameters(), whole.parameters(), strict=True):
+                split = split_of(parameter)
+                assert torch.equal(parameter, full if split is None else split.shard(full, rank, size))
+            tiled = torch.cat([tile.weight for tile in model.blocks[0].feed_forward.up.tiles])
+            assert torch.equal(tiled, shares.blocks[0].feed_forward.up.weight)
+
+
+def test_nan_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
+    shape = replace(FAMILIES["qwen2"], layers=1)
+    weights = write(shape, tmp_path / "sound")
+    weights["blocks.0.attention.qkv.weight"][-1, -1] = torch.nan  # in V
+    write_hf(shape, weights.items(), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.v_proj\.weight has NaN or infinity"):
+        Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
+
+
+# 64 million parameters in fp32: 256 MB, of which the embedding is 67.
+_MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.weights_folder import read_folder
+import safetensors
+shape = ModelShape(512, 12, 8, vocab=32768, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
+                   positions="rope", bias="none")
+folder, tp = Path(sys.argv[1]), int(sys.argv[2])
+def held():
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
+if tp == 0:
+    from hpc_gpt.train.export import write_hf
+    model = Gpt(shape, 1)
+    write_hf(shape, model.named_parameters(), folder, dtype=sys.argv[3])
+    sys.exit()
+before, most, done = held(), 0, False
+def watch():
+    global most
+    while not done:
+        most = max(most, held())
+        time.sleep(0.0005)
+thread = threading.Thread(target=watch)
+thread.start()
+model = Gpt(shape, 1, TensorParallel(0, tp, given=GivenWeights(read_folder(folder), shape)))
+done = True
+thread.join()
+own = sum(parameter.nbytes for parameter in model.parameters())
+print(own, most - before - own, 4 * 32768 * 512)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_memory_beside_the_share_is_less_than_twice_the_largest_parameter(tmp_path: Path, dtype: str) -> None:
+    folder = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", _MEASURE, str(folder), "0", dtype], check=True)
+    for tp in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE, str(folder), str(tp)], check=True, capture_output=True, text=True
+        )
+        own, beside, largest = map(int, done.stdout.split())
+        assert own > 200e6 / tp
+        print(f"{dtype} tp {tp}: {beside / 1e6:.0f} MB beside {own / 1e6:.0f}, largest {largest / 1e6:.0f}")
+        assert beside < 2 * largest / tp

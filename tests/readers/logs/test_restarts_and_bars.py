@@ -1,0 +1,86 @@
+"""Bars of something else, lines that change their form, and banners of restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.readers.runs.foreign_run import read_foreign
+from hpc_gpt.readers.runs.grouping import group_logs
+from tests.readers.reading import read_lines
+
+
+def run_of(*lines: str):
+    (run,) = group_logs([(Path("a.log"), read_lines("a.log", lines))])
+    return read_foreign(run, "a")
+
+
+BARS = " 33%|███▎      | 1/3 [00:03<00:06,  3.1s/it]", "100%|██████████| 3/3 [00:09<00:00,  3.0s/it]"
+HEADER = "  Total optimization steps = 97", "  Total train batch size (w. parallel, distributed & accumulation) = 64"
+
+
+@pytest.mark.parametrize("lines", [(*BARS, *HEADER), (*HEADER, *BARS)], ids=["before", "after"])
+def test_a_bar_with_another_goal_than_the_steps_is_none_of_training(lines):
+    """Checkpoint shards before, an evaluation's batches after."""
+    record = run_of(*lines).record
+    assert record.settings["steps_planned"] == 97
+    assert (record.attempts[0]["last_step"], record.ended) == (None, "unknown")
+    own = run_of(*lines, " 19%|█▊        | 18/97 [01:50<08:31,  6.39s/it]").record
+    assert own.attempts[0]["last_step"] == 18
+
+
+def test_lines_that_change_their_form_are_one_table():
+    """modded-nanogpt's form after lines by a hand-written loop: the steps go on."""
+    early = [f"step: {n}, loss: {10 - n:.3f}, lr: 3.0e-4" for n in range(1, 5)]
+    late = [f"step:{n}/60 train_loss:{9 - n / 10:.3f} train_time:{n * 50}ms step_avg:50.00ms" for n in range(5, 61)]
+    record = run_of(*early, *late).record
+    assert (record.dialect, record.loss_first, record.step_s) == ("modded_nanogpt", 9.0, pytest.approx(0.05))
+    (attempt,) = record.attempts
+    assert (attempt["first_step"], attempt["last_step"]) == (1, 60)
+
+
+def titan(second: int, text: str) -> str:
+    return f"[rank0]:[titan] 2025-07-21 15:{second // 60:02d}:{second % 60:02d},242 - root - INFO - {text}"
+
+
+def test_each_banner_is_an_attempt_and_its_gpu_hours_count_once():
+    """A log to which a restart was appended; it resumes after the last step, so the step numbers do not go back."""
+    form = (
+        "step: {:2d}  loss:  4.6671  grad_norm:  2.5457  memory:  1.00GiB(1.00%)  tps: 16,384  tflops: 3.59  mfu: 0.36%"
+    )
+    begin = "Trainer is initialized with local batch size 8, global batch size 16, gradient accumulation steps 1, "
+    begin += "sequence length 2048, total steps 100 (warmup 2)"
+    lines = []
+    for start, first in ((0, 1), (1800, 11)):
+        lines += [titan(start, "Starting job: llama3 training"), titan(start, begin)]
+        lines += [titan(start + 10 + n, form.format(first + n)) for n in range(10)]
+    record = run_of("+ torchrun --nproc_per_node=2 --nnodes=1 train.py", *lines).record
+    assert [each["first_step"] for each in record.attempts] == [1, 11]
+    assert record.gpu_hours == pytest.approx(2 * 2 * 19 / 3600, rel=0.1)
+
+
+def test_the_mean_of_heavy_steps_gives_the_rates():
+    """An optimizer that refreshes its preconditioner every fourth step: SOAP in modded-nanogpt."""
+    lines = ["total desired batch size: 524288"]
+    for n in range(80):
+        ms = 900 if n % 4 == 0 else 300
+        rate = 524288 / ms * 1000
+        lines.append(
+            f"step {n:5d} | loss: {9 - n / 50:.4f} | lr 3e-4 | norm: 1.2 | dt: {ms:.2f}ms | tok/sec: {rate:.1f}"
+        )
+    record = run_of(*lines, "sequence length 1024").record
+    assert record.step_s == pytest.approx(0.3)
+    assert record.step_s_mean == pytest.approx(0.45, rel=0.02)
+    assert [flag for flag in record.flags if "some steps are heavy: the mean step takes" in flag]
+
+
+def test_runs_one_after_the_other_in_a_file_are_no_epochs_of_one():
+    """modded-nanogpt, records/track_3_optimization: twenty seeds in one log, lines at evaluations only."""
+    line = "step:{}/500 val_loss:{:.4f} train_time:{:.3f}s step_avg:150.00ms"
+    seeds = [line.format(n, 10.8 - n / 70, n * 0.15) for _ in range(3) for n in range(0, 501, 125)]
+    runs = group_logs([(Path("a.log"), read_lines("a.log", seeds))])
+    records = [read_foreign(run, str(number)).record for number, run in enumerate(runs)]
+    assert [(each.ended, each.attempts[-1]["last_step"], each.step_s) for each in records] == [
+        ("done", 500, pytest.approx(0.15))
+    ] * 3

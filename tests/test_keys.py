@@ -1,0 +1,59 @@
+"""Every key that a user writes or reads explains itself, and help, completion and JSON say it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from hpc_gpt.keys import keys_of, names_of
+from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Experiment
+from tests.cli.command import in_process
+
+TABLES = (Experiment, ClusterProfile, Record)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_key_has_its_meaning_in_one_line(table):
+    found = keys_of(table)
+    assert [key.name for key in found] == names_of(table)
+    assert [key.name for key in found if not (key.means.endswith(".") and "\n" not in key.means)] == []
+    assert [key.name for key in found if key.means[0].islower()] == []
+    assert len({key.means for key in found}) >= 0.95 * len(found)
+
+
+def test_a_key_without_one_is_found():
+    @dataclass
+    class Table:
+        first: int = 1
+        "What it is."
+        second: int = 2
+
+    assert [key.means for key in keys_of(Table)] == ["What it is.", ""]
+
+
+@pytest.mark.parametrize(("topic", "table"), [("keys", Experiment), ("profile", ClusterProfile), ("record", Record)])
+def test_help_prints_each(topic, table):
+    said, listed = in_process("help", topic).stdout, json.loads(in_process("help", topic, "--json").stdout)["keys"]
+    for key, row in zip(keys_of(table), listed, strict=True):
+        assert key.name in said
+        assert key.means in said
+        assert row["key"] == key.name
+        assert key.means in (row.get("means"), row.get("meaning"))
+
+
+def test_help_of_one_table():
+    said = in_process("help", "keys", "layout").stdout.splitlines()
+    assert {line.partition(".")[0] for line in said if not line.startswith(" ")} == {"layout"}
+    assert "Tensor parallel size" in in_process("help", "keys", "layout.tp").stdout
+    refused = in_process("help", "keys", "layuot")
+    assert refused.code == 2
+    assert "no table or key 'layuot'" in refused.stderr
+    assert "layout" in refused.stderr
+
+
+def test_a_record_lists_its_keys_in_their_order():
+    assert names_of(Record) == list(RECORD_KEYS)

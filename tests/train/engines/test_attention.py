@@ -1,0 +1,224 @@
+"""Which attention kernel is taken: tried when an engine is built, and read from what ran."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
+from hpc_gpt.train.engines.kernels import compile_model
+from tests.model.test_gpt import SMALL, tokens_of
+from tests.train.launch import settings
+
+CPU = torch.device("cpu")
+
+
+def asking(attention: str) -> Resolved:
+    resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
+    return replace(resolved, engine=replace(resolved.engine, attention=attention))
+
+
+def kernel_that_ran(context: Any) -> str:
+    """The kernel of a call's autograd node."""
+    query, key, value = torch.randn(2, 32, 3, 4, 8, requires_grad=True).permute(2, 0, 3, 1, 4)
+    with context():
+        node = F.scaled_dot_product_attention(query, key, value, is_causal=True).grad_fn
+    names = []
+    while node is not None:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return "flash" if any("FlashAttention" in name for name in names) else "math"
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "flash"), ("flash", "flash"), ("math", "math")])
+def test_the_kernel_asked_for_runs_and_is_the_one_named(asked: str, used: str) -> None:
+    resolved = asking(asked)
+    assert (kernels := AttentionKernels(resolved, CPU)).chosen == used
+    assert kernel_that_ran(kernels) == used
+
+
+@pytest.mark.parametrize("asked", ["cudnn", "efficient"])
+def test_a_kernel_that_a_cpu_lacks_is_refused_with_those_it_has(asked: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.attention is {asked}, but that kernel cannot run here") as refused:
+        AttentionKernels(asking(asked), CPU)
+    assert refused.value.hint == 'use engine.attention = "auto", or flash or math'
+    assert "\n" not in str(refused.value)
+
+
+def test_the_choice_ends_with_the_context() -> None:
+    with AttentionKernels(asking("math"), CPU)():
+        pass
+    assert AttentionKernels(asking("auto"), CPU).chosen == "flash"
+
+
+SDPA = F.scaled_dot_product_attention
+
+
+class Broken(torch.autograd.Function):
+    """Fails in the backward pass, as a kernel does on a card that it was not built for."""
+
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor) -> Tensor:
+        return mixed.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError("cuDNN Frontend error: no valid engine\nwith a second line")
+
+
+class Breakable:
+    """scaled_dot_product_attention whose kernels in `broken` fail in the way of `how`; it draws numbers, too."""
+
+    def __init__(self, how: str, *broken: str) -> None:
+        self.how, self.broken = how, broken
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+        self.shapes.append(tuple(query.shape))
+        torch.rand(3)
+        mixed = SDPA(query, key, value, is_causal=is_causal)
+        running = "flash" if torch.backends.cuda.flash_sdp_enabled() else "math"
+        if running not in self.broken:
+            return mixed
+        if self.how == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if self.how == "forward":
+            raise RuntimeError("CUDA error: no kernel image is available\nCompile with more")
+        return mixed * torch.inf if self.how == "values" else Broken.apply(mixed)  # type: ignore[no-untyped-call]
+
+
+REASONS = {
+    "forward": "CUDA error: no kernel image is available",
+    "backward": "cuDNN Frontend error: no valid engine",
+    "values": "it computes values that are not finite",
+    "memory": "the GPU has not enough memory for it",
+}
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_a_kernel_that_fails_in_its_trial_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    broken = Breakable(how, "flash")
+    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    resolved = asking("auto")
+    kernels = AttentionKernels(resolved, CPU)
+    assert (kernels.chosen, kernels.failed) == ("math", {"flash": REASONS[how]})
+    # The run's own shape, not a smaller one.
+    shape = resolved.model
+    assert set(broken.shapes) == {(resolved.batch.micro_batch, shape.heads, shape.seq, shape.head_width)}
+    monkeypatch.undo()
+    assert kernel_that_ran(kernels) == "math"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_trial_leaves_generators_and_memory_as_they_were(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("backward", "flash"))
+    resolved = asking("auto")
+    resolved = replace(resolved, train=replace(resolved.train, dtype=dtype))
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(1 for one in gc.get_objects() if type(one) is Tensor)
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    alive = tensors()
+    kernels = AttentionKernels(resolved, CPU)
+    assert kernels.chosen == "math"
+    assert torch.equal(torch.get_rng_state(), before)
+    assert tensors() == alive
+
+
+def test_if_every_kernel_fails_each_ones_reason_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("forward", "flash", "math"))
+    with pytest.raises(ConfigError, match=r"engine\.attention is auto, but no kernel computes") as refused:
+        AttentionKernels(asking("auto"), CPU)
+    reasons = "; ".join(f"{kernel} failed in a trial: {REASONS['forward']}" for kernel in ("flash", "math"))
+    assert str(refused.value).endswith(reasons)
+
+
+def test_a_gpu_that_is_too_small_for_any_of_them_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("memory", "flash", "math"))
+    with pytest.raises(torch.OutOfMemoryError):
+        AttentionKernels(asking("auto"), CPU)
+
+
+def test_the_one_kernel_asked_for_is_refused_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("backward", "flash"))
+    with pytest.raises(ConfigError, match=rf"cannot run here: flash failed in a trial: {REASONS['backward']}") as no:
+        AttentionKernels(asking("flash"), CPU)
+    assert no.value.hint == 'use engine.attention = "auto", or math'
+
+
+def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
+    """What is read before a model's first and after its first, second and third training forward pass."""
+    model, (tokens, targets) = Gpt(SMALL, 1), tokens_of(SMALL)
+    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))  # type: ignore[arg-type]
+    read = AttentionRead(model)
+    with torch.no_grad():
+        model(tokens, targets)
+    found = [read.kernel]
+    context = AttentionKernels(asking(asked), CPU)
+    for _ in range(3):
+        with context():
+            model(tokens, targets)
+        found.append(read.kernel)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    return found
+
+
+@pytest.mark.parametrize("mode", ["none", "block", "whole"])
+@pytest.mark.parametrize("asked", ["flash", "math"])
+def test_the_kernel_of_the_second_pass_is_read(asked: str, mode: str) -> None:
+    assert kernel_read(asked, mode) == [None, None, asked, asked]
+
+
+def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    kernel_read("flash")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler for Inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    tokens, targets = tokens_of(SMALL)
+    hits = []
+    for asked in ("math", "flash", "math"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = Gpt(SMALL, 1)
+        compile_model(model, Engine(compile="block", compile_backend="inductor"))
+        read = AttentionRead(model)
+        context = AttentionKernels(asking(asked), CPU)
+        for _ in range(2):
+            # A graph is cached once its backward is compiled as well.
+            with context():
+                model(tokens, targets).sum().backward()
+        assert read.kernel == asked
+        hits.append(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] > 0)
+    assert hits == [False, False, True]  # the third model found the first one's graphs
+
+
+def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine")
+    tags = []
+    for asked in ("math", "flash", "math"):
+        AttentionKernels(asking(asked), CPU)
+        tags.append(torch.compiler.config.cache_key_tag)
+    assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]

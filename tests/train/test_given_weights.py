@@ -1,0 +1,97 @@
+"""A run that begins from a folder of weights: what it says, keeps and refuses, and what it needs to resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_gpt.launch.verification import verify
+from hpc_gpt.readers.runs.own_run import read_run
+from hpc_gpt.report.tables import as_block
+from hpc_gpt.runs.provenance import weights_of
+from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.train.export import export_hf
+from tests.train.launch import LOCAL, settings, train
+from tests.train.test_hf_folders import FAMILIES, write
+
+pytestmark = pytest.mark.xdist_group("given-weights-runs")
+pytest.importorskip("safetensors")
+SHAPE = replace(FAMILIES["qwen3"], vocab=256, seq=32)
+
+
+def begun_from(folder: Path, tokens: Path, steps: int = 2) -> Resolved:
+    resolved = settings(tokens, {"gpus": 1}, Engine(name="ddp"), steps=steps, save_every=2)
+    return replace(resolved, model=SHAPE, train=replace(resolved.train, init=str(folder)))
+
+
+def run_of(logs: Path, resolved: Resolved) -> RunFolder:
+    return create_run(logs, resolved, "#!/bin/sh\n", "", {}, {"versions": {}, **weights_of(resolved)})
+
+
+def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "weights")
+    resolved = begun_from(tmp_path / "weights", tokens)
+    run = run_of(tmp_path, resolved)
+    launch = train(run, 1)
+    assert launch.ended == ("done", 2, False), launch.log
+    assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
+    first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
+    assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
+    assert not [one for one in verify(run).differences if one.check == "init"]
+    assert f"begins from {tmp_path / 'weights'}" in " ".join(as_block(read_run(run), 300).split())
+    shutil.rmtree(tmp_path / "weights")
+    longer = replace(resolved, train=replace(resolved.train, steps=4))
+    (run.path / "resolved.json").write_text(longer.to_json())
+    launch = train(run, 1)
+    assert launch.ended == ("done", 4, False), launch.log
+    assert "resumed after step 2 of 4" in launch.log
+    assert "init" in verify(run).not_checked
+
+
+def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "weights")
+    run = run_of(tmp_path, begun_from(tmp_path / "weights", tokens))
+    config = tmp_path / "weights" / "config.json"
+    config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": false'))
+    assert [one.name for one in verify(run).differences if one.check == "init"] == [str(config)]
+    launch = train(run, 1)
+    assert launch.ended[0] == "user_error", launch.log
+    assert "has changed since the run was submitted: config.json" in launch.log
+
+
+def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "weights", dtype="bf16")
+    resolved = begun_from(tmp_path / "weights", tokens, steps=1)
+    run = run_of(tmp_path, replace(resolved, train=replace(resolved.train, lr=0.0)))  # a step that changes nothing
+    assert train(run, 1).ended == ("done", 1, False)
+    export_hf(run, tmp_path / "out", dtype="bf16")
+    from safetensors.torch import load_file
+
+    theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "out"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_the_folder_is_beside_the_experiment_and_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "weights")
+    (tmp_path / "weights" / "tokenizer.json").write_text("{}")
+    file = tmp_path / "mine.toml"
+    file.write_text('[train]\ninit = "weights"\n[model]\nseq = 32\n[data]\nsource = "stream"\npath = "stdlib"\n')
+    experiment = load_experiment(str(file))
+    resolved = resolve(experiment, LOCAL)
+    assert resolved.model == replace(SHAPE, vocab_multiple=64)
+    assert resolved.train.init == str(tmp_path / "weights")
+    assert resolved.data.tokenizer == str(tmp_path / "weights" / "tokenizer.json")
+    without = replace(resolved, train=replace(resolved.train, init=None))
+    assert '"init"' not in without.to_json()
+    assert Resolved.from_json(without.to_json()) == without
+    assert config_hash(without) != config_hash(resolved)
