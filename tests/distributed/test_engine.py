@@ -27,8 +27,6 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
     assert found["same_random"]
 
 
-# In one whole run the first shape's load met an axis of another size; alone all pass. Not explained yet.
-@pytest.mark.long
 @pytest.mark.xdist_group("equality-2-ranks")
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", MOVED_MODELS)

@@ -51,7 +51,12 @@ class ShardedCheckpoint:
         self._shards = {full_name(shard): shard for shard in shards}
         self._parameters = dict(zip(self._shards, parameters, strict=True))
         self._optimizer = optimizer
-        self._mesh = parameters[0].device_mesh
+        # Its groups are not asked: torch's cache gives a parameter the first mesh that equals its own, whose groups may
+        # have ended and whose groups' names may be those of others by now.
+        mesh = parameters[0].device_mesh
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        (self._tp, self._dp), (self._tp_rank, self._dp_rank) = mesh.shape, coordinate
 
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
         """Adds this rank's pieces, and on rank 0 the progress. Collective."""
@@ -64,7 +69,7 @@ class ShardedCheckpoint:
         if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
             fused = {name: split.stored() for name, split in splits.items() if split and split.has_parts}
-            progress = {"step": step, "scale": scale, "tp": self._mesh["tp"].size(), "fused": fused}
+            progress = {"step": step, "scale": scale, "tp": self._tp, "fused": fused}
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
     @torch.no_grad()
@@ -73,7 +78,7 @@ class ShardedCheckpoint:
         progress = _read_progress(folder)
         reader = _Reader(folder / _FOLDER)
         targets = self._targets(reader)
-        convert = set(progress["fused"]) if progress["tp"] != self._mesh["tp"].size() else set()
+        convert = set(progress["fused"]) if progress["tp"] != self._tp else set()
         state = {
             key: self._whole(name, value) if value.ndim else value
             for key, (name, value) in targets.items()
@@ -115,11 +120,10 @@ class ShardedCheckpoint:
 
     def _share(self, name: str, whole: Tensor) -> Tensor:
         """This rank's piece of a whole tensor in the model's order."""
-        split, tp, dp = split_of(self._shards[name]), self._mesh["tp"], self._mesh["dp"]
-        share = split.shard(whole, tp.get_local_rank(), tp.size()) if split else whole
-        pieces = share.chunk(dp.size())
-        rank = dp.get_local_rank()
-        return pieces[rank] if rank < len(pieces) else share[:0]
+        split = split_of(self._shards[name])
+        share = split.shard(whole, self._tp_rank, self._tp) if split else whole
+        pieces = share.chunk(self._dp)
+        return pieces[self._dp_rank] if self._dp_rank < len(pieces) else share[:0]
 
 
 class _Reader(FileSystemReader):
