@@ -140,12 +140,11 @@ def directives_but_name(script: str) -> list[str]:
 
 def variables(resolved: Resolved) -> dict[str, Any]:
     """The variables of a template. Texts are not quoted: use `| quote`."""
-    profile, shape = resolved.cluster, resolved.model
+    profile = resolved.cluster
     return {
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
-        "title": f"{resolved.slug}: {shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, "
-        f"{resolved.layout} on {counted(resolved.gpus, 'GPU')}",
+        "title": _title(resolved),
         "slug": resolved.slug,
         "version": resolved.version,
         "scheduler": profile.scheduler,
@@ -166,6 +165,12 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "environment": profile.environment,
         "node_suffix": profile.node_suffix,
     }
+
+
+def _title(resolved: Resolved) -> str:
+    shape, where = resolved.model, counted(resolved.gpus, "GPU")
+    what = f"{shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, " if resolved.has_model else ""
+    return f"{resolved.slug}: {what}{f'{resolved.layout} on {where}' if resolved.has_layout else where}"
 
 
 @functools.cache

@@ -367,6 +367,39 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Command:
+    """`[command]`: the program that engine `command` starts, how it resumes and stops, and how its log is read.
+
+    In its texts `{gpus}`, `{nodes}`, `{tp}`, `{run}`, `{attempt}` and `{checkpoint}` are filled in, quoted for bash.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    run: str | tuple[str, ...] = key("", "free", "speed")
+    'A line for bash, or a list that is executed as it is; for example ["python", "train.py", "--gpus", "{gpus}"].'
+    per: Literal["gpu", "node", "job"] = key("gpu", "free", "speed")
+    "How often it is started: once a GPU, a node (torchrun, accelerate), or a job."
+    workdir: str = key(".", "free", "nothing")
+    "The folder that it runs in, looked for beside the experiment, then here."
+    setup: tuple[str, ...] = key((), "free", "nothing")
+    'Lines of bash before it, on every node; for example ["module load cuda", "source env/bin/activate"].'
+    resume: str | None = key(None, "free", "nothing")
+    'Added to the command once there is a checkpoint; for example "--resume {checkpoint}".'
+    checkpoints: str | None = key(None, "free", "nothing")
+    'Its checkpoints, as a pattern of files in {run} or in workdir; for example "out/ckpt-*".'
+    complete: str | None = key(None, "free", "nothing")
+    'A file that a checkpoint has only once it is complete; for example "{checkpoint}/.done".'
+    stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", "free", "nothing")
+    "What tells it to save and end, before the time limit, too; none if nothing does."
+    pattern: str | None = key(None, "free", "nothing")
+    "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
+    hang_s: float | None = key(None, "free", "nothing")
+    "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
+    snapshot: bool = key(True, "free", "nothing")
+    "Keep workdir's files in the run, but those that git ignores, and run every attempt from them."
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One TOML file with the files that it extends, and with overrides applied."""
 
@@ -380,6 +413,7 @@ class Experiment:
     layout: LayoutRequest = field(default_factory=LayoutRequest)
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
+    command: Command = field(default_factory=Command)
 
 
 # --- job.time

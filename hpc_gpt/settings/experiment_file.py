@@ -158,6 +158,7 @@ def load_experiment(
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
     faults = _schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
+    experiment = _with_command_found(experiment, file, row, given, keys_given(file, overrides, row))
     experiment = _with_weights_found(
         experiment,
         None if "train.init" in given else _folder_of("train", "init", file, row),
@@ -191,6 +192,20 @@ def _with_config_found(experiment: Experiment, folder: Path | None) -> Experimen
     if name is None:
         return experiment
     return replace(experiment, model=replace(experiment.model, hf=_found(name, folder)))
+
+
+def _with_command_found(
+    experiment: Experiment, file: ExperimentFile, row: str | None, given: Collection[str], stated: Collection[str]
+) -> Experiment:
+    """The experiment of a program of one's own with an absolute command.workdir, found as model.hf is, and with 0 for
+    train.steps, not known, unless it states them."""
+    if not engine_named(experiment.engine.name).takes_command:
+        return experiment
+    name = "workdir" if "command.workdir" in stated else "run"
+    folder = None if f"command.{name}" in given else _folder_of("command", name, file, row)
+    command = replace(experiment.command, workdir=_found(experiment.command.workdir, folder))
+    train = experiment.train if "train.steps" in stated else replace(experiment.train, steps=0)
+    return replace(experiment, command=command, train=train)
 
 
 def _with_weights_found(experiment: Experiment, folder: Path | None, names_tokenizer: bool) -> Experiment:

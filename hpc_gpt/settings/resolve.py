@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.engines import engine_named
+from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings.batch import solve_batch
+from hpc_gpt.settings.batch import NO_BATCH, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, Train, key_rules
 from hpc_gpt.settings.hf_config import read_config
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, default_tp
+from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape, check_split, default_tp
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import LARGEST
@@ -38,10 +40,12 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
 
     Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
     """
-    shape = resolve_shape(experiment.model)
+    command = _resolve_command(experiment)
+    shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
     layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
-    check_split(shape, layout)
     asked = experiment.layout
+    sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
+    batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
     of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
     return _decided(
         Resolved(
@@ -51,15 +55,31 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
             data=experiment.data,
             engine=experiment.engine,
             layout=layout,
-            batch=solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch),
+            batch=batch,
             gpus=layout.gpus,
             nodes=nodes,
             ranks_per_node=-(-layout.gpus // nodes),
             train=experiment.train,
             job=_job_over_profile(experiment, profile),
             cluster=replace(profile, **of_the_planner),
+            command=command,
         )
     )
+
+
+def _resolve_command(experiment: Experiment) -> Command | None:
+    """`[command]` if the engine starts it, else None. ConfigError for its faults, and for one that nothing starts."""
+    engine, command = experiment.engine.name, experiment.command
+    if engine_named(engine).takes_command:
+        check_command(command)
+        return command
+    if command != Command():
+        takers = " or ".join(f'"{name}"' for name, facts in engines().items() if facts.takes_command)
+        raise ConfigError(
+            f"the table [command] is given, but engine {engine} starts no program of yours",
+            f"set engine.name = {takers}, or leave [command] out",
+        )
+    return None
 
 
 def with_tables(resolved: Resolved, **tables: Any) -> Resolved:
@@ -72,8 +92,9 @@ def with_tables(resolved: Resolved, **tables: Any) -> Resolved:
 
 def _decided(run: Resolved) -> Resolved:
     """The run with the values that follow from several of its tables, which must not contradict each other."""
-    check_split(run.model, run.layout)
-    _check_train(run.train)
+    if run.has_model:
+        check_split(run.model, run.layout)
+    _check_train(run.train, {"steps"} if run.command is not None else set())
     _check_budget(run.job.max_gpu_hours)
     engine = resolve_engine(run.engine, run.layout, run.model, run.train)
     _check_data(run.data)
@@ -135,7 +156,7 @@ def _resolve_layout(
             gpus = per_node
     tp = asked.tp
     facts = engine_named(engine.name)
-    if tp is None and not facts.splits("pp") and not (asked.dp and facts.splits("tp")):
+    if tp is None and (facts.takes_command or not facts.splits("pp")) and not (asked.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
         if gpus % pp:
@@ -200,14 +221,15 @@ def _nearest(
     return ", or ".join(words) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
 
-def _check_train(train: Train) -> None:
+def _check_train(train: Train, may_be_open: Collection[str]) -> None:
     values = vars(train)
     endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
     faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
     for key, rules in key_rules(type(train)).items():
-        if rules.least is not None and key not in endless and values[key] < rules.least:
+        least = 0 if key in may_be_open else rules.least
+        if least is not None and rules.least is not None and key not in endless and values[key] < least:
             must = f"be at least {rules.least}" if rules.least else "not be negative"
             faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
@@ -269,20 +291,23 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         **asdict(resolved.batch),
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }
+    if not resolved.has_batch:
+        layout |= dict.fromkeys(("micro_batch", "micro_batches", "global_batch"))
     return {
-        "model": {"preset": resolved.preset, **resolved.model.table()},
+        "model": {"preset": resolved.preset, **(resolved.model.table() if resolved.has_model else {})},
         "data": asdict(resolved.data),
         "engine": asdict(resolved.engine),
         "layout": layout,
         "train": asdict(resolved.train),
         "job": job,
+        **({"command": asdict(resolved.command)} if resolved.command is not None else {}),
     }
 
 
 def experiment_of(resolved: Resolved) -> Experiment:
     """The experiment that resolves to `resolved` under the same profile."""
     tables = experiment_tables(resolved)
-    sizes = {name: getattr(resolved.model, name) for name in resolved.model.table()}
+    sizes = {name: getattr(resolved.model, name) for name in resolved.model.table() if resolved.has_model}
     return Experiment(
         resolved.name,
         Model(preset=resolved.preset, **sizes),
@@ -291,6 +316,7 @@ def experiment_of(resolved: Resolved) -> Experiment:
         LayoutRequest(**tables["layout"]),
         resolved.train,
         Job(**tables["job"]),
+        resolved.command or Command(),
     )
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.batch import NO_BATCH, Batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Job, KeyRules, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.experiment import Command, Data, Engine, Job, KeyRules, LayoutRequest, Model, Train, key_rules
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.tables import from_tables
 
 SCHEMA = 1
@@ -35,6 +35,9 @@ class Resolved:
 
     `cluster` lacks the keys that only the planner reads, so that no calibration changes a script. `sweep` and `row` are
     the names of a sweep's row, else None.
+
+    `command` is None unless the engine starts the program that it says. Such a run may lack a model (NO_MODEL), a batch
+    (NO_BATCH) and the number of its steps (0): each is null in the text.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Resolved:
     cluster: ClusterProfile
     sweep: str | None = None
     row: str | None = None
+    command: Command | None = None
     version: str = __version__
     schema: int = SCHEMA
 
@@ -59,6 +63,29 @@ class Resolved:
     def slug(self) -> str:
         """The experiment's name as a folder name."""
         return folder_name(self.name)
+
+    @property
+    def has_model(self) -> bool:
+        return self.model != NO_MODEL
+
+    @property
+    def has_batch(self) -> bool:
+        return self.batch != NO_BATCH
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether tp, pp and dp are those of the program, and not only its GPUs."""
+        return self.command is None or self.has_batch or self.layout.tp * self.layout.pp > 1
+
+    @property
+    def tasks_per_node(self) -> int:
+        """The tasks that the job starts on a node."""
+        return 1 if self.command is not None and self.command.per != "gpu" else self.ranks_per_node
+
+    @property
+    def tasks(self) -> int:
+        """The tasks that the job starts."""
+        return 1 if self.command is not None and self.command.per == "job" else self.nodes * self.tasks_per_node
 
     def key_rules(self, name: str) -> dict[str, KeyRules]:
         """The rules of each key of one of its tables."""
@@ -75,6 +102,11 @@ class Resolved:
             del tables["cluster"][key]
         if self.train.init is None:  # so runs without it have the same text as ever
             del tables["train"]["init"]
+        if self.command is None:
+            del tables["command"]
+        else:
+            tables |= {"model": tables["model"] if self.has_model else None}
+            tables |= {"batch": tables["batch"] if self.has_batch else None}
         return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
 
     @staticmethod
@@ -87,6 +119,8 @@ class Resolved:
                     f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
                     f"use the version that wrote it: {tables['version']}",
                 )
+            for name, none in (("model", NO_MODEL), ("batch", NO_BATCH)) if tables.get("command") else ():
+                tables[name] = asdict(none) if tables[name] is None else tables[name]
             resolved = from_tables(Resolved, tables)
             _check_stored(resolved)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
@@ -122,7 +156,8 @@ def speed_hash(resolved: Resolved) -> str:
 
 def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
     kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
-    for name in ("model", "data", "engine", "layout", "batch", "train"):
+    command = ("command",) if resolved.command is not None else ()
+    for name in ("model", "data", "engine", "layout", "batch", "train", *command):
         of_keys = resolved.key_rules(name)
         part = getattr(resolved, name)
         table = part.table() if isinstance(part, ModelShape) else vars(part)
@@ -136,8 +171,11 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
 
 def _check_stored(resolved: Resolved) -> None:
     """ValueError or LayoutError for settings that `resolve` never returns."""
-    check_shape(resolved.model)
-    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
+    if resolved.has_model or resolved.command is None:
+        check_shape(resolved.model)
+    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes}
+    if resolved.has_batch or resolved.command is None:
+        sizes |= asdict(resolved.batch)
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} is {size}")

@@ -83,7 +83,9 @@ def test_a_small_run_keeps_the_micro_batch_and_the_steps_that_were_asked_for():
     assert run.name.endswith("-smoke")
 
 
-@pytest.mark.parametrize("engine", [name for name in engines() if "compile" not in engines()[name].switches])
+@pytest.mark.parametrize(
+    "engine", [name for name, each in engines().items() if not {"compile"} & each.switches and not each.takes_command]
+)
 def test_an_engine_without_a_compiler_is_measured_without(engine):
     found = prepare_cells(BenchAsked("bench", LOCAL, engines=["ddp", engine]))
     assert [cell.prepared.resolved.engine.compile for cell in found.cells] == ["block", "none"]

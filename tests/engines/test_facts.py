@@ -22,6 +22,7 @@ from hpc_gpt.keys import choices_of, names_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import (
     ENGINE_NAMES,
+    Command,
     Engine,
     Experiment,
     LayoutRequest,
@@ -119,6 +120,7 @@ def test_it_resolves_as_it_is_by_default_and_says_what_its_library_is_told(facts
             engine=Engine(facts.name),
             layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=1, global_batch=4),
             train=Train(steps=20),
+            command=Command(run="true") if facts.takes_command else Command(),
         ),
         ClusterProfile(name="one", gpus_per_node=8),
     )

@@ -20,7 +20,15 @@ MAY_COMPARE = ("engines.", "train.engines.", "readers.dialects.")
 ASKERS = {module: path for module, path in MODULES.items() if not f"{module}.".startswith(MAY_COMPARE)}
 TEMPLATES = sorted((REPOSITORY / "templates").rglob("*.j2"))
 # {module: names that mean something else there}
-OTHER_MEANINGS = {"report.audit.row_checks": {"fsdp"}}  # the heading of a column with a degree
+OTHER_MEANINGS = {
+    "report.audit.row_checks": {"fsdp"},  # the heading of a column with a degree
+    # The key of a table of JSON that has a command line, and the experiment's table [command].
+    "bench.peer": {"command"},
+    "launch.local.controller": {"command"},
+    "launch.slurm_executor": {"command"},
+    "settings.resolve": {"command"},
+    "settings.resolved": {"command"},
+}
 # Methods that look at a part of a text.
 OF_PARTS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "partition", "split"}
 

@@ -26,7 +26,11 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
 
-ENGINES = tuple(name for name, facts in engines().items() if facts.trains_our_model or facts.is_program)
+ENGINES = tuple(
+    name
+    for name, facts in engines().items()
+    if (facts.trains_our_model or facts.is_program) and not facts.takes_command
+)
 PROFILE = ClusterProfile("test", device="a100-40g", gpus_per_node=4)
 
 

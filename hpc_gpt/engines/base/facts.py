@@ -82,6 +82,7 @@ class EngineFacts(States):
     package: ClassVar[tuple[str, str] | None] = None  # a package that it needs, and the extra that installs it
     trains_our_model: ClassVar[bool] = True  # else its model, or its loss, is another program's
     is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
+    takes_command: ClassVar[bool] = False  # any program: the one that [command] says
 
     # --- what it splits, and its switches in [engine]
     axes: ClassVar[frozenset[str]] = frozenset()  # beside dp

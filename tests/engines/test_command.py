@@ -1,0 +1,132 @@
+"""Engine command: its table's rules, and its texts with values filled in."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, unit
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.command import BRACES, PATTERN_GROUPS, check_command, fill, fill_line
+from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import experiment_of, resolve
+from hpc_gpt.settings.resolved import Resolved
+
+PROFILE = ClusterProfile("test", gpus_per_node=4)
+SOUND = Command(
+    run="python train.py --out {run}/out --gpus {gpus}",
+    resume="--resume {checkpoint}",
+    checkpoints="out/ckpt-*",
+    complete="{checkpoint}/.done",
+    pattern=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)",
+    hang_s=60.0,
+)
+
+
+def experiment(command: Command = SOUND, **tables: object) -> Experiment:
+    asked = {"layout": LayoutRequest(gpus=8, nodes=2), **tables}
+    return Experiment(engine=Engine("command"), command=command, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "hint"),
+    [
+        ({"run": ""}, "command.run is empty", "set run"),
+        ({"run": ()}, "command.run is empty", "set run"),
+        ({"run": " \n"}, "command.run is empty", "set run"),
+        ({"run": "x {gpu}"}, "{gpu}, which is not known; did you mean gpus", "{gpus}, {nodes}, {tp}, {run}, {attempt}"),
+        ({"run": ("x", "{nope}")}, "command.run[1] has {nope}, which is not known", "known are {gpus}"),
+        ({"run": "x {checkpoint}"}, "{checkpoint}, which is known only in command.resume", "known {gpus}"),
+        ({"run": "x\0y"}, "command.run holds a NUL", "take it out"),
+        ({"run": "x --api_key=hunter2secret"}, "what looks like a secret", "$NAME"),
+        ({"setup": ("export HF_TOKEN=hf_0123456789abcdefghij",)}, "command.setup[0] holds what looks", "$NAME"),
+        ({"resume": "--from {step}"}, "command.resume has {step}", "{checkpoint}"),
+        ({"checkpoints": None}, "command.resume is given without command.checkpoints", "checkpoints ="),
+        ({"checkpoints": "/scratch/ckpt-*"}, "not in the run's folder, nor in the work folder", "HPC_GPT_CHECKPOINTS"),
+        ({"checkpoints": "../out/*"}, "not in the run's folder", "HPC_GPT_CHECKPOINTS"),
+        ({"checkpoints": "{run}/../x"}, "not in the run's folder", "HPC_GPT_CHECKPOINTS"),
+        ({"checkpoints": "~/ckpt-*"}, "not in the run's folder", "HPC_GPT_CHECKPOINTS"),
+        ({"complete": "{gpus}/done"}, "command.complete has {gpus}", "{run}, {checkpoint}"),
+        ({"pattern": "("}, "command.pattern is no regular expression", "for example"),
+        ({"pattern": r"loss (?P<loss>\S+)"}, "command.pattern has no group step", "for example"),
+        ({"pattern": r"(?P<step>\d+) (?P<cat>.)"}, "a group cat, which is not known", "known are step"),
+        ({"hang_s": 0.0}, "command.hang_s is 0", "leave it out"),
+        ({"hang_s": float("nan")}, "command.hang_s is nan", "leave it out"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_a_hint(change: dict[str, object], words: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(experiment(replace(SOUND, **change)), PROFILE)  # type: ignore[arg-type]
+    assert words in str(refused.value)
+    assert hint in refused.value.hint
+    assert "hunter2secret" not in f"{refused.value}{refused.value.hint}"
+
+
+def test_what_is_sound_is_not_refused() -> None:
+    check_command(SOUND)
+    check_command(replace(SOUND, run="WANDB_API_KEY=$WANDB_API_KEY x ${HOME} {{name}} a{b,c} awk '{print $1}'"))
+    check_command(replace(SOUND, run=("x", ""), setup=("export HF_TOKEN=$HF_TOKEN", "module load cuda/12.4")))
+    check_command(replace(SOUND, checkpoints="{run}/checkpoints/step-*/model.pt"))
+
+
+def test_a_command_that_nothing_would_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine deepspeed-3d starts no program of yours") as refused:
+        resolve(Experiment(model=Model(preset="gpt2"), command=SOUND), PROFILE)
+    assert 'engine.name = "command"' in refused.value.hint
+
+
+def test_layout_and_model_may_be_missing_and_are_kept_if_given() -> None:
+    bare = resolve(experiment(), PROFILE)
+    assert (bare.has_model, bare.has_batch, bare.has_layout) == (False, False, False)
+    assert (bare.gpus, bare.nodes, bare.tasks_per_node, bare.tasks) == (8, 2, 4, 8)
+    full = resolve(
+        experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=8, tp=2, micro_batch=4, global_batch=64)),
+        PROFILE,
+    )
+    assert (full.has_model, full.has_batch, full.has_layout) == (True, True, True)
+    assert full.batch.micro_batches == 4
+    for run in (bare, full):
+        assert Resolved.from_json(run.to_json()) == run
+        assert resolve(experiment_of(run), PROFILE) == run
+    with pytest.raises(ConfigError, match="model lacks"):
+        resolve(experiment(model=Model(hidden=64)), PROFILE)
+
+
+@pytest.mark.parametrize(("per", "tasks"), [("gpu", 8), ("node", 2), ("job", 1)])
+def test_it_is_started_once_a_gpu_a_node_or_a_job(per: str, tasks: int) -> None:
+    assert resolve(experiment(replace(SOUND, per=per)), PROFILE).tasks == tasks  # type: ignore[arg-type]
+
+
+def test_the_work_folder_is_beside_the_experiment_and_steps_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "e.toml"
+    file.write_text('engine.name = "command"\ncommand.run = "x"\n')
+    found = load_experiment(str(file))
+    assert (found.command.workdir, found.train.steps) == (str(tmp_path / "mine"), 0)
+    file.write_text('engine.name = "command"\ncommand = {run = "x", workdir = "src"}\ntrain.steps = 7\n')
+    (tmp_path / "mine" / "src").mkdir()
+    found = load_experiment(str(file))
+    assert (found.command.workdir, found.train.steps) == (str(tmp_path / "mine" / "src"), 7)
+
+
+def test_the_groups_of_a_pattern_are_fields_of_dialects() -> None:
+    fields = {*STEP_FIELDS, *STEP_FACTS, *MEMORY_FIELDS}
+    assert {unit(name)[0] for name in PATTERN_GROUPS} <= fields
+
+
+@given(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.sampled_from(["{}", "'{}'", '"{}"'])
+)
+def test_a_value_reaches_the_program_as_it_is_however_it_is_quoted(value: str, how: str) -> None:
+    values = dict.fromkeys(BRACES, value)
+    line = fill_line("printf %s " + how.replace("{}", "{run}"), values)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout == value.encode()
+    assert fill("{run}", values) == value
