@@ -17,36 +17,42 @@ from hpc_gpt.settings.weights_folder import WeightsFolder, check_weights
 class GivenWeights:
     """The weights of a folder by our names, read as slices of transformers' parameters (`hf_names`).
 
-    `taken` has the names that were read. The files stay open until `close`.
+    `taken` has the names that were asked for. The files stay open until `close`. An engine that shards parameters
+    before they have memory sets `later`: they are made on the meta device, and it reads its shards itself
+    (`TensorParallel.fill`). One that sends each parameter from one rank to others sets `reads` to False on the others,
+    which get NaN.
     """
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
         check_weights(folder, shape)
         self.taken: set[str] = set()
+        self.later = False
+        self.reads = True
         self._folder = folder
         self._shape = shape
         self._files: dict[str, Any] = {}
 
-    def read(self, name: str, target: Tensor, dim: int = 0, at: int = 0) -> None:
-        """Fills `target` with a parameter's part that begins at `at` along `dim`, and is whole along the other one.
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fills `target` with the part of a parameter that begins at `row` and `column`.
 
         Rows past those of the file, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
         """
-        self.taken.add(name)
+        if not self.reads:
+            target.fill_(torch.nan)
+            return
         rows = size_of(self._shape, name)[0]
-        first = at if dim == 0 else 0
-        last = min(rows, first + target.shape[0])
-        target[max(0, last - first) :] = 0
+        last = min(rows, row + target.shape[0])
+        target[max(0, last - row) :] = 0
         for part in parts_of(self._shape, name):
-            begin, end = max(first, part.start), min(last, rows if part.end is None else part.end)
+            begin, end = max(row, part.start), min(last, rows if part.end is None else part.end)
             if begin >= end:
                 continue
             index = [slice(begin - part.start, end - part.start)]
             if target.ndim > 1:
-                columns = slice(at, at + target.shape[1]) if dim == 1 else slice(None)
+                columns = slice(column, column + target.shape[1])
                 index = [columns, index[0]] if part.transposed else [index[0], columns]
             values = self._slice(part.name)[tuple(index)]
-            own = target[begin - first : end - first]
+            own = target[begin - row : end - row]
             own.copy_(values.t() if part.transposed else values)
             # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
             if not all(one.isfinite() for one in own.aminmax()):

@@ -198,23 +198,31 @@ class TensorParallel:
     def share(self, name: str, full: Tensor, split: Split | None) -> Tensor:
         """This rank's share of the parameter whose initial value is `full`. If weights are given, only its size
         counts."""
-        if self.given is not None:
-            return self._given_share(self.given, name, full, split)
-        return full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
-
-    def _given_share(self, given: GivenWeights, name: str, full: Tensor, split: Split | None) -> Tensor:
-        if split is None:
-            split, rank, size = Split(0), 0, 1
-        else:
-            rank, size = self.rank, self.size
-        ranges = split.ranges(full.shape[split.dim], rank, size)
-        own = list(full.shape)
-        own[split.dim] = sum(length for _, length in ranges)
-        share, at = torch.empty(own), 0
-        for begin, length in ranges:
-            given.read(name, share.narrow(split.dim, at, length), split.dim, begin)
-            at += length
+        if self.given is None:
+            return full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+        size = list(full.shape)
+        if split is not None:
+            size[split.dim] //= self.size
+        if self.given.later:
+            return torch.empty(size, device="meta")
+        share = torch.empty(size)
+        self.fill(name, share, split, full.shape)
         return share
+
+    def fill(self, name: str, rows: Tensor, split: Split | None, size: Sequence[int], first: int = 0) -> None:
+        """Reads `rows`, those from `first` on of this rank's share of a parameter of `size`, from the given weights."""
+        assert self.given is not None
+        self.given.taken.add(name)
+        split, rank, ranks = (Split(0), 0, 1) if split is None else (split, self.rank, self.size)
+        at = 0  # in the share, along `split.dim`
+        for begin, length in split.ranges(size[split.dim], rank, ranks):
+            if split.dim == 1:
+                self.given.read(name, rows.narrow(1, at, length), first, begin)
+            else:
+                low, high = max(first, at), min(first + len(rows), at + length)
+                if low < high:
+                    self.given.read(name, rows[low - first : high - first], begin + low - at)
+            at += length
 
 
 class _SumForward(torch.autograd.Function):

@@ -35,7 +35,7 @@ HOW: dict[str, tuple[Layout, Engine]] = {
     "pp2": (Layout(1, 2, 1), zero(1)),
     "tp2 x pp2": (Layout(2, 2, 1), zero(1)),
     "zero3": (Layout(1, 1, 2), Engine(name=_ZERO, zero_stage=3)),
-    "fsdp": (Layout(2, 1, 1), Engine(name="fsdp")),
+    "fsdp": (Layout(2, 1, 2), Engine(name="fsdp")),
     "hf-deepspeed": (Layout(1, 1, 2), Engine(name="hf-deepspeed")),
 }
 # Each architecture in at least three ways, and each way with at least two; all of them in `make test-all`.

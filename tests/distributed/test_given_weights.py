@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import parts_of, size_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.export import write_hf
+from tests.distributed import given_memory_worker as memory
 from tests.distributed.equality_cases import EVALUATION, MODELS, whole_batch
 from tests.distributed.given_worker import CASES, HOW, STEPS, settings
 from tests.distributed.plain_gpt import PlainRun, train_plainly
@@ -98,3 +100,18 @@ def test_three_steps_are_those_of_transformers(model: str, how: str, folder: Pat
     theirs, ours = stored_in(folder / model), stored_in(tmp_path / "out")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_a_rank_of_sharded_weights_reads_and_holds_little_beside_its_share(tmp_path: Path) -> None:
+    for size, shape in memory.SHAPES.items():
+        write_hf(shape, Gpt(shape, 1).named_parameters(), tmp_path / size)
+    launch_ranks("tests.distributed.given_memory_worker", 2, tmp_path / "found")
+    ranks = [json.loads((tmp_path / "found" / f"{rank}.json").read_text()) for rank in range(2)]
+    numbers, largest = memory.LARGE.params, 4 * memory.LARGE.vocab * memory.LARGE.hidden
+    for engine in memory.ENGINES:
+        for rank, found in enumerate(one[engine] for one in ranks):
+            print(f"{engine} rank {rank}: {found['beside'] / 1e6:.0f} MB beside {found['own'] / 1e6:.0f}")
+            assert found["own"] == pytest.approx(4 * numbers / 2, rel=1e-3)
+            assert found["beside"] < 2 * largest
+            # FSDP's ranks read their shards; ZeRO-3's first one reads all and sends it.
+            assert found["read"] == {"fsdp": numbers // 2}.get(engine, 0 if rank else numbers)

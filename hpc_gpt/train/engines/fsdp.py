@@ -134,7 +134,8 @@ def build_sharded_gpt(
     """This rank's shards of the model, in fp32, under FSDP2's hooks.
 
     It is made a block at a time: a block is built whole and split before the next one, so a rank never holds more than
-    one block, and embedding and head, beside its shards and the weights drawn ahead. In bf16 and fp16 the shards are
+    one block, and embedding and head, beside its shards and the weights drawn ahead. Given weights are read when all is
+    split, by each rank its shards alone. In bf16 and fp16 the shards are
     the master weights, the gathered weights are half, and gradients are reduced in fp32.
 
     FSDP2 gets the tp ranks' shares as plain tensors, so the layers get them gathered as plain tensors. With DTensors on
@@ -148,6 +149,8 @@ def build_sharded_gpt(
     shape, engine = resolved.model, resolved.engine
     tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given)
     techniques, initial = Techniques.of(engine), tp.initial(resolved.train.seed, shape.layers)
+    if given is not None:
+        given.later = True
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()
@@ -169,10 +172,15 @@ def build_sharded_gpt(
     # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
     where = on_host(mesh) if engine.offload == "full" else mesh
+    if given is not None:
+        model.to_empty(device=where.device_type)
     for name, own in list(model.named_parameters()):
         assert isinstance(own, DTensor)
         owner, _, key = name.rpartition(".")
         parameter = name_parameter(place(own, splits[name], where), name, splits[name])
+        if given is not None:
+            rows = -(-len(own) // mesh["dp"].size())
+            tp.fill(name, own.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
         model.get_submodule(owner).register_parameter(key, parameter)
     compile_model(model, engine)
     if not engine.prefetch:

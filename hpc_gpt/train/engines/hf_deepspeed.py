@@ -94,7 +94,8 @@ def _fill(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) ->
         for number, part in enumerate(parts):
             path, _, kind = part.name.rpartition(".")
             layer = model.get_submodule(path)
-            weight = nn.Parameter(part.of(whole).clone(memory_format=torch.contiguous_format))
+            own = part.of(whole)
+            weight = nn.Parameter(own if own is whole else own.clone(memory_format=torch.contiguous_format))
             tile = Tile(number, len(parts)) if len(parts) > 1 else None
             layer.register_parameter(kind, name_parameter(weight, name, tile=tile))
             if not any(own.is_meta for own in layer.parameters()):

@@ -1,0 +1,111 @@
+"""One rank of engines that begin from a folder of 330 MB: the memory that it takes to read it, and what each reads.
+
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument; "large" and "small", folders of
+weights of the same architecture, are beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.engines import deepspeed_zero, fsdp
+from hpc_gpt.train.engines.protocol import build_engine
+from tests.distributed.equality_cases import Case
+from tests.distributed.groups import in_turn, meet
+
+LARGE = ModelShape(512, 4, 8, vocab=65536, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
+                   positions="rope", bias="none", tied=False)  # fmt: skip
+SHAPES = {"small": replace(LARGE, hidden=64, layers=1, vocab=64, ffn=64), "large": LARGE}
+ENGINES = {
+    "fsdp": Engine(name="fsdp"),
+    "deepspeed-zero": Engine(name="deepspeed-zero", zero_stage=3),
+    "hf-deepspeed": Engine(name="hf-deepspeed"),
+}
+# Called with the model, as it begins to be trained, and what has that name.
+_BUILT: dict[str, tuple[Any, str]] = {
+    "fsdp": (fsdp, "build_optimizer"),
+    "deepspeed-zero": (deepspeed_zero, "compile_model"),
+    "hf-deepspeed": (deepspeed_zero, "compile_model"),
+}
+
+
+def held() -> int:
+    """Bytes of this process's anonymous memory: pages of mapped files do not count."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
+
+
+def measure(engine: str, folder: Path) -> dict[str, int]:
+    """`own` bytes of the rank's weights, the most bytes `beside` them while they were read, and numbers `read`."""
+    build(engine, "small", folder)  # what the libraries import and keep is not the weights'
+    ctypes.CDLL(None).malloc_trim(0)  # nor is what an engine before has freed
+    return build(engine, "large", folder)
+
+
+def build(engine: str, size: str, folder: Path) -> dict[str, int]:
+    """`measure` of one building."""
+    count, most, done, before = 0, 0, threading.Event(), held()
+    module, name = _BUILT[engine]
+    read, was = GivenWeights.read, getattr(module, name)
+
+    def counted(self: GivenWeights, name: str, target: Tensor, *at: int) -> None:
+        nonlocal count
+        count += self.reads * target.numel()
+        read(self, name, target, *at)
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, held())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+
+    def stop(*arguments: Any, **named: Any) -> Any:
+        done.set()
+        thread.join()
+        return was(*arguments, **named)
+
+    resolved = Case(Layout(1, 1, 2), ENGINES[engine], optimizer="sgd", model="llama").resolved
+    resolved = replace(resolved, model=SHAPES[size], train=replace(resolved.train, init=str(folder.parent / size)))
+    with patch.object(GivenWeights, "read", counted), patch.object(module, name, stop):
+        thread.start()
+        built = build_engine(resolved, torch.device("cpu"))
+    own = sum(_share(parameter).nbytes for parameter in built.module.parameters())
+    return {"own": own, "beside": most - before - own, "read": count}
+
+
+def _share(parameter: Any) -> Tensor:
+    """This rank's part of a parameter of FSDP2 or of ZeRO-3."""
+    part: Tensor = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.to_local()
+    return part
+
+
+def main(folder: Path) -> None:
+    found = in_turn(folder, "run", {engine: partial(measure, engine, folder) for engine in ENGINES})
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    meet(folder, "end")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
