@@ -31,6 +31,8 @@ _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
 # Saving, early ends and limits are not part of a run's speed.
 _MEASURED: Mapping[str, Any] = {
     "train.save_every": 0,
+    "train.save_minutes": None,
+    "train.save_at": (),
     "train.save_last": False,
     "train.until_loss": None,
     "train.matmul_rate": True,

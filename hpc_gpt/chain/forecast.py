@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s
 from hpc_gpt.chain.decisions import gpus_of
-from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
-from hpc_gpt.runs.checkpoints import folder_name
 from hpc_gpt.runs.end_policy import cannot_continue
-from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.room import checkpoint_bytes, steps_between_saves
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
@@ -31,38 +27,6 @@ ASSUMED_GB_S = 1.0
 _GUESS_BAND = 0.5
 # The most jobs of a singleton chain that are submitted at once; the last one submits the next.
 _MOST_AT_ONCE = 50
-# Bytes of the optimizer's fp32 moments for each parameter.
-_MOMENTS = {"adamw": 8, "sgd": 0}
-
-
-# --- the size of a checkpoint
-
-
-def bytes_a_parameter(resolved: Resolved) -> int:
-    """Bytes of a checkpoint for each parameter.
-
-    Measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1
-    (deepspeed-zero); not measured with the other engines.
-    """
-    train = resolved.train
-    states = 4 + _MOMENTS[train.optimizer]
-    if not engine_named(resolved.engine.name).saves_weights_again:
-        return states
-    return states + (4 if train.dtype == "fp32" else 2)
-
-
-def checkpoint_bytes(resolved: Resolved) -> int:
-    """The expected size of a checkpoint of a run."""
-    return resolved.model.params * bytes_a_parameter(resolved)
-
-
-def newest_checkpoint_bytes(run: RunFolder) -> int | None:
-    """The size of a run's newest complete checkpoint; None without one, or if the size is not noted."""
-    step = newest_step(run)
-    if step is None:
-        return None
-    return bytes_of(run.checkpoints / folder_name(step)) or None
-
 
 # --- the forecast of a run
 
@@ -196,7 +160,7 @@ def _figures(resolved: Resolved, known: Known) -> _Figures | None:
     else:
         lines.append("start of each job: not known, and not counted; the first job measures it")
     start_s = (started.start_s or 0.0) if started else 0.0
-    pace = Pace(step_s, save_s, eval_s, start_s, train.save_every, train.eval_every, hold_s)
+    pace = Pace(step_s, save_s, eval_s, start_s, steps_between_saves(train, step_s), train.eval_every, hold_s)
     return _Figures(pace, band, tuple(lines), saved is not None)
 
 
@@ -274,8 +238,10 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
         said.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
     if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
         said.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
-    if total.jobs > 1 and not train.save_every:
-        said.append(f"warning: train.save_every is 0: a job that fails loses up to {duration(total.job_s)}")
+    if total.jobs > 1 and not figures.pace.save_every:
+        said.append(
+            f"warning: no train.save_minutes or train.save_every: a job that fails loses {duration(total.job_s)}"
+        )
     if total.jobs > _MOST_AT_ONCE and resolved.cluster.chain == "singleton":
         said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
     if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:

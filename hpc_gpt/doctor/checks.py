@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
-from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write_table
+from hpc_gpt.doctor.preflight import Preflight, write_table
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
@@ -34,6 +34,7 @@ from hpc_gpt.launch.submission import check_inputs, dry_run
 from hpc_gpt.preflight_lines import PREFLIGHT
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
+from hpc_gpt.runs.room import free_gib, room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile

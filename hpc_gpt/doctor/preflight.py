@@ -21,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from hpc_gpt.chain.forecast import checkpoint_bytes, newest_checkpoint_bytes
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.doctor.probe_protocol import Probe, in_sight
 from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
@@ -29,10 +28,9 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.resolved import Resolved
 
 SCHEMA = 1
 GIB = 2**30
@@ -262,52 +260,6 @@ _COLUMNS = (
     _slowest("all-reduce GB/s", "ring"),
     Column("clock s", ("ahead_s",), lambda row: row[1].reports[row[0]].ahead_s, "{:+.1f}".format),
 )
-
-
-# --- room for checkpoints -------------------------------------------------------------------------------------------
-
-
-def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
-    """How many checkpoints a run after `step` steps will have at once, in addition to those that it has.
-
-    The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
-    `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs room for one.
-    """
-    train = resolved.train
-    left = max(0, train.steps - step)
-    if not left:
-        return 0
-    if train.save_last:
-        written = (left // train.save_every if train.save_every else 0) + 1
-    else:
-        written = (left - 1) // train.save_every if train.save_every else 0
-    if not train.keep_last:
-        return written
-    stay = train.keep_last if not step else 0
-    marked = left // train.keep_every if train.keep_every else 0
-    return min(written, stay + 1 + marked)
-
-
-def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """(room for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
-    predicted."""
-    step = (newest_step(run) if run else None) or 0
-    one = (newest_checkpoint_bytes(run) if run else None) or checkpoint_bytes(resolved)
-    count = checkpoints_to_come(resolved, step)
-    return (one / GIB if count else 0.0), count * one / GIB
-
-
-def free_gib(folder: Path) -> float | None:
-    """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas are not considered."""
-    for place in (folder, *folder.absolute().parents):
-        try:
-            found = os.statvfs(place)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-        return found.f_bavail * found.f_frsize / GIB
-    return None
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,11 +6,12 @@ and bench. They share `load_row`, `resolve`, for a small run `shrunken`, and `fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.prediction import Prediction, plan_open, predict
@@ -39,6 +40,9 @@ from hpc_gpt.words import counted
 if TYPE_CHECKING:
     from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
+
+# How often a run saves that does not say when, and how many of those checkpoints it keeps.
+AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ def prepare_row(
         train = resolved.train
         if until is not None:
             inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given)
+        resolved = with_automatic_saves(resolved, given)
     resolved = as_row(resolved, file, row)
     text = file.text
     if file.path is DEFAULTS:
@@ -142,6 +147,17 @@ def prepare_row(
     prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)
     path = None if file.path is DEFAULTS else file.path
     return replace(prepared, file=path, data_beside=folder_beside(file, resolved, request.overrides, row))
+
+
+def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved:
+    """The run with a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; unless one of the
+    keys `given` says when to save, or its engine cannot save by the clock or resume."""
+    train = resolved.train
+    says = {"train.save_every", "train.save_minutes"} & set(given) or not train.save_last
+    if says or engine_named(resolved.engine.name).is_program or not can_resume(resolved.engine):
+        return resolved
+    kept = train.keep_last if "train.keep_last" in given else AUTOMATIC_KEPT
+    return replace(resolved, train=replace(train, save_minutes=AUTOMATIC_MINUTES, keep_last=kept))
 
 
 def earlier_runs() -> Earlier:

@@ -294,6 +294,10 @@ class Train:
     "Micro-batches a rank of one evaluation; for example 4."
     save_every: int = key(0, "free", "nothing", least=0)
     "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
+    save_minutes: float | None = key(None, "free", "nothing", added=True)
+    "Minutes from one checkpoint to the next, while the disk has room; a new run that sets no other save has 30."
+    save_at: tuple[int, ...] = key((), "free", "nothing", added=True)
+    "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
     save_last: bool = key(True, "free", "nothing")
     "Save a checkpoint when an attempt ends."
     save_in_background: bool = key(True, "free", "nothing")
@@ -308,6 +312,8 @@ class Train:
     "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
     until_loss: float | None = key(None, "free", "nothing")
     "End as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
+    profile_steps: tuple[int, ...] = key((), "free", "nothing", added=True)
+    "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
     matmul_rate: bool = key(False, "free", "nothing")
     "Measure the device's own matrix product rate before and after the steps."
     hang_multiple: float = key(20.0, "free", "nothing", least=0)

@@ -27,6 +27,8 @@ NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the c
 
 # Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
 SMALL = 10**9
+# Keys of [train] that only our own loop follows.
+_OF_OUR_LOOP = ("init", "save_minutes", "save_at", "profile_steps")
 # {source that needs a path: (what is missing without one, what to do)}
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
@@ -101,9 +103,11 @@ def _decided(run: Resolved) -> Resolved:
     facts = engine_named(engine.name)
     data = facts.data_of(run.data)
     facts.check_run(run.layout, run.model, run.train)
-    if run.train.init is not None and facts.is_program:
+    of_our_loop = [key for key in _OF_OUR_LOOP if facts.is_program and getattr(run.train, key) not in (None, ())]
+    if of_our_loop:
         raise ConfigError(
-            f"train.init is {run.train.init}, but engine {engine.name} is another program, which reads other files",
+            f"train.{of_our_loop[0]} is {getattr(run.train, of_our_loop[0])}, but engine {engine.name} is another "
+            "program, which runs none of our code",
             "use another engine, or give the program its own arguments",
         )
     resolved = replace(run, data=data, engine=engine, train=resolve_optimizer(run.train, engine))
@@ -234,8 +238,13 @@ def _check_train(train: Train, may_be_open: Collection[str]) -> None:
             faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
-    if train.minutes is not None and train.minutes <= 0:
-        faults.append(f"train.minutes is {train.minutes}, but must be above 0")
+    for key in ("minutes", "save_minutes"):
+        if values[key] is not None and values[key] <= 0:
+            faults.append(f"train.{key} is {values[key]}, but must be above 0")
+    if early := [at for at in (*train.save_at, *train.profile_steps) if at < 1]:
+        faults.append(f"step {early[0]} of train.save_at or train.profile_steps must be at least 1")
+    if train.profile_steps and (len(train.profile_steps) != 2 or train.profile_steps[0] > train.profile_steps[1]):
+        faults.append(f"train.profile_steps is {list(train.profile_steps)}, but must be [first step, last step]")
     for key in ("beta1", "beta2"):
         if key not in endless and not 0 <= values[key] < 1:
             faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")

@@ -100,8 +100,9 @@ class Resolved:
         tables = asdict(self) | {"model": self.model.table()}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
-        if self.train.init is None:  # so runs without it have the same text as ever
-            del tables["train"]["init"]
+        for key, rules in key_rules(Train).items():
+            if getattr(self.train, key) in rules.unhashed:  # runs without a key added later have the same text as ever
+                del tables["train"][key]
         if self.command is None:
             del tables["command"]
         else:

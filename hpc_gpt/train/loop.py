@@ -19,8 +19,9 @@ from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
+from hpc_gpt.train.profiling import Profiling
 from hpc_gpt.train.ranks import Agreement, Ranks, StepReport
-from hpc_gpt.train.saver import Saver
+from hpc_gpt.train.saver import SaveClock, Saver
 from hpc_gpt.train.signals import Inbox, Signals
 
 
@@ -66,6 +67,8 @@ class Loop:
         self._saver = Saver(
             checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
         )
+        self._clock = SaveClock(resolved, checkpoints.folder)
+        self._profiling = Profiling(resolved, ranks, metrics.parent, engine.device)
         self._peaks: tuple[int, int] = 0, 0
         self._first_step_began: float | None = None
         # train.minutes counts the time of all attempts, with evaluations and saves.
@@ -82,8 +85,10 @@ class Loop:
         while self.step < train.steps:
             self._signals.hold(self.step - first)
             self._heart.enter(TRAINING)
+            self._profiling.before(self.step + 1)
             result = self._engine.train_step(self._stream.step(self.step))
             step = self.step = self.step + 1
+            self._profiling.after(step)
             self._heart.stepped(step)
             metrics.add(step, result)
             agreed = self._agreement.all_reduce(self._report(step))
@@ -102,7 +107,8 @@ class Loop:
                 return self._stop(reason, asked)
             if last:
                 return self._stop(None, asked)
-            saves = asked or (train.save_every and step % train.save_every == 0)
+            by_step = (train.save_every and step % train.save_every == 0) or step in train.save_at
+            saves = asked or by_step or "save_due" in agreed.asked
             if saves:
                 self._save(asked)
             if step % train.log_every == 0:
@@ -129,6 +135,8 @@ class Loop:
                 asked.add("bad_steps")
             if self._metrics.target.reached is not None:
                 asked.add("target")
+            if self._clock.is_due():
+                asked.add("save_due")
         if self._checkpoints.busy:
             asked.add("writing")
         return StepReport(frozenset(asked), allocated, reserved)
@@ -163,7 +171,9 @@ class Loop:
         def progress(train_s: float) -> Progress:
             return Progress(self.step, train_s, self._identity, self._position())
 
-        return self._saver.save(self.step, self._train_s(), progress, asked, wait)
+        sound = self._saver.save(self.step, self._train_s(), progress, asked, wait)
+        self._clock.restart()
+        return sound
 
     def _save_last(self, asked: bool) -> bool:
         """Saves at the end, unless train.save_last is false. Returns False if the weights are not finite."""

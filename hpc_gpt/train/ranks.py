@@ -196,9 +196,10 @@ class Ranks(Peers):
 class StepReport:
     """What one rank reports at the end of a step; after the all-reduce, what any rank has reported.
 
-    `asked`: of FLAGS, the reasons to end (`end_policy.REASONS`), `save`, and `writing` while this rank writes its part
-    of a checkpoint. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each pipeline stage; a
-    rank sets its own stage's and leaves the others 0.
+    `asked`: of FLAGS, the reasons to end (`end_policy.REASONS`), `save` if a user asks for one, `save_due` by
+    train.save_minutes, and `writing` while this rank writes its part of a checkpoint. `allocated_bytes` and
+    `reserved_bytes` are peaks of device memory, one for each pipeline stage; a rank sets its own stage's and leaves the
+    others 0.
     """
 
     asked: frozenset[str] = frozenset()
@@ -206,7 +207,7 @@ class StepReport:
     reserved_bytes: tuple[int, ...] = ()
 
 
-FLAGS = (*REASONS, "save", "writing")
+FLAGS = (*REASONS, "save", "save_due", "writing")
 
 
 class Agreement:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
+from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.end_policy import End
+from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import SaveOutcome
@@ -14,9 +21,42 @@ from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Peers
 from hpc_gpt.train.signals import Inbox
+from hpc_gpt.words import show_bytes
 
 _NOT_ASKED_FOR = "train.save_last is false"
 _NOT_FINITE = "loss or gradient are not finite"
+
+
+class SaveClock:
+    """When train.save_minutes wants a save: so long after the last one held the training, while the disk has room.
+
+    Only rank 0 asks it; the ranks then agree. A save that has no room is left out with a line in the log: unlike one
+    that `save_every` asks for, it is no failure.
+    """
+
+    def __init__(self, resolved: Resolved, folder: Path) -> None:
+        minutes = resolved.train.save_minutes
+        self._every_s = 60 * minutes if minutes else math.inf
+        self._resolved, self._folder = resolved, folder
+        self.restart()
+
+    def restart(self) -> None:
+        self._began = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether a save is due; once true, not again before the next interval is over."""
+        if time.monotonic() - self._began < self._every_s:
+            return False
+        self.restart()
+        newest = next(iter(list_complete(self._folder)), None)
+        needed = (newest and bytes_of(newest)) or checkpoint_bytes(self._resolved)
+        free = free_gib(self._folder)
+        # Beside the first checkpoint the second must have room: the first is removed only once the second is complete.
+        if free is None or free * GIB >= needed * (1 if newest else 2):
+            return True
+        room = f"a checkpoint takes {show_bytes(needed)}, {show_bytes(free * GIB)} are free in {self._folder}"
+        print(f"not saved after train.save_minutes = {self._every_s / 60:g}: {room}", flush=True)
+        return False
 
 
 class Saver:

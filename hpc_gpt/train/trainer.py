@@ -92,7 +92,7 @@ class Trainer:
             self._run.checkpoints,
             ranks,
             background_of(resolved),
-            Retention(resolved.train.keep_last, resolved.train.keep_every),
+            Retention(resolved.train.keep_last, resolved.train.keep_every, resolved.train.save_at),
         )
         progress = self._resume(resolved, engine, ranks, checkpoints)
         failed_kernels = ranks.collect(engine.attention.failed)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.chain.forecast import bytes_a_parameter, checkpoint_bytes, newest_checkpoint_bytes
 from hpc_gpt.chain.measured import Earlier, measure_run
+from hpc_gpt.runs.room import bytes_a_parameter, checkpoint_bytes, newest_checkpoint_bytes
 from hpc_gpt.settings.resolved import speed_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.doctor.preflight import GIB, Preflight, checkpoints_to_come, free_gib, room_needed_gib
+from hpc_gpt.doctor.preflight import Preflight
 from hpc_gpt.doctor.verdict import NodeReport
 from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
@@ -211,34 +211,3 @@ def resolved(**train):
     return resolve(
         load_experiment("demo", {f"train.{key}": value for key, value in train.items()}), load_profile("local")
     )
-
-
-@pytest.mark.parametrize(
-    ("train", "step", "count"),
-    [
-        ({"steps": 100, "save_every": 0}, 0, 1),
-        ({"steps": 100, "save_every": 10}, 0, 11),
-        ({"steps": 100, "save_every": 10}, 60, 5),
-        ({"steps": 100, "save_every": 10, "keep_last": 2}, 0, 3),
-        ({"steps": 100, "save_every": 10, "keep_last": 2}, 60, 1),
-        ({"steps": 100, "save_every": 10, "keep_last": 2, "keep_every": 50}, 0, 5),
-        ({"steps": 100, "save_every": 60, "keep_last": 5}, 0, 2),
-        ({"steps": 100, "save_every": 10}, 100, 0),
-        ({"steps": 100, "save_every": 0, "save_last": False}, 0, 0),
-        ({"steps": 100, "save_every": 10, "save_last": False}, 0, 9),
-        ({"steps": 105, "save_every": 10, "save_last": False}, 0, 10),
-    ],
-)
-def test_checkpoints_to_come(train, step, count):
-    assert checkpoints_to_come(resolved(**train), step) == count
-
-
-def test_room_is_that_of_weights_and_optimizer():
-    run = resolved(steps=100, save_every=0, dtype="fp32")
-    one, every = room_needed_gib(run)
-    assert one == every
-    assert 12 * run.model.params / GIB <= one <= 16 * run.model.params / GIB
-
-
-def test_a_folder_that_is_not_there_yet_is_on_the_disk_above_it(tmp_path):
-    assert free_gib(tmp_path / "not" / "yet") == pytest.approx(free_gib(tmp_path), rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ from hpc_gpt.runs.live import answer_of, ask
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.megatron_lm import MegatronRank
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
@@ -71,7 +73,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 5000.0
         self.monotonic = self.perf_counter = self.time = lambda: self.now
-        for module in ("loop", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
+        for module in ("loop", "saver", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
             monkeypatch.setattr(f"hpc_gpt.train.{module}.time", self)
 
     def drive(self, begun: Begun) -> None:
@@ -165,6 +167,43 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
     assert begun.lines() == [1, 2, 3, 4, 5, 6]
     said = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert said == ["step 5/6", "step 6/6"]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "saved"),
+    [(None, [6, 12, 18, 20]), (1e6, [6, 12, 18, 20]), (0.0, [20])],
+    ids=["unknown", "room", "full"],
+)
+def test_the_clock_saves_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free_gib: float | None,
+    saved: list[int],
+) -> None:  # fmt: skip
+    """Due after 10 s of steps of 2 s, agreed upon a step later; the time of a save does not count."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr("hpc_gpt.train.saver.free_gib", lambda _: free_gib)
+    begun = Begun(tmp_path, steps=20, save_minutes=10 / 60)
+    clock.drive(begun)
+    assert begun.loop.run().ended == "done"
+    assert begun.saved() == [f"step-{step:08d}" for step in saved]
+    refused = "0 bytes are free in" in capsys.readouterr().out
+    assert refused == (free_gib == 0.0)
+
+
+def test_named_steps_are_saved_and_kept(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, steps=9, save_every=2, save_at=(3, 7))
+    begun.loop.run()
+    assert begun.saved() == [f"step-{step:08d}" for step in (2, 3, 4, 6, 7, 8, 9)]
+    folder = begun.checkpoints
+    removed = Retention(keep_last=1, keep_every=4, keep_at=(3, 7)).apply(folder, "step-00000009")
+    assert removed == ["step-00000006", "step-00000002"]
+
+
+def test_a_profile_of_two_steps_is_in_the_attempts_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = Begun(tmp_path, steps=6, profile_steps=(2, 3))
+    begun.loop.run()
+    with gzip.open(tmp_path / "trace-rank0.json.gz", "rt") as file:
+        assert json.load(file)["traceEvents"]
+    assert "profiled steps 2 to 3: " in capsys.readouterr().out
 
 
 def test_no_steps_time_holds_an_evaluation_or_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,12 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Retention:
-    """Keeps the last `keep_last` checkpoints (0: all), and those whose step is a multiple of `keep_every` (0: none)."""
+    """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), and
+    those of the steps `keep_at`."""
 
     keep_last: int = 0
     keep_every: int = 0
+    keep_at: tuple[int, ...] = ()
 
     def apply(self, folder: Path, newest: str) -> list[str]:
         """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
@@ -122,7 +124,9 @@ class Retention:
 
     def _is_kept(self, path: Path) -> bool:
         number = path.name.removeprefix("step-")
-        return not number.isdigit() or bool(self.keep_every and int(number) % self.keep_every == 0)
+        if not number.isdigit() or int(number) in self.keep_at:
+            return True
+        return bool(self.keep_every and int(number) % self.keep_every == 0)
 
 
 def describe_removed(removed: Sequence[str]) -> str:

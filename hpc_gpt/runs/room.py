@@ -1,0 +1,96 @@
+"""How large checkpoints are, how many a run will have at once, and the room on a disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from hpc_gpt.engines import engine_named
+from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
+from hpc_gpt.runs.checkpoints import folder_name
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.resolved import Resolved
+
+GIB = 2**30
+# Bytes of the optimizer's fp32 moments for each parameter.
+_MOMENTS = {"adamw": 8, "sgd": 0}
+
+
+def bytes_a_parameter(resolved: Resolved) -> int:
+    """Bytes of a checkpoint for each parameter.
+
+    Measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1
+    (deepspeed-zero); not measured with the other engines.
+    """
+    train = resolved.train
+    states = 4 + _MOMENTS[train.optimizer]
+    if not engine_named(resolved.engine.name).saves_weights_again:
+        return states
+    return states + (4 if train.dtype == "fp32" else 2)
+
+
+def checkpoint_bytes(resolved: Resolved) -> int:
+    """The expected size of a checkpoint of a run."""
+    return resolved.model.params * bytes_a_parameter(resolved)
+
+
+def newest_checkpoint_bytes(run: RunFolder) -> int | None:
+    """The size of a run's newest complete checkpoint; None without one, or if the size is not noted."""
+    step = newest_step(run)
+    if step is None:
+        return None
+    return bytes_of(run.checkpoints / folder_name(step)) or None
+
+
+def steps_between_saves(train: Train, step_s: float) -> int:
+    """Steps of `step_s` seconds from one save to the next, by `save_every` or by `save_minutes`; 0 for never."""
+    by_clock = [max(1, math.ceil(60 * train.save_minutes / step_s))] if train.save_minutes else []
+    return min([*by_clock, *([train.save_every] if train.save_every else [])], default=0)
+
+
+def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
+    """How many checkpoints a run after `step` steps will have at once, in addition to those that it has.
+
+    The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
+    `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs room for one.
+    How often `save_minutes` saves is not known: with `keep_last` it counts as often enough, without as once.
+    """
+    train = resolved.train
+    left = max(0, train.steps - step)
+    if not left:
+        return 0
+    written = sum(step < at < train.steps for at in set(train.save_at)) + train.save_last
+    if train.save_every:
+        written += (train.steps - (not train.save_last)) // train.save_every - step // train.save_every
+    if train.save_minutes:
+        written += left if train.keep_last else 1
+    if not train.keep_last:
+        return written
+    stay = train.keep_last if not step else 0
+    marked = left // train.keep_every if train.keep_every else 0
+    return min(written, stay + 1 + marked + len(train.save_at))
+
+
+def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
+    """(room for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
+    predicted."""
+    step = (newest_step(run) if run else None) or 0
+    one = (newest_checkpoint_bytes(run) if run else None) or checkpoint_bytes(resolved)
+    count = checkpoints_to_come(resolved, step)
+    return (one / GIB if count else 0.0), count * one / GIB
+
+
+def free_gib(folder: Path) -> float | None:
+    """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas are not considered."""
+    for place in (folder, *folder.absolute().parents):
+        try:
+            found = os.statvfs(place)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize / GIB
+    return None
