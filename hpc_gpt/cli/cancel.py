@@ -21,8 +21,8 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     """Cancel runs, queued or running.
 
     The job is gone; what was saved stays. Asks first on a terminal. Exit 1, as of stop, save and requeue, if none of
-    the runs is queued or running. RUN is a run id, an unambiguous prefix, a job id or a folder; a sweep's id, folder or
-    array means its runs.
+    the runs is queued or running. RUN is a run id, its begin or its end, a job id, an experiment with one run, or a
+    folder; a sweep's id, folder or array means its runs.
     """
     runs = chosen_runs(names)
     rows, silence = ask_status(runs, _print_known)

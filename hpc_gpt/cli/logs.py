@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli.run_argument import run_argument, run_meant
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.logs import follow_logs, log_path, read_tail
 from hpc_gpt.runs.run_folder import find_run
@@ -15,20 +15,20 @@ PLACE = 70
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.runs)
+@run_argument
 @click.option(
     "--follow", "-f", is_flag=True, help="Print what the run writes, over all its attempts, until it has ended."
 )
 @click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
 @click.option("--path", is_flag=True, help="Print the log's path instead.")
-def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
+def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
     """Print RUN's log.
 
-    The log has the output of all ranks of the last attempt. RUN is a run id, an unambiguous prefix, a job id or a
-    folder.
+    The log has the output of all ranks of the last attempt. RUN is a run id, its begin or its end, a job id, an
+    experiment with one run, or a folder; the newest run if it is left out.
     """
-    found = find_run(run, logs_folder())
+    found = find_run(run_meant(run), logs_folder())
     if path:
         click.echo(str(log_path(found, attempt)))
     elif follow:

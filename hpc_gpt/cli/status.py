@@ -55,9 +55,10 @@ _LEFT_OUT = ("attempts", "layout", "tokens_per_s", "job_id", "loss", "name")
 def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, show_all: bool) -> None:
     """Show the state of runs.
 
-    Prints state, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a
-    folder; without RUN the newest 20 under logs/. A sweep is one line; its id, folder or array job id, or --open, shows
-    a line for each of its runs. Slurm is asked once for all runs; accounting is not needed.
+    Prints state, job, attempts, last step, loss, tokens/s. RUN is a run id, its begin or its end, a job id, an
+    experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id, folder or
+    array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting is not
+    needed.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)

@@ -18,7 +18,7 @@ def stop(names: tuple[str, ...], wait: bool) -> None:
     The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
     only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
     requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
-    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, an unambiguous prefix, a job id
-    or a folder; a sweep's id, folder or array means its runs.
+    cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
+    an experiment with one run, or a folder; a sweep's id, folder or array means its runs.
     """
     ask("stop", names, wait)

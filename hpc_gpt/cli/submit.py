@@ -18,8 +18,9 @@ PLACE = 50
 @click.command()
 @experiment_options
 @click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
-              help="Print script and command, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
+              help="Print what would be requested, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
               "unless only Slurm cannot be reached.")  # fmt: skip
+@click.option("--script", is_flag=True, envvar="HPC_GPT_SCRIPT", help="With --dry-run: print the job script.")
 @click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
               help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
@@ -37,6 +38,7 @@ PLACE = 50
 def submit(
     request: Request,
     dry_run: bool,
+    script: bool,
     yes: bool,
     wait: bool,
     max_parallel: int | None,
@@ -70,4 +72,4 @@ def submit(
     if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:
-        submit_one(request, until, resume, from_start, dry_run, yes, wait)
+        submit_one(request, until, resume, from_start, dry_run, script, yes, wait)

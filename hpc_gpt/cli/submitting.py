@@ -15,6 +15,7 @@ from hpc_gpt.cli.experiment_options import name_of
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import wait_for, wait_for_all
+from hpc_gpt.launch.overview import of_run, overview, saves
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.request import Request
@@ -47,15 +48,18 @@ def submit_one(
     resume: str | None,
     from_start: bool,
     dry_run: bool,
+    script: bool,
     yes: bool,
     wait: bool,
 ) -> None:
     """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
+    if script and not dry_run:
+        raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
         raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
     if resume is not None:
-        submitted = _resume(resume, request, dry_run, from_start)
+        submitted = _resume(resume, request, dry_run, script, from_start)
         if submitted is None:
             return
     else:
@@ -65,7 +69,7 @@ def submit_one(
         for note in prepared.notes:
             click.echo(note, err=True)
         if dry_run:
-            _dry_run(prepared)
+            _dry_run(prepared, script)
             return
         submitted = submit_run(prepared, logs_folder())
         _print_predictions(prepared)
@@ -118,14 +122,14 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(name: str, request: Request, dry_run: bool, from_start: bool) -> Submitted | None:
+def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start: bool) -> Submitted | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None for a dry run."""
     ctx = click.get_current_context()
     given = [
         parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "from_start", "wait", "dry_run", "yes", "force", "until")
+        if parameter.name not in ("resume", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     others = [
@@ -141,7 +145,7 @@ def _resume(name: str, request: Request, dry_run: bool, from_start: bool) -> Sub
     run = find_run(name, logs_folder())
     assert request.until is not None
     if not given and not from_start and not changed_length(run.resolved(), request.until, request.given):
-        return _resume_same(run, request.until, dry_run)
+        return _resume_same(run, request.until, dry_run, script)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = ctx.get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE
     profile = load_profile(request.cluster) if request.cluster and has_cluster else None
@@ -151,7 +155,7 @@ def _resume(name: str, request: Request, dry_run: bool, from_start: bool) -> Sub
     for note in prepared.notes:
         click.echo(note, err=True)
     if dry_run:
-        _dry_run(prepared, begins=parent is None)
+        _dry_run(prepared, script, begins=parent is None)
         return None
     how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
@@ -160,7 +164,7 @@ def _resume(name: str, request: Request, dry_run: bool, from_start: bool) -> Sub
     return submitted
 
 
-def _resume_same(run: RunFolder, until: Until, dry: bool) -> Submitted | None:
+def _resume_same(run: RunFolder, until: Until, dry: bool, script: bool) -> Submitted | None:
     """Starts the run's own job.sh again; None for a dry run."""
     resolved, point = check_resumption(run, dry)
     for note in point.notes if point else ():
@@ -171,10 +175,14 @@ def _resume_same(run: RunFolder, until: Until, dry: bool) -> Submitted | None:
     where = f"after step {point.step}" if point else "at step 0: it has no checkpoint"
     click.echo(f"resumes {run.run_id} {where}", err=True)
     if dry:
-        script = run.job_script.read_text(encoding="utf-8")
-        click.echo(script, nl=False)
-        click.echo(f"would run: the run's own {run.job_script}", err=True)
-        _print_start(dry_run(resolved, script))
+        text = run.job_script.read_text(encoding="utf-8")
+        if script:
+            click.echo(text, nl=False)
+            click.echo(f"would run: the run's own {run.job_script}", err=True)
+        else:
+            rows = [("resumes", f"{run.run_id} {where}"), *of_run(resolved), ("would run", f"its own {run.job_script}")]
+            _print_overview(rows)
+        _print_start(dry_run(resolved, text))
         click.echo("dry run: nothing was written or submitted", err=True)
         return None
     return start_run(run, resolved, forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1)
@@ -182,7 +190,8 @@ def _resume_same(run: RunFolder, until: Until, dry: bool) -> Submitted | None:
 
 def _print_predictions(prepared: Prepared) -> None:
     """Prints what the data are, and what is predicted."""
-    for line in (*_data_lines(prepared), *prepared.predictions):
+    saved = [f"checkpoints: {text}" for text in saves(prepared.resolved, logs_folder())]
+    for line in (*_data_lines(prepared), *saved, *prepared.predictions):
         click.echo(line, err=True)
 
 
@@ -190,20 +199,34 @@ def _data_lines(prepared: Prepared) -> tuple[str, ...]:
     return describe_data(located(prepared.resolved, prepared.data_beside))
 
 
-def _dry_run(prepared: Prepared, begins: bool = True) -> None:
+def _dry_run(prepared: Prepared, script: bool, begins: bool = True) -> None:
+    """Prints what would be submitted: with `script` the job script, else an overview in a screen of lines."""
     check_submission([prepared], logs_folder(), dry=True, begins=begins)
     start = dry_run(prepared.resolved, prepared.script)
-    click.echo(prepared.script, nl=False)
-    _print_predictions(prepared)
-    if prepared.resolved.cluster.scheduler == "slurm":
-        chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
-        command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
-        command += f", {prepared.jobs} times" if prepared.jobs > 1 else ""
+    if script:
+        click.echo(prepared.script, nl=False)
+        _print_predictions(prepared)
+        click.echo(f"would run: {_command(prepared)}", err=True)
     else:
-        command = f"bash job.sh, for each of {counted(prepared.resolved.gpus, 'rank')}"
-    click.echo(f"would run: {command}", err=True)
+        _print_overview(overview(prepared, logs_folder(), _data_lines(prepared), _command(prepared)))
     _print_start(start)
     click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _command(prepared: Prepared) -> str:
+    if prepared.resolved.cluster.scheduler != "slurm":
+        return f"bash job.sh, for each of {counted(prepared.resolved.gpus, 'rank')}"
+    chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
+    command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
+    return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
+
+
+def _print_overview(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(subject) for subject, _ in rows)
+    before = ""
+    for subject, text in rows:
+        click.echo(f"{subject if subject != before else '':{width}}  {text}")
+        before = subject
 
 
 def _print_start(start: Start) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli.run_argument import run_argument, run_meant
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.run_folder import find_run
 from hpc_gpt.words import plain
@@ -16,20 +16,21 @@ PLACE = 160
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.runs)
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
-def verify(run: str, as_json: bool) -> None:
+def verify(run: str | None, as_json: bool) -> None:
     """Say what has changed since RUN was submitted.
 
     Compares the code, file by file with the snapshot that the run uses; package versions; the cluster profile; the
     experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Says
-    what each difference means: the run itself keeps to what was submitted. RUN is a run id, an unambiguous prefix, a
-    job id or a run folder. Exit 0 if all is equal, 1 if something differs.
+    what each difference means: the run itself keeps to what was submitted. RUN is a run id, its begin or its end, a job
+    id, an experiment with one run, or a folder; the newest run if it is left out. Exit 0 if all is equal, 1 if
+    something differs.
     """
     from hpc_gpt.launch.verification import MEANS
     from hpc_gpt.launch.verification import verify as verify_run
 
-    found = verify_run(find_run(run, logs_folder()))
+    found = verify_run(find_run(run_meant(run), logs_folder()))
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli.run_argument import run_meant, run_or_logs_argument
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.state import RETRY_WORDS
 from hpc_gpt.words import class_and_words
@@ -21,19 +21,19 @@ PLACE = 150
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.runs_and_logs)
+@run_or_logs_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
-def why(run: str, as_json: bool) -> None:
+def why(run: str | None, as_json: bool) -> None:
     """Say why RUN ended: the first cause over all ranks.
 
     Prints the cause with its rank, node and class, the lines around it, what followed, and what to do; if the node is
-    at fault, also the option that excludes it. RUN is a run id, an unambiguous prefix, a job id, a run folder, any
-    program's log, or a folder with the logs of one run. Exit 1 if nothing says how the run ended. The classes:
-    hpc-gpt help causes.
+    at fault, also the option that excludes it. RUN is a run id, its begin or its end, a job id, an experiment with one
+    run, a run folder, any program's log, or a folder with the logs of one run; the newest run if it is left out. Exit 1
+    if nothing says how the run ended. The classes: hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain
 
-    found = explain(run, logs_folder())
+    found = explain(run_meant(run), logs_folder())
     silence = ""
     if found.is_open and found.own is not None:
         from hpc_gpt.launch.status import ask_status

@@ -354,7 +354,8 @@ def _begun(path: Path) -> tuple[float, str]:
 
 
 def find_run(name: str, logs: Path) -> RunFolder:
-    """The run that RUN means: a run folder, a run id, an unambiguous prefix, or a job id.
+    """The run that RUN means: a folder, a run id, a job id, the begin or the end of an id, or an experiment, if only
+    one run has it.
 
     Raises NoSuchRun, with the candidates if a name matches several, as the id of an array or a sweep does.
     """
@@ -404,12 +405,17 @@ def _matches(name: str, logs: Path) -> list[RunFolder]:
         return [RunFolder(Path(name).resolve())]
     runs = list_runs(logs)
     # A whole job id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
-    return (
+    whole = (
         [run for run in runs if run.run_id == name]
         or [run for run in runs if name in job_ids(run)]
         or [run for run in runs if run.sweep_id == name or _is_element(run, name)]
-        or [run for run in runs if run.run_id.startswith(name) or (run.sweep_id or "").startswith(name)]
     )
+    parts = (
+        [run for run in runs if run.run_id.startswith(name) or (run.sweep_id or "").startswith(name)],
+        [run for run in runs if run.run_id.endswith(name)],
+        [run for run in runs if run.path.parent.name == name],
+    )
+    return whole or next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
 
 
 def _is_element(run: RunFolder, array: str) -> bool:

@@ -39,7 +39,7 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
     (tmp_path / "text.txt").write_text(text)
     done = in_process("data", "text.txt", "--tokenizer", "char" if vocab > 256 else "byte")
     words = shlex.split(done.stderr.removeprefix("next: hpc-gpt "))
-    dry = in_process(*words, "--dry-run", environment=without_slurm(tmp_path))
+    dry = in_process(*words, "--dry-run", "--script", environment=without_slurm(tmp_path))
     assert f"data: text.tokens by tokenizer {'char' if vocab > 256 else 'byte'}, " in dry.stderr
     script = dry.stdout
     text_of_resolved = script.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("HPC_GPT_RESOLVED\n", 1)[0]

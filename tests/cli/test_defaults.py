@@ -32,8 +32,9 @@ def own_profile(text, default=False):
 def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     done = in_process("render", *GPT2_DDP, *JEAN_ZAY)
     resolved = resolved_of(done)
-    plain = Train(dtype="fp16")
-    assert {**resolved["train"], "optimizer_mode": None, "init": None} == json.loads(json.dumps(vars(plain)))
+    plain = Train(dtype="fp16", save_minutes=30.0, keep_last=3)
+    absent = {"optimizer_mode": None, "init": None, "save_at": [], "profile_steps": []}
+    assert {**resolved["train"], **absent} == json.loads(json.dumps(vars(plain)))
     assert (resolved["name"], resolved["batch"]["global_batch"]) == ("gpt2", 1024)
     assert resolved["job"]["signal_lead_s"] == 120  # the profile's
     assert done.stderr.splitlines()[0] == (
@@ -176,13 +177,13 @@ def test_the_largest_model_is_of_any_engine_and_its_next_command_keeps_it():
 
 def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
     own_profile('extends = "a100-80g-8"\n', default=True)
-    done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run")
+    done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--script")
     assert "would run: bash job.sh, for each of 4 ranks\n" in done.stderr
     assert resolved_of(done)["cluster"]["name"] == "local"
     there = in_process("render", "gpt2-meg-ds-3d", "--smoke", "--cluster", "mine")
     assert resolved_of(there)["cluster"]["name"] == "mine"
     # It is shown beside the real run, whose layout needs the user's own nodes.
-    wide = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--tp", "8", "--pp", "8")
+    wide = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--script", "--tp", "8", "--pp", "8")
     assert "tp8-pp8-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs" in wide.stderr
 
 
@@ -195,7 +196,7 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
     assert done.code == 0, done.stderr
-    dry = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", "--dry-run")
+    dry = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", "--dry-run", "--script")
     about_data = [line for line in done.stderr.splitlines() if line.startswith(("data: ", "note: the data have "))]
     assert len(about_data) == 2
     assert set(about_data) < set(dry.stderr.splitlines())

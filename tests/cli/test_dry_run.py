@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.command import Done, error_of, in_process, without_slurm
@@ -22,7 +24,7 @@ def bare(tmp_path, monkeypatch):
 
 def both(*arguments: object, **environment: str) -> tuple[Done, Done]:
     """The dry run, which comes first, and submit."""
-    dry = in_process("submit", *arguments, "--dry-run", environment=environment)
+    dry = in_process("submit", *arguments, "--dry-run", "--script", environment=environment)
     return dry, in_process("submit", *arguments, environment=environment)
 
 
@@ -83,14 +85,14 @@ def test_a_run_that_goes_on(bare):
 
 
 def test_data_that_can_be_made_are_not_made(bare, tmp_path):
-    done = in_process("submit", "demo", "--cluster", "local", "--dry-run")
+    done = in_process("submit", "demo", "--cluster", "local", "--dry-run", "--script")
     assert done.code == 0, done.stderr
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "logs").exists()
 
 
 def test_a_slurm_that_is_away_is_named(bare, tmp_path):
-    asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run")
+    asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--script")
     done = in_process(*asked)
     assert done.code == 0
     assert "no sbatch here to ask" in done.stderr
@@ -103,4 +105,69 @@ def test_a_slurm_that_is_away_is_named(bare, tmp_path):
     assert done.code == 0, done.stderr
     assert "Slurm's controller does not answer: Unable to contact slurm controller" in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
-    assert in_process(*asked[:-1]).code == 4
+    assert in_process(*asked[:-2]).code == 4
+
+
+EVERY = ["run", "model", "layout", "batch", "engine", "train", "data", "checkpoints", "predicted", "budget"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "says"),
+    [
+        (("--gpus", "64", "--pp", "16"), ["asks Slurm"], "--nodes=16 --ntasks-per-node=4 --gres=gpu:4"),
+        (("demo", "--cluster", "local", "--until", "tokens=1e6"), ["forecast"], "bash job.sh, for each of 4 ranks"),
+        (("demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3", "--set", "data.source=random"),
+         ["asks Slurm", "forecast"], "budget       3 GPU-hours"),
+    ],
+)  # fmt: skip
+def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
+    done = in_process("submit", *asked, "--dry-run")
+    assert done.code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) + len(done.stderr.splitlines()) < 30
+    assert {line[:12].strip() for line in lines if line[0] != " "} == {*EVERY, *more, "would run"}
+    assert says in done.stdout
+    assert "dry run: nothing was written or submitted" in done.stderr
+
+
+def test_a_run_that_resumes_has_an_overview_too(bare):
+    run = unsubmitted_run()
+    done = in_process("submit", "--resume", run.run_id, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert f"resumes    {run.run_id} at step 0" in done.stdout
+    assert len(done.stdout.splitlines()) < 12
+
+
+def test_the_script_is_that_of_a_dry_run(bare):
+    done = in_process("submit", "demo", "--script")
+    assert (done.code, error_of(done)[0]) == (2, "--script prints the script of a --dry-run")
+
+
+# --- when it saves
+
+
+@pytest.mark.parametrize(
+    ("asked", "saves", "keeps"),
+    [
+        ((), 30.0, 3),
+        (("--set", "train.keep_last=5"), 30.0, 5),
+        (("--set", "train.save_every=7"), None, 0),
+        (("--set", "train.save_every=0"), None, 0),
+        (("--set", "train.save_minutes=2"), 2.0, 0),
+        (("--set", "train.save_last=false"), None, 0),
+        (("--set", "train.save_at=[5]"), 30.0, 3),
+        (("--smoke",), None, 0),
+        (("--engine", "deepspeed-zero", "--zero-stage", "3", "--pp", "1", "--set", "engine.offload=full",
+          "--set", "engine.offload_path=/nvme"), None, 0),
+    ],
+)  # fmt: skip
+def test_a_run_that_does_not_say_when_saves_every_half_hour(bare, tmp_path, asked, saves, keeps):
+    (tmp_path / "plain.toml").write_text('name = "plain"\n[model]\npreset = "gpt2"\n[data]\nsource = "random"\n')
+    request = ("submit", tmp_path / "plain.toml", "--cluster", "generic-slurm", *asked, "--dry-run")
+    done = in_process(*request, "--script")
+    assert done.code == 0, done.stderr
+    found = re.search(r'"save_minutes": (\S+),', done.stdout)
+    assert (float(found[1]) if found else None) == saves
+    assert f'"keep_last": {keeps},' in done.stdout
+    said = in_process(*request).stdout
+    assert ("every 30 min and at the end, the newest 3 kept: about" in said) == (asked in ((),))

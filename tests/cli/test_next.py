@@ -63,7 +63,7 @@ def next_of(done) -> list[str]:
 def test_what_an_empty_logs_folder_names_would_run(tmp_path):
     bare = without_slurm(tmp_path)
     done = in_process("status", environment=bare)
-    dry = in_process(*next_of(done), "--dry-run", environment=bare)
+    dry = in_process(*next_of(done), "--dry-run", "--script", environment=bare)
     assert dry.code == 0, dry.stderr
     assert "would start 4 ranks on this machine" in dry.stderr
 
@@ -75,7 +75,7 @@ def test_what_cancel_names_would_resume_the_run(made_run, waiting_process, saved
         add_checkpoint(made_run, 1)
     words = next_of(in_process("cancel", made_run.run_id, "--yes"))
     waiting_process.wait(120)
-    dry = in_process(*words, "--dry-run")
+    dry = in_process(*words, "--dry-run", "--script")
     assert dry.code == 0, dry.stderr
     assert made_run.run_id in words
     assert ("after step 1" in dry.stderr) is saved

@@ -123,7 +123,7 @@ def test_the_next_command_runs_what_was_planned(arguments, tmp_path):
     page = planned("plan", *arguments)
     best = page["candidates"][0]
     there = without_slurm(tmp_path) | {"MEGATRON_LM": str(make_checkout(tmp_path / "megatron-lm"))}
-    done = in_process("submit", *in_submits_words(page["next"]), "--dry-run", environment=there)
+    done = in_process("submit", *in_submits_words(page["next"]), "--dry-run", "--script", environment=there)
     resolved = resolved_of(done)
     # And predicts what was shown.
     said = re.search(r"predicted: (\S+) needs ([\d.]+) of .*; (\S+) s a step", done.stderr)

@@ -126,7 +126,9 @@ def test_a_sweeps_rows_are_predicted_each_and_what_is_true_of_all_is_said_once(t
 
 
 def test_a_dry_run_says_it_too():
-    done = in_process("submit", "demo", "--dry-run", "--cluster", profile_of("here", 'scheduler = "local"\n'))
+    done = in_process(
+        "submit", "demo", "--dry-run", "--script", "--cluster", profile_of("here", 'scheduler = "local"\n')
+    )
     assert "not predicted: profile here names no device\n" in done.stderr
 
 

@@ -80,7 +80,7 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
     runs = [path.parent for path in kept.glob("*/*/resolved.json")]
     assert sorted(len(list(run.glob("attempts/*"))) for run in runs) == [1, 3]
     (command,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
-    dry = in_process(*shlex.split(command.removeprefix("next: hpc-gpt ")), "--dry-run",
+    dry = in_process(*shlex.split(command.removeprefix("next: hpc-gpt ")), "--dry-run", "--script",
                      environment=without_slurm(tmp_path))  # fmt: skip
     assert dry.code == 0, dry.stderr
     assert "# tiny: 2 layers of 64, " in dry.stdout

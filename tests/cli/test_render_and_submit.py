@@ -56,7 +56,7 @@ def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile(tmp_
     ],
 )
 def test_a_warm_up_is_cut_to_the_steps_of_the_command_line_and_one_line_says_so(given, kept):
-    done = in_process("submit", "demo", "--cluster", "local", "--dry-run", *given)
+    done = in_process("submit", "demo", "--cluster", "local", "--dry-run", "--script", *given)
     assert resolved_of(done)["train"]["warmup_steps"] == kept
     assert done.stderr.count("warmup_steps") == done.stderr.count(f"train.warmup_steps is cut from 20 to {kept}\n") == 1
 
@@ -67,7 +67,7 @@ def test_steps_of_the_command_line_may_hold_a_warm_up_that_the_files_own_do_not(
     path.write_text(demo.replace("\nsteps = 200\n", "\nsteps = 10\n"))
     done = in_process("render", str(path))
     assert (done.code, "train.warmup_steps is 20, longer than the run" in done.stderr) == (2, True)
-    done = in_process("submit", str(path), "--cluster", "local", "--dry-run", "--until", "steps=30")
+    done = in_process("submit", str(path), "--cluster", "local", "--dry-run", "--script", "--until", "steps=30")
     assert resolved_of(done)["train"]["warmup_steps"] == 20
     assert "is cut" not in done.stderr
 
@@ -148,7 +148,7 @@ def test_every_key_that_help_lists_can_be_set():
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     bare = without_slurm(tmp_path)
-    done = hpc_gpt("submit", "demo", "--dry-run", cwd=tmp_path, environment=bare)
+    done = hpc_gpt("submit", "demo", "--dry-run", "--script", cwd=tmp_path, environment=bare)
     assert done.stdout == hpc_gpt("render", "demo").stdout
     assert "nothing was written" in done.stderr
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()

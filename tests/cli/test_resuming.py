@@ -30,7 +30,7 @@ def test_a_run_that_is_done_does_not_start_again(asked):
 
 @pytest.mark.parametrize("asked", [("--until", "steps=12"), ("--set", "train.steps=12")])
 def test_more_steps_are_the_way_on(asked):
-    done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run")
+    done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run", "--script")
     assert done.code == 0, done.stderr
     assert '"steps": 12,' in done.stdout
     assert "cosine of the learning rate was over 6 steps and is over 12 from step 6 on" in done.stderr
@@ -89,7 +89,7 @@ def test_a_run_with_only_damaged_checkpoints_is_refused_before_it_is_queued(aske
 
 def test_from_start_is_the_way_out():
     run = stopped(damaged=(6,))
-    done = in_process("submit", "--resume", run.run_id, "--from-start", "--dry-run")
+    done = in_process("submit", "--resume", run.run_id, "--from-start", "--dry-run", "--script")
     assert done.code == 0, done.stderr
     assert f"Trains run {run.run_id} again from step 0" in done.stdout or '"steps": 10,' in done.stdout
     assert "resumes after" not in done.stderr
@@ -99,7 +99,7 @@ def test_from_start_is_the_way_out():
 
 def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():
     run = stopped(4, damaged=(6,))
-    done = in_process("submit", "--resume", run.run_id, "--dry-run")
+    done = in_process("submit", "--resume", run.run_id, "--dry-run", "--script")
     assert done.code == 0, done.stderr
     assert done.stdout == run.job_script.read_text()
     assert "note: checkpoint step-00000006 is not sound, and is passed over: weights has 300 bytes" in done.stderr

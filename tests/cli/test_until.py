@@ -12,7 +12,7 @@ from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_predictions import profile_of
 from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
 
-FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run")
+FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run", "--script")
 SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 
 
@@ -70,7 +70,9 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
     logs = Path(os.environ["HPC_GPT_LOGS"])
     run = make_run(logs, "local", "demo", layout__micro_batches=1)
     add_attempt(run, [metrics_line(step) for step in range(1, 30)])
-    done = in_process("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
+    done = in_process(
+        "submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run", "--script"
+    )
     assert done.code == 0, done.stderr
     assert re.search(r"^a: forecast: 1 job, ", done.stderr, re.MULTILINE), done.stderr
     assert "b: forecast: not known" in done.stderr
@@ -88,7 +90,14 @@ def test_a_dry_run_of_a_resumption_starts_nothing(tmp_path):
     run = unsubmitted_run("generic-slurm")
     steps = run.resolved().train.steps
     done = hpc_gpt(
-        "submit", "--resume", run.path, "--until", f"steps={steps}", "--dry-run", environment=without_slurm(tmp_path)
+        "submit",
+        "--resume",
+        run.path,
+        "--until",
+        f"steps={steps}",
+        "--dry-run",
+        "--script",
+        environment=without_slurm(tmp_path),
     )
     assert done.code == 0, done.stderr
     assert done.stderr.endswith("dry run: nothing was written or submitted\n")

@@ -136,7 +136,7 @@ def test_a_prefix_and_an_absolute_path(folders):
 
 def test_every_verb_that_looks_at_the_data_finds_them(folders):
     make(folders / "ex")
-    dry = in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run")
+    dry = in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run", "--script")
     assert dry.code == 0, dry.stderr
     run = submitted("../ex/base.toml")
     for asked in ("../ex/base.toml", run.run_id):

@@ -26,7 +26,7 @@ def test_submit_resume_with_another_layout():
     before = {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")}
 
     further = ("--until", "steps=6")
-    shown = hpc_gpt("submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run")
+    shown = hpc_gpt("submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run", "--script")
     assert shown.code == 0, shown.stderr
     assert '"pp": 2' in shown.stdout
     refused = hpc_gpt("submit", "--resume", parent.run_id, "--gbs", "64")

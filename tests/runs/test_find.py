@@ -70,6 +70,19 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
         named_runs("471", logs)
 
 
+def test_a_run_has_short_names():
+    one, logs = unsubmitted_run(), logs_dir()
+    assert find_run(one.run_id[-4:], logs) == find_run("demo", logs) == find_run(one.run_id[:9], logs) == one
+    other = unsubmitted_run()
+    assert find_run(one.run_id[-4:], logs) == one
+    for name in ("demo", "2"):
+        with pytest.raises(
+            NoSuchRun, match=f"'{name}' matches 2 runs under .*: {one.run_id}, {other.run_id}"
+        ) as refusal:
+            find_run(name, logs)
+        assert refusal.value.exit_code == 5
+
+
 def test_only_a_sweeps_own_folder_singles_it_out(sweep):
     for name in (sweep.id, "4711", str(sweep.folder), str(sweep.runs[0].path)):
         assert singles_out(name), name

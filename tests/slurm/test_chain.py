@@ -108,7 +108,7 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     slow_twin(teller(single), logs, 6.0, 1.0, site)
     there = {"HPC_GPT_LOGS": str(logs)}
     asked = (*SINGLE, "--cluster", site, "--until", f"steps={STEPS}", "--time", "1")
-    said = launcher.run("submit", *asked, "--dry-run", **there)[1]
+    said = launcher.run("submit", *asked, "--dry-run", "--script", **there)[1]
     found = re.search(r"forecast: (\d+) jobs of 1 by singleton jobs", said)
     assert found, said
     jobs = int(found[1])
@@ -161,7 +161,7 @@ def test_a_dry_run_tells_what_is_measured_and_writes_nothing(launcher: Launcher,
     there = {"HPC_GPT_LOGS": str(tmp_path)}
     before = sorted(tmp_path.glob("*/*"))
     _, said = launcher.run(
-        "submit", *SINGLE, "--until", f"tokens={10**6}", "--dry-run", "--max-gpu-hours", "9", **there
+        "submit", *SINGLE, "--until", f"tokens={10**6}", "--dry-run", "--script", "--max-gpu-hours", "9", **there
     )
     # 2 x 4 windows of 32 tokens a step.
     assert f"1,000,000 tokens are {10**6 // 256 + 1:,} steps" in said
@@ -170,7 +170,7 @@ def test_a_dry_run_tells_what_is_measured_and_writes_nothing(launcher: Launcher,
     assert re.search(r"save [\d.]+ s.*, measured", said)
     lead = re.search(r"signal (\d+) s ahead of the limit: two steps", said)
     assert lead
-    script = launcher.run("submit", *SINGLE, "--until", "steps=50", "--dry-run", **there)[0]
+    script = launcher.run("submit", *SINGLE, "--until", "steps=50", "--dry-run", "--script", **there)[0]
     assert f"--signal=USR2@{lead[1]}" in script
     assert "budget 9 GPU-hours" in said
     assert sorted(tmp_path.glob("*/*")) == before

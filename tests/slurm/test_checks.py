@@ -46,7 +46,7 @@ def test_an_experiment_is_accepted_under_every_profile(
 
 
 def test_the_readme_example_is_accepted(asking: Launcher) -> None:
-    script, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run")
+    script, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "--script")
     processors, nodes = accepted_on(words)
     assert processors >= 64
     assert nodes.endswith("]")
@@ -56,18 +56,18 @@ def test_the_readme_example_is_accepted(asking: Launcher) -> None:
 
 
 def test_a_sweeps_dry_run_asks_slurm_of_each_of_its_jobs(asking: Launcher) -> None:
-    jobs, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run")
+    jobs, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run", "--script")
     assert jobs == "array of 6, 1 GPU: batch32 batch64 batch128 accumulation recompute for-loop\njob, 2 GPUs: fsdp\n"
     assert words.count(" to start at ") == 2
-    _, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run", "-C", "no-such-gpu", code=1)
+    _, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run", "--script", "-C", "no-such-gpu", code=1)
     assert "Invalid feature specification" in words
     assert not asking.logs.exists()
 
 
 def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
-    _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "-C", "no-such-gpu", code=1)
+    _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "--script", "-C", "no-such-gpu", code=1)
     assert "Invalid feature specification" in words
-    _, words = asking.run("submit", "--gpus", "1024", "--pp", "16", "--dry-run", "--gbs", "1024", code=1)
+    _, words = asking.run("submit", "--gpus", "1024", "--pp", "16", "--dry-run", "--script", "--gbs", "1024", code=1)
     assert "node configuration is not available" in words
     assert not asking.logs.exists()
 

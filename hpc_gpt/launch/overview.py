@@ -1,0 +1,74 @@
+"""What a run will be and ask for, in a screen of lines: the answer of `submit --dry-run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.render import script_directives
+from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib, room_needed_gib
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted, show_bytes
+
+
+def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str) -> list[tuple[str, str]]:
+    """(subject, what of it) of a run that is prepared, for its user to read before it is submitted.
+
+    `data` are the lines on its data, `command` is what submits it.
+    """
+    run = prepared.resolved
+    rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
+    rows += [("data", line.removeprefix("data: ")) for line in data]
+    rows += [("checkpoints", text) for text in saves(run, logs)]
+    rows += [("predicted", prepared.prediction.line.removeprefix("predicted: "))] if prepared.prediction else []
+    rows += (
+        [("forecast", line.removeprefix("forecast: ")) for line in prepared.forecast.lines] if prepared.forecast else []
+    )
+    budget = run.job.max_gpu_hours
+    rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
+    directives = script_directives(prepared.script)
+    rows += [("asks Slurm", " ".join(directives))] if directives else []
+    return [*rows, ("would run", command)]
+
+
+def of_run(run: Resolved) -> list[tuple[str, str]]:
+    """Model, layout, batch and engine of a run."""
+    rows = []
+    shape, engine, train, batch = run.model, run.engine, run.train, run.batch
+    if run.has_model:
+        sizes = f"{counted(shape.layers, 'layer')} of {shape.hidden}, {shape.params:,} parameters"
+        rows.append(("model", f"{sizes}, samples of {shape.seq:,} tokens"))
+    where = f"{counted(run.gpus, 'GPU')} on {counted(run.nodes, 'node')} of {run.cluster.name}"
+    rows.append(("layout", f"{run.layout}, {where}"))
+    if run.has_batch:
+        parts = f"micro-batch {batch.micro_batch} x {batch.micro_batches:,} x dp {run.layout.dp}"
+        tokens = f", {batch.global_batch * shape.seq:,} tokens" if run.has_model else ""
+        rows.append(("batch", f"{parts} = {counted(batch.global_batch, 'sample')} a step{tokens}"))
+    if run.command is None:
+        zero = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage else ""
+        rows.append(("engine", f"{engine.name}{zero}, {train.dtype}, recompute {engine.recompute}"))
+        rows.append(
+            ("train", f"{counted(train.steps, 'step')}, learning rate {train.lr:g}, logged every {train.log_every}")
+        )
+    return rows
+
+
+def saves(run: Resolved, logs: Path) -> list[str]:
+    """When a run saves, what it keeps, and the room for that; empty if another program saves."""
+    train = run.train
+    if run.command is not None:
+        return []
+    when = [f"every {train.save_minutes:g} min"] if train.save_minutes else []
+    when += [f"every {counted(train.save_every, 'step')}"] if train.save_every else []
+    when += [f"after step {', '.join(map(str, train.save_at))}"] if train.save_at else []
+    when += ["at the end"] if train.save_last else []
+    if not when:
+        return ["none: train.save_last is false"]
+    kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
+    one, (_, every) = checkpoint_bytes(run), room_needed_gib(run)
+    room = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
+    free = free_gib(logs)
+    lines = [f"{' and '.join(when)}{kept}: {room}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]
+    if train.save_minutes and free is not None and free * GIB < 2 * one:
+        lines.append("two do not fit in the free space: those by train.save_minutes are left out until they do")
+    return lines
