@@ -28,8 +28,9 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     """Write the weights of RUN for transformers.
 
     Writes the newest intact checkpoint as a folder with safetensors and config.json, which
-    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama (Mistral's shape, too),
-    Qwen2, Qwen3 or SmolLM3. The tokenizer's files go along if data.tokenizer is a tokenizer.json.
+    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama, Qwen2, Qwen3, SmolLM3, or
+    Mistral for a run that began from one. The tokenizer's files go along if data.tokenizer is a
+    tokenizer.json. An export that is killed leaves .NAME.PID, which is yours to remove.
     Needs pip install 'hpc-gpt[hf]'.
     """
     found = find_run(run, logs_folder())

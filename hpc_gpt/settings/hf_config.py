@@ -69,6 +69,12 @@ def read_config(path: Path, seq: int | None = None) -> ModelShape:
     return shape
 
 
+def architecture_in(path: Path) -> str:
+    """The class of transformers that a folder's config.json names. Raises ConfigError as `read_config`."""
+    file = path / "config.json"
+    return _ARCHITECTURES[_model_type(_read_json(file), file)]
+
+
 def name_of(path: Path) -> str:
     """A model's name by its file: that of the folder.
 
@@ -308,13 +314,16 @@ def _read_layers_without_rotation(keys: _Keys, layers: int) -> int | None:
 # --- a shape as a file
 
 
-def config_of(shape: ModelShape, vocab: int | None = None) -> dict[str, Any]:
+def config_of(shape: ModelShape, vocab: int | None = None, begun_as: str | None = None) -> dict[str, Any]:
     """The keys of config.json, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
 
     Our model has no dropout, and no token that begins or ends a text. The rotation is written in both spellings.
+    `begun_as`: the class of the weights that the run began from, which it stays if it is of the same shape.
     """
     name = architecture_of(shape)
     assert name is not None, "its callers ask architecture_of"
+    if name == "LlamaForCausalLM" and begun_as == _ARCHITECTURES["mistral"] and shape.bias == "none":
+        name = begun_as
     kind = next(kind for kind, architecture in _ARCHITECTURES.items() if architecture == name)
     config: dict[str, Any] = {"architectures": [name], "model_type": kind}
     config["vocab_size"] = shape.vocab if vocab is None else vocab
@@ -347,6 +356,8 @@ def config_of(shape: ModelShape, vocab: int | None = None) -> dict[str, Any]:
         "rope_parameters": {"rope_theta": shape.rope_theta, **scaling},
         "attention_dropout": 0.0,
     }
+    if kind == "mistral":
+        config |= {"sliding_window": None}
     if kind == "llama":
         config |= {"attention_bias": shape.bias == "all", "mlp_bias": shape.bias == "all"}
     if kind == "smollm3":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.hf_config import read_config
+from hpc_gpt.settings.hf_config import architecture_in, read_config
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.words import counted
@@ -47,7 +47,7 @@ class WeightsFolder:
     which lacks the class's prefix in files of the model without its head.
 
     `identity` is what provenance.json keeps: SHA-256 of config.json and index, and of each file its size and the
-    SHA-256 of its header.
+    SHA-256 of its header, beside the `architecture`.
     """
 
     path: Path
@@ -62,6 +62,7 @@ def read_folder(path: Path) -> WeightsFolder:
         raise ConfigError(f"train.init is {path}, but there is no such folder here", "name a folder on a shared disk")
     config = _read(path / CONFIG)
     identity: dict[str, Any] = {"path": str(path), "config": _sha256(config), "index": None, "files": {}}
+    identity["architecture"] = architecture_in(path)
     listed: dict[str, str] | None = None
     if (path / INDEX).is_file():
         index = _read(path / INDEX)

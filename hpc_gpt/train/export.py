@@ -3,8 +3,9 @@
 It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and a
 file of the export is written for every 5 GB of weights, which is about the memory that it needs.
 
-The format is that of transformers' class of the shape (`hf_config.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM,
-Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM.
+The format is that of transformers' class of the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
+LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. Mistral's shape is Llama's, so a run writes
+MistralForCausalLM if it began from one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from torch import Tensor
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.output import outlive_readers
+from hpc_gpt.runs.lineage import find_ancestors
+from hpc_gpt.runs.provenance import INIT
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import to_hf
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
@@ -32,6 +36,7 @@ from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
+from hpc_gpt.train.checkpoints.folders import sync
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
 
@@ -75,7 +80,8 @@ def export_hf(
         )
     checkpoint, found = _find_checkpoint(run, step)
     weights = _weights(checkpoint, resolved)
-    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, _tokenizer_files(resolved, run.data_beside))
+    tokenizer = _tokenizer_files(resolved, run.data_beside)
+    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, tokenizer, _begun_as(run))
     return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
 
 
@@ -86,10 +92,12 @@ def write_hf(
     piece_bytes: int = PIECE_BYTES,
     dtype: str = "fp32",
     others: Iterable[Path] = (),
+    begun_as: str | None = None,
 ) -> tuple[str, ...]:
     """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
 
-    The folder is made as a whole or not at all. config.json comes last.
+    The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
+    `begun_as`: see `config_of`.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -98,12 +106,15 @@ def write_hf(
         for other in others:
             shutil.copyfile(other, aside / other.name)
             files.append(other.name)
-        config = config_of(shape)
+        config = config_of(shape, begun_as=begun_as)
         first = {key: config[key] for key in ("architectures", "model_type")}
         text = json.dumps({**first, "dtype": str(DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
         (aside / "config.json").write_text(text, encoding="utf-8")
+        for written in (*aside.iterdir(), aside):
+            sync(written)
         check_export(folder)
         aside.rename(folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return (*files, "config.json")
@@ -144,6 +155,12 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
 
 _DAMAGED = "was it written by another version? submit again with the version in resolved.json"
+
+
+def _begun_as(run: RunFolder) -> str | None:
+    """transformers' class of the weights from which the run, or the one that it continues, has begun."""
+    begun = (read_stored(one.path / "provenance.json").get(INIT) for one in (run, *find_ancestors(run)))
+    return next((init.get("architecture") for init in begun if isinstance(init, dict)), None)
 
 
 def _tokenizer_files(resolved: Resolved, beside: Path | None) -> list[Path]:

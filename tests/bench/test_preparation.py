@@ -190,3 +190,18 @@ def test_on_a_known_gpu_the_plan_is_asked():
     profile = profile_here(None, [{"name": "NVIDIA H200"}])
     (cell,) = prepare_cells(BenchAsked("bench", profile, has_gpu=True)).cells
     assert cell.prepared.prediction.tables["memory_gib"]["stages"][0]["allocated"] > 5
+
+
+def test_a_bench_begins_from_the_folder_that_the_experiment_names_and_a_small_one_says_that_it_cannot(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.train.test_hf_folders import FAMILIES, write
+
+    write(FAMILIES["qwen3"], tmp_path / "weights")
+    file = tmp_path / "mine.toml"
+    file.write_text('[train]\ninit = "weights"\n[model]\nseq = 32\n')
+    ((_, run),) = settled(str(file), overrides={"layout.gpus": 1})
+    assert run.train.init == str(tmp_path / "weights")
+    assert (run.model.kv_heads, run.model.seq) == (FAMILIES["qwen3"].kv_heads, 32)
+    small = prepare_cells(BenchAsked(str(file), LOCAL, {"layout.gpus": 1}, smoke=True))
+    assert small.cells[0].prepared.resolved.train.init is None
+    assert any("random ones here" in note for note in small.notes)

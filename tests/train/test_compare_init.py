@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_gpt.doctor.checks import check_init
 from hpc_gpt.model.rotation import Rotation
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.experiment import Engine, RopeScaling
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.compare_init import compare
 from tests.train.launch import settings
@@ -19,8 +20,8 @@ from tests.train.test_hf_folders import FAMILIES, write
 pytest.importorskip("transformers")
 
 
-def run_of(name: str, folder: Path) -> Resolved:
-    shape = replace(FAMILIES[name], seq=4096 if name != "gpt2" else 256)
+def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
+    shape = replace(FAMILIES[name], seq=4096 if name != "gpt2" else 256, **changed)
     write(shape, folder)
     resolved = settings(Path("none"), {"gpus": 1}, Engine(name="ddp"))
     return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
@@ -33,7 +34,9 @@ def test_they_are_equal(name: str, tmp_path: Path) -> None:
 
 
 def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of("llama", tmp_path / "out")
+    # The slowest pair of channels alone is scaled: it turns by 6e-5 up to the 64th position, by 4e-3 up to the last.
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 2_000_000)
+    run = run_of("llama", tmp_path / "out", rope_theta=1.6e7, rope_scaling=scaling)
     whole = Rotation.__init__
     monkeypatch.setattr(
         Rotation, "__init__", lambda self, width, seq, theta, scaling: whole(self, width, seq, theta, None)

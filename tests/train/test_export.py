@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +18,12 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.hf_config import config_of, read_config
-from hpc_gpt.settings.hf_names import to_hf
+from hpc_gpt.settings.hf_config import architecture_in, config_of, read_config
+from hpc_gpt.settings.hf_names import size_of, to_hf
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train import export
 from hpc_gpt.train.engines.protocol import module_of
-from hpc_gpt.train.export import _write_weights, export_hf, main
+from hpc_gpt.train.export import _write_weights, export_hf, main, write_hf
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train
@@ -28,6 +32,7 @@ pytestmark = pytest.mark.xdist_group("train-export")
 
 transformers = pytest.importorskip("transformers")
 VOCAB = 259  # padded to 320
+SHAPE = ModelShape(layers=3, heads=4, vocab=61, seq=32, **MODELS["llama"])
 ENGINES = {"deepspeed-zero": True, "hf-deepspeed": False}  # whether tied
 
 
@@ -147,12 +152,55 @@ def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
 
 
 def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
-    import hpc_gpt.train.export as export
-
-    monkeypatch.setattr(export, "config_of", lambda shape: 1 / 0)
+    monkeypatch.setattr(export, "config_of", lambda shape, begun_as: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_hf(runs["hf-deepspeed"], tmp_path / "out")
     assert list(tmp_path.glob("*out*")) == []
+
+
+@pytest.mark.parametrize("at", ["the second file", "the tokenizer's", "config.json", "the name"])
+def test_an_export_that_is_killed_leaves_no_folder_and_keeps_no_other_from_it(at, tmp_path, monkeypatch):
+    import safetensors.torch
+
+    owner, name, calls = {
+        "the second file": (safetensors.torch, "save_file", 1),
+        "the tokenizer's": (shutil, "copyfile", 0),
+        "config.json": (export, "config_of", 0),
+        "the name": (export, "check_export", 0),
+    }[at]
+    tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "out"
+    tokenizer.write_text("{}")
+    weights = [(key, torch.ones(size_of(SHAPE, key))) for key in SHAPE.parameter_names]
+
+    def write():
+        return write_hf(SHAPE, weights, out, 9_000, others=[tokenizer])
+
+    pid = os.fork()
+    if pid == 0:
+        left, was = iter(range(calls)), getattr(owner, name)
+        setattr(owner, name, lambda *given, **more: (
+            was(*given, **more) if next(left, None) is not None else os.kill(os.getpid(), signal.SIGKILL)
+        ))  # fmt: skip
+        try:
+            write()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [tokenizer.name]
+    files = write()
+    assert {path.name for path in out.iterdir()} == set(files) > {"config.json", "tokenizer.json"}
+
+
+def test_weights_that_began_as_mistrals_are_its_own_again(tmp_path):
+    write_hf(SHAPE, [(key, torch.ones(size_of(SHAPE, key))) for key in SHAPE.parameter_names],
+             tmp_path / "out", begun_as="MistralForCausalLM")  # fmt: skip
+    assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
+    assert read_config(tmp_path / "out", SHAPE.seq) == SHAPE
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == "MistralForCausalLM"
+    assert model.config.sliding_window is None
+    for shape in (replace(SHAPE, bias="qkv"), ModelShape(32, 2, 4)):  # no more Mistral's
+        assert config_of(shape, begun_as="MistralForCausalLM") == config_of(shape)
 
 
 def test_without_safetensors_one_line_says_what_to_install(runs, tmp_path, monkeypatch):

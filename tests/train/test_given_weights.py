@@ -17,6 +17,7 @@ from hpc_gpt.runs.provenance import weights_of
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.hf_config import architecture_in
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.train.export import export_hf
@@ -79,6 +80,34 @@ def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) ->
     theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "out"))
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_a_run_that_began_from_mistral_is_exported_as_mistral_with_its_tokenizer(tokens: Path, tmp_path: Path) -> None:
+    shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32), tmp_path / "weights"
+    write(shape, folder, begun_as="MistralForCausalLM")
+    tokenizer = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    for name in tokenizer:
+        (folder / name).write_text("{}")
+    resolved = replace(begun_from(folder, tokens, steps=1), model=shape)
+    run = run_of(tmp_path, resolved)
+    assert train(run, 1).ended == ("done", 1, False)
+    # The tokens are made already; a run that makes its own from text has taken the folder's tokenizer.
+    data = replace(resolved.data, tokenizer=str(folder / "tokenizer.json"))
+    (run.path / "resolved.json").write_text(replace(resolved, data=data).to_json())
+    export_hf(run, tmp_path / "out")
+    assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
+    assert set(tokenizer) < {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "weights")
+    run = run_of(tmp_path, begun_from(tmp_path / "weights", tokens))
+    expected = json.loads((run.path / "provenance.json").read_text())["init"]
+    for name in ("provenance.json", "experiment.toml"):
+        (run.path / name).unlink()  # sbatch job.sh writes job.sh and resolved.json alone
+    assert train(run, 1).ended == ("done", 2, False)
+    assert json.loads((run.path / "provenance.json").read_text())["init"] == expected
+    assert not [one for one in verify(run).differences if one.check == "init"]
 
 
 def test_the_folder_is_beside_the_experiment_and_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:

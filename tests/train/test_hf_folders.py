@@ -26,13 +26,15 @@ FAMILIES = {
 }
 
 
-def write(shape: ModelShape, folder: Path, piece_bytes: int = 10**9, dtype: str = "fp32") -> dict[str, torch.Tensor]:
+def write(
+    shape: ModelShape, folder: Path, piece_bytes: int = 10**9, dtype: str = "fp32", begun_as: str | None = None
+) -> dict[str, torch.Tensor]:
     """Writes a model whose every part changes the logits; returns its weights by our names, without padding."""
     weights = {name: weight.clone() for name, weight in named(with_large_weights(shape)).items()}
     for name in ("embedding.weight", "head.weight"):
         if name in weights:
             weights[name] = weights[name][: shape.vocab].clone()
-    write_hf(shape, weights.items(), folder, piece_bytes, dtype)
+    write_hf(shape, weights.items(), folder, piece_bytes, dtype, begun_as=begun_as)
     return weights
 
 

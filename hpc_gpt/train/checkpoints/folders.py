@@ -62,12 +62,12 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     for folder in {aside, *((aside / name).parent for name in marker["files"])}:
-        _sync_folder(folder)
+        sync(folder)
     if final.exists():
         # A resume skipped it. It is not deleted, because it may only have been unreadable on one host.
         set_aside(final)
     aside.rename(final)
-    _sync_folder(final.parent)
+    sync(final.parent)
 
 
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
@@ -79,8 +79,9 @@ def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
     return place
 
 
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:
