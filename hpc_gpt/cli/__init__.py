@@ -17,6 +17,9 @@ from hpc_gpt import __version__
 from hpc_gpt.errors import UserError
 from hpc_gpt.output import outlive_readers
 
+# (places below this, the title of the verbs there) in `hpc-gpt --help`.
+_GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
+
 
 class Verb(NamedTuple):
     """A verb's place in the list, and the first sentence of its help."""
@@ -99,19 +102,21 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        room = formatter.width - 6 - max(map(len, verbs()))  # as click's own
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _shortened(verb, room)) for name, verb in verbs().items()])
+        first = 0
+        for last, title in _GROUPS:
+            with formatter.section(title):
+                rows = [(name, verb.short_help) for name, verb in verbs().items() if first <= verb.place < last]
+                formatter.write_dl([(f"{name:{max(map(len, verbs()))}}", text) for name, text in rows])
+            first = last
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         begun = [(name, verb) for name, verb in verbs().items() if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=_shortened(verb)) for name, verb in begun]
+        # A shell gets as much as click gives it.
+        items = [
+            CompletionItem(name, help=click.Command(None, help=verb.short_help).get_short_help_str())
+            for name, verb in begun
+        ]
         return items + click.Command.shell_complete(self, ctx, incomplete)
-
-
-def _shortened(verb: Verb, room: int = 45) -> str:
-    """The short help cut to `room` columns as click cuts it; click gives a shell 45."""
-    return click.Command(None, help=verb.short_help).get_short_help_str(room)
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -25,6 +25,7 @@ from hpc_gpt.bench.preparation import (
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
     from hpc_gpt.bench.ladder import AskedLadder
 
-PLACE = 140
+PLACE = 45
 
 _ROUNDS = 3
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @bench_options
 @click.option(
     "--engines",

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.experiment_options import planning_options
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
@@ -60,7 +61,7 @@ _GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_ba
 _CHOSEN = ("name", "zero_stage", "recompute")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @planning_options
 @click.option(
     "--why", metavar="LAYOUT", help="Explain one layout, such as tp4-pp16-dp1, with its arithmetic line by line."

@@ -14,6 +14,7 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
@@ -31,7 +32,7 @@ PLACE = 40
 _NOT_HERE = ("smoke", "sweep")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experiment_options
 @click.option("--quick", is_flag=True, help="One interruption, by the time limit; no preemption.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",

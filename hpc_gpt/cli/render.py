@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepare_sweep import prepare_sweep
@@ -15,7 +16,7 @@ from hpc_gpt.launch.request import Request
 PLACE = 30
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experiment_options
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="With --sweep: write the scripts there, NAME.sh for each row.")  # fmt: skip

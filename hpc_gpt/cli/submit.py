@@ -8,6 +8,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.cli.option_groups import GroupedCommand
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 PLACE = 50
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @experiment_options
 @click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
               help="Print what would be requested, ask sbatch --test-only, write nothing. Refuses what submit refuses, "

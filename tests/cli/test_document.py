@@ -57,6 +57,20 @@ def test_no_line_is_wider_than_a_page():
         assert max(len(line) for line in text.splitlines()) <= 110, words
 
 
+def test_help_is_in_groups_and_cuts_no_sentence():
+    ctx = click.Context(cli.group, info_name="hpc-gpt", terminal_width=80)
+    shown = " ".join(cli.group.get_help(ctx).split())
+    for verb in cli.verbs().values():
+        assert verb.short_help in shown
+    places = [shown.index(title) for title in ("Before a run:", "A run:", "After a run:", "Set-up:")]
+    assert places == sorted(places)
+    submit = cli.group.get_command(ctx, "submit")
+    sections = {part.partition(":")[0]: part for part in submit.get_help(click.Context(submit, ctx)).split("\n\n")}
+    for title, option in (("Experiment", "--sweep"), ("Model and layout", "--pp"), ("Slurm", "--qos"),
+                          ("How far", "--until"), ("Output", "--dry-run")):  # fmt: skip
+        assert option in sections[title]
+
+
 @pytest.mark.parametrize("verb", [(), ("submit",)], ids=" ".join)
 def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb):
     page = dict(help_texts(cli.group))[" ".join(("hpc-gpt", *verb))]
@@ -75,7 +89,7 @@ def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
     assert {name: verb.short_help for name, verb in cli.verbs().items()} == {
         name: verb.get_short_help_str(limit=10_000) for name, verb in verbs.items()
     }
-    # As click itself would list them.
+    # As click itself would complete them.
     shown = {item.value: item.help for item in cli.group.shell_complete(ctx, "")}
     assert shown == {name: verb.get_short_help_str() for name, verb in verbs.items()}
 

@@ -1,0 +1,34 @@
+"""A verb's help with its options in groups: one list of 40 is read by nobody."""
+
+from __future__ import annotations
+
+import click
+
+_EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
+    "Experiment", "Model and layout", "Slurm", "How far", "Other options", "Output",
+)  # fmt: skip
+_OF_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
+_OF_NAME = {
+    **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
+    **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
+    **dict.fromkeys(("dry_run", "script", "wait", "yes", "as_json", "html", "keep", "help"), _OUTPUT),
+}
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has a section for each group of options: what is set by a key of the experiment goes by the
+    key's table, the rest by name."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in (_EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT)
+        }
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if row is not None:
+                name = "help" if "--help" in parameter.opts else str(parameter.name)
+                groups[_OF_NAME.get(name) or _OF_TABLE.get(name.partition("__")[0], _OTHER)].append(row)
+        for title, rows in groups.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=24)
