@@ -212,6 +212,8 @@ _GENERAL = {
     *("info", "err", "error"),
 }
 _ATTEMPT_FOLDER = re.compile(r"attempt_\d{1,6}$")
+# The folder of a W&B run, of which `files/output.log` is the log.
+WANDB_RUN = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-[\w-]{1,64}$")
 # A number after these words is of a run, never of a rank.
 _RUN_WORD = re.compile(
     r"(?:^|[._-])(?:run|exp|experiment|trial|seed|test|bench|config|cfg|rep|try|v|lr|bs|n|tp|pp|dp|mbs|gbs)[_-]?$",
@@ -312,12 +314,13 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
 
 
 def telling_folders(path: Path) -> list[str]:
-    """Return the folders above a log that may name a run: not those of ranks, nodes or torchrun."""
+    """Return the folders above a log that may name a run: not those of ranks, nodes or torchrun, nor W&B's `files`."""
     found: list[str] = []
     before = ""
     for folder in path.absolute().parent.parts[1:]:
         of_torchrun = _ATTEMPT_FOLDER.fullmatch(folder) or (folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(before))
-        if folder != ".." and not of_torchrun and not _RANK_WORD.fullmatch(folder):
+        of_wandb = folder == "files" and WANDB_RUN.fullmatch(before)
+        if folder != ".." and not of_torchrun and not of_wandb and not _RANK_WORD.fullmatch(folder):
             found.append(folder)
         before = folder
     return found

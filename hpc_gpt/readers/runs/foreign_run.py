@@ -15,7 +15,7 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_seq, add_stages, derive, is_on, step_tokens
-from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
+from hpc_gpt.readers.runs.discovery import WANDB_RUN, Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.evidence import doubt_rates, doubt_step_time
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
@@ -195,7 +195,9 @@ def _add_name(draft: Draft, run: RunParts) -> None:
     job_id = draft.get("job_id") or run.names[0].job_id
     bare = stem.replace(str(job_id), "").strip("._- ") if job_id else stem
     folders = telling_folders(run.names[0].path)
-    plain = "stdin" if str(run.names[0].path) == STDIN else bare or (folders[-1] if folders else None)
+    if folders and (not bare or (stem == "output" and WANDB_RUN.fullmatch(folders[-1]))):
+        bare = folders[-1]
+    plain = "stdin" if str(run.names[0].path) == STDIN else bare or None
     draft.infer("name", plain, "the log's name")
 
 

@@ -22,14 +22,16 @@ from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES
+from hpc_gpt.report.page.curves import choices_of, has_curve
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
+from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.words import NOTHING, show_digits
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.
-DETAILED_RUNS = 100
-CHARTED_RUNS = 24
+DETAILED_RUNS = 60
+CHARTED_RUNS = 12
 SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
@@ -80,11 +82,15 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     anomalies = rank_anomalies(runs)
     order = worst_first(runs, anomalies)
     detailed, charted = order[:DETAILED_RUNS], set(_charted(runs, order))
-    headings, lines = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
+    headings, lines, few = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    over = [place for place in order if place in charted][:SERIES]
+    choices = choices_of(runs, labels, order)
+    over = [choice.place for choice in choices][:SERIES]
+    best, not_ranked = best_runs(runs, anomalies)
+    failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
+    anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
-    with_curve = sum(bool(len(run.steps)) for run in runs)
+    with_curve = sum(map(has_curve, runs))
     style, script = asset("page.css"), asset("page.js")
     page: str = page_environment(_common_folder(runs)).get_template("report/page.html.j2").render(
         version=__version__,
@@ -96,17 +102,27 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         summary=_ended_summary(runs, anomalies),
         notes=[safe(note) for note in notes[:MOST_NOTES]],
         more_notes=max(0, len(notes) - MOST_NOTES),
+        best=best,
+        not_ranked=not_ranked,
+        shown_groups=SHOWN_GROUPS,
+        hours=gpu_hours(runs),
+        by_cause=failures_by_cause(runs),
+        failures=failures[:MOST_ANOMALIES],
+        more_failures=max(0, len(failures) - MOST_ANOMALIES),
         anomalies=anomalies[:MOST_ANOMALIES],
         shown_anomalies=SHOWN_ANOMALIES,
         more_anomalies=max(0, len(anomalies) - MOST_ANOMALIES),
         labels=labels,
         headings=headings,
         lines=lines,
-        doubts=_doubts(anomalies, len(runs)),
+        few=few,
+        kinds=[" ".join(("l",) * (not each.right) + ("x",) * (at >= few)) for at, each in enumerate(headings)],
+        doubts=_doubts([*failures, *anomalies], len(runs)),
         groups=groups,
         more_layouts=more_layouts,
         overlays=overlaid([runs[place] for place in over], [labels[place] for place in over], "all"),
         over=len(over),
+        choices=choices,
         charted=len(charted),
         with_curve=with_curve,
         details=[
@@ -122,7 +138,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
 
 
 def _charted(runs: Sequence[RunRead], order: Sequence[int]) -> list[int]:
-    return [place for place in order if len(runs[place].steps)][:CHARTED_RUNS]
+    return [place for place in order if has_curve(runs[place])][:CHARTED_RUNS]
 
 
 def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:

@@ -1,16 +1,16 @@
 """What looks wrong with the runs, the worst first.
 
-There are four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know.
-Within a level the anomaly that cost most GPU hours, or most GPUs, comes first. The same text for many runs is one
-anomaly, and so are texts that differ only in their figures.
+There are five levels: a run that failed, an absurd figure, figures that cannot be right, what should be looked at, what
+is good to know. Within a level the anomaly that cost most GPU hours, or most GPUs, comes first. The same text for many
+runs is one anomaly, and so are failures that differ only in their figures, paths and hosts.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from hpc_gpt.readers.runs import RunRead
@@ -19,8 +19,8 @@ from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 
-LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
-FAILED, DOUBT, LOOK, KNOW = range(4)
+LEVELS = ("failed", "absurd", "figures in doubt", "worth a look", "good to know")
+FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 
 # How a run ended: the text for it, and its level; None if nothing is wrong.
 ENDED_TEXTS: dict[str, tuple[str, int | None]] = {
@@ -57,30 +57,45 @@ _FLAG_LEVELS = (
             re.I,
         ),
     ),
+    (ABSURD, re.compile(r"^faster than the peak", re.I)),
     (
         DOUBT,
         re.compile(
-            r"cannot exist|impossible|cannot be(?! read)|contradict|faster than the peak|(?:is|are) wrong|no number"
+            r"cannot exist|impossible|cannot be(?! read)|contradict|(?:is|are) wrong|no number"
             r"|\bnan\b|^every step was skipped|disagree|is no multiple|are no multiple|layout \S+ needs"
             r"|but the global batch|the program counts? \S+ samples|does not fit",
             re.I,
         ),
     ),
 )
+# Two figures of one quantity in a flag, such as a printed step time and the one by the clock.
+_TWO_FIGURES = re.compile(
+    r"the program prints (?P<one>[\d.,]+) (?:s a step|tokens/s), but .{1,80}? give (?P<other>[\d.,]+)"
+)
+_ABSURD = 100.0  # ratio of the two from which one is absurd
+# What differs between two runs that fail in the same way: paths, addresses, the unit of a size, and host names.
+_VARYING = re.compile(r"(?:[\w.~-]*/)+[\w.-]+|\b0x[0-9a-fA-F]+\b|\b[KMGT]i?B\b|\bbytes\b")
+_EXCEPTION = re.compile(r"^(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): ")
+_SENTENCE = re.compile(r"[.;(]\s?")
 _SLOWER = 1.1  # ratio to the median of similar runs from which a run is slow
+_NODES = 8
 _LIKE = 3  # similar runs needed for that
 _WIDE = 1.5  # p90 over p10
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What is wrong, and the places in the report of the runs that have it. `cost`: GPU hours, else GPUs."""
+    """What is wrong, and the places in the report of the runs that have it. `cost`: GPU hours, else GPUs.
+
+    `nodes`: the failed nodes, with the number of runs if there are several.
+    """
 
     level: int
     words: str
     runs: tuple[int, ...]
     where: str = ""
     cost: float = 0.0
+    nodes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -90,9 +105,19 @@ class Anomaly:
 
 @dataclass
 class _Gathered:
-    runs: list[int] = field(default_factory=list)
+    words: str
     where: str = ""
+    runs: list[int] = field(default_factory=list)
+    texts: set[str] = field(default_factory=set)
     cost: float = 0.0
+    nodes: Counter[str] = field(default_factory=Counter)
+
+    def anomaly(self, level: int) -> Anomaly:
+        # A path that the text has is not shown twice.
+        where = "" if self.where and self.where in self.words else self.where
+        nodes = (f"{node} ({runs} runs)" if runs > 1 else node for node, runs in self.nodes.most_common(_NODES))
+        words = f"{self.words} ({ALIKE})" if len(self.texts) > 1 else self.words
+        return Anomaly(level, words, tuple(self.runs), where, self.cost, tuple(nodes))
 
 
 def ended_text(ended: str | None) -> str:
@@ -102,21 +127,40 @@ def ended_text(ended: str | None) -> str:
 
 def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     """All anomalies of the runs, the worst first."""
-    found: dict[tuple[int, str], _Gathered] = defaultdict(_Gathered)
+    found: dict[tuple[int, str], _Gathered] = {}
     medians = _usual_steps(runs)
     for place, run in enumerate(runs):
         for level, words, where in _of_run(run, medians):
-            entry = found[level, words]
-            entry.cost += _cost(run.record) if not entry.runs or entry.runs[-1] != place else 0.0
-            entry.where = entry.where or where
+            same = words
+            if level == FAILED:  # a cause of a log names its place
+                same = failure_shape(run.record.ended, words.replace(f"({where})", ""))
+            entry = found.setdefault((level, same), _Gathered(words, where))
+            entry.texts.add(words)
             if not entry.runs or entry.runs[-1] != place:
                 entry.runs.append(place)
-    anomalies = [
-        Anomaly(level, words, tuple(entry.runs), entry.where, entry.cost) for (level, words), entry in found.items()
-    ]
+                entry.cost += _cost(run.record)
+                if level == FAILED and run.record.failed_node:
+                    entry.nodes[safe(run.record.failed_node, 100)] += 1
+    anomalies = [entry.anomaly(level) for (level, _), entry in found.items()]
     return sorted(
         _alike(anomalies), key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0])
     )
+
+
+def failure_shape(ended: str | None, words: str) -> str:
+    """A failure's text without what differs between two runs that fail in the same way.
+
+    >>> one = failure_shape("error", "error: OSError: /data/a/x.bin: read 12 of 40 bytes at 0x7f00")
+    >>> one == failure_shape("error", "error: OSError: /scratch/y-3.bin: read 9 of 40 bytes at 0x8a1b")
+    True
+    >>> torch = failure_shape("gpu_memory", "out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. Tried to")
+    >>> torch == failure_shape("gpu_memory", "out of GPU memory: RuntimeError: CUDA out of memory (GPU 3)")
+    True
+    """
+    kind, _, text = words.partition(": ")
+    if ended == "gpu_memory":
+        text = _SENTENCE.split(_EXCEPTION.sub("", text))[0].strip()
+    return f"{kind}: {without_figures(_VARYING.sub('#', text))}"
 
 
 def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
@@ -126,13 +170,14 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
         shapes[anomaly.level, without_figures(anomaly.words)].append(anomaly)
     merged = []
     for (level, _), alike in shapes.items():
-        if len(alike) <= FEW_ALIKE:
+        if len(alike) <= FEW_ALIKE or level == FAILED:
             merged += alike
             continue
         worst = max(alike, key=lambda anomaly: anomaly.cost)
         runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
         words = f"{worst.words} ({ALIKE})"
-        merged.append(Anomaly(level, words, tuple(runs), worst.where, sum(anomaly.cost for anomaly in alike)))
+        cost = sum(anomaly.cost for anomaly in alike)
+        merged.append(replace(worst, words=words, runs=tuple(runs), cost=cost))
     return merged
 
 
@@ -150,14 +195,12 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
     if level is not None:
         cause = safe(record.cause or (first.words if first else ""), 300)
         yield level, f"{words}: {cause}" if cause else words, str(first.place) if first else ""
-    elif first is not None:
+    elif first is not None and not is_history(run):
         yield (
             LOOK,
             f"{words}, but its log reports {ended_text(first.ended)}: {safe(first.words, 300)}",
             str(first.place),
         )
-    if record.failed_node:
-        yield FAILED, f"node {safe(record.failed_node, 100)} failed", ""
     flags = [safe(flag, 300) for flag in record.flags[:40]]
     for flag in flags:
         yield _flag_level(flag), flag, ""
@@ -190,7 +233,16 @@ def _speed(
         yield LOOK, f"{words} ({show_digits(low)} s)", ""
 
 
+def is_history(run: RunRead) -> bool:
+    """Whether the run is done and its failures are those of earlier attempts."""
+    return run.record.ended == "done" and len(run.record.attempts or ()) > 1
+
+
 def _flag_level(flag: str) -> int:
+    if (two := _TWO_FIGURES.search(flag)) is not None:
+        one, other = (float(figure.strip(".,").replace(",", "") or 0) for figure in two.groups())
+        if min(one, other) * _ABSURD <= max(one, other):
+            return ABSURD
     return next((level for level, words in _FLAG_LEVELS if words.search(flag)), LOOK)
 
 

@@ -21,7 +21,7 @@ SERIES = 8  # the page has as many styles of lines, by colour and dash
 MARKED_POINTS = 30  # a line with at most so many points shows each
 NAMED_RESTARTS = 6
 MOST_STRETCHES = 100  # above this, as in a log whose attempts are mixed up, one line is drawn
-BUCKETS = 300  # a curve is thinned to two points for each
+BUCKETS = 150  # a curve is thinned to two points for each
 # From this ratio of greatest to least, a linear axis would show only the greatest.
 _LOG_FROM = 30.0
 _FARTHEST, _NEAREST = 1e150, 1e-150  # figures beyond these are drawn at these

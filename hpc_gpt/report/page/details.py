@@ -15,7 +15,7 @@ import numpy as np
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page.anomalies import ended_text
+from hpc_gpt.report.page.anomalies import ENDED_TEXTS, ended_text, is_history
 from hpc_gpt.report.page.charts import SERIES, ChartSeries, Marks, Points, line_chart, swatch
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
@@ -23,6 +23,7 @@ from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import NOTHING, counted, show_digits
 
 MOST_FLAGS = 40
+_NO_HISTORY = ("done", "running", "pending", "unknown")
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
 # Keys shown elsewhere, or of no use to a reader; settings may be private.
@@ -57,10 +58,6 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
     """What the template needs of the run at `place` in the report; with charts if it is `charted`."""
     record, anchor = run.record, f"run-{place + 1}"
     attempts = record.attempts or []
-    failures = [
-        {"ended": ended_text(each.ended), "words": safe(each.words, 300), "where": str(each.place), "echo": each.echo}
-        for each in run.failures[:MOST_FAILURES]
-    ]
     lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
     of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
     return {
@@ -68,7 +65,8 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         "summary": summary,
         "cause": safe(record.cause or ""),
         "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
-        "failures": failures,
+        "failures": _failures(run),
+        "is_history": is_history(run),
         "more_failures": max(0, len(run.failures) - MOST_FAILURES),
         "attempts": lines if len(attempts) > 1 else [],
         "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
@@ -81,6 +79,23 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         "figures": run_figures(run, label, anchor) if charted else (),
         "sampled": samples(run.steps) if charted else None,
     }
+
+
+def _failures(run: RunRead) -> list[dict[str, Any]]:
+    """The failures in the logs, the first cause first; a file is named once, then only the line."""
+    found, file = [], ""
+    for each in run.failures[:MOST_FAILURES]:
+        where = f"line {each.place.line}" if each.place.file == file else str(each.place)
+        words = safe(each.words, 300).replace(f" ({each.place})", "")
+        found.append({"ended": ended_text(each.ended), "words": words, "where": where, "echo": each.echo})
+        file = each.place.file
+    if is_history(run) and not found:
+        for attempt in (run.record.attempts or [])[:MOST_FAILURES]:
+            if (ended := str(attempt.get("ended") or "")) in ENDED_TEXTS and ended not in _NO_HISTORY:
+                where = f"attempt {safe(attempt.get('attempt', ''), 12)}"
+                words = safe(attempt.get("cause") or "", 300)
+                found.append({"ended": ended_text(ended), "words": words, "where": where, "echo": False})
+    return found
 
 
 def _title(run: RunRead, label: str, place: int) -> dict[str, str]:

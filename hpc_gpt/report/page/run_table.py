@@ -11,14 +11,13 @@ from typing import Any
 from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
-from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
+from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, show_count, show_digits, show_params
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
-BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
 MOST_LINES = 60  # of the layouts
 
 
@@ -86,51 +85,67 @@ def _spread(record: Record) -> str | None:
     return f"{figure_text(show_digits, low)}..{figure_text(show_digits, high)}"
 
 
+# Short enough for a heading; `means` has the formula in full.
+_FORMULAS = {
+    "tflops_seed": "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
+    "tflops_hardware": "TFLOP/s Narayanan 2021, eq.\u00a03",
+    "tflops_model": "TFLOP/s 6P+12Lhs, PaLM",
+    "tflops_printed": "TFLOP/s as printed",
+}
+
+
 def _figures(*keys: str) -> list[Column]:
-    """The columns as the page has them: with the unit TFLOP/s."""
-    return [replace(FIGURES[key], heading=FIGURES[key].heading.replace("TFLOPs", "TFLOP/s")) for key in keys]
+    """The columns as the page has them: TFLOP/s with their formula in the heading."""
+    return [replace(FIGURES[key], heading=_FORMULAS.get(key, FIGURES[key].heading)) for key in keys]
 
 
 def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | None], means: str) -> Column:
     return Column(heading, keys, value, str, right=False, means=means)
 
 
-_COLUMNS = (
+_FEW_COLUMNS = (
     *_figures("gpus", "params"),
     _words("Layout", ("tp", "pp", "dp", "zero_stage"),
-           lambda record: words if (words := layout_text(record)) != NOTHING else None,
+           lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
            "tensor, pipeline and data parallel sizes; ZeRO stage"),
-    *_figures("step_s"),
-    Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
-           means="10th and 90th percentile of the same steps; sorted by the 10th"),
-    *_figures("tokens_per_s"),
+    *_figures("seq", "global_batch", "step_s"),
     Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, rate_text, means="tokens/s / GPUs"),
     *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu"),
     Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
            show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
-    *_figures("loss_first", "loss_last", "loss_eval", "skipped_steps", "nan_steps"),
+    *_figures("loss_last", "gpu_hours"),
+)  # fmt: skip
+# These are shown if the reader asks for them: the table is then wider than most windows.
+_MORE_COLUMNS = (
+    Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
+           means="10th and 90th percentile of the same steps; sorted by the 10th"),
+    *_figures("tokens_per_s", "loss_first", "loss_eval", "skipped_steps", "nan_steps"),
     Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
            means="starts of the run"),
-    *_figures("gpu_hours", "global_batch", "micro_batch", "seq"),
+    *_figures("micro_batch"),
     _words("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
            "the engine, else the program whose log it is"),
     *_figures("device"),
     _words("Started", ("started",), _time, "UTC"),
 )  # fmt: skip
+_COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
 # A column of these with only zeros is left out.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
-def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Column], list[Line]]:
-    """Columns and lines; a column without any value is left out. `sources`: cells have the source of their figure."""
+def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Column], list[Line], int]:
+    """Columns, lines, and how many of the columns are always shown; a column without any value is left out.
+
+    `sources`: cells have the source of their figure.
+    """
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
     filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
     lines = [
         _line(run.record, label, [cells[at] for at in filled])
         for run, label, cells in zip(runs, labels, grid, strict=True)
     ]
-    return [_COLUMNS[at] for at in filled], lines
+    return [_COLUMNS[at] for at in filled], lines, sum(at < len(_FEW_COLUMNS) for at in filled)
 
 
 def ended_sign(ended: str | None) -> str:
@@ -178,16 +193,23 @@ class _Layout:
 
 
 def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
-    """(layouts with a throughput or memory figure, by size, the largest first; the number of layouts left out)."""
-    groups: dict[str, dict[tuple[object, ...], _Layout]] = defaultdict(dict)
+    """(layouts of runs of one model size, sequence, batch and device, the largest first; how many are left out).
+
+    Layouts have a throughput or memory figure. Where there is only one, there is nothing to compare.
+    """
+    groups: dict[tuple[str, ...], dict[tuple[object, ...], _Layout]] = defaultdict(dict)
     for run in runs:
         record = run.record
         tokens, (memory, kind) = tokens_per_s_gpu(record), peak_memory_gib(record)
         if tokens is None and memory is None:
             continue
-        size = figure_text(show_params, number(record.params))
+        parts = (("sequence", record.seq), ("batch", record.global_batch))
+        task = (
+            figure_text(show_params, number(record.params)),
+            *(f"{name} {safe(value, 20)}" for name, value in parts),
+        )
         key = (layout_text(record), record.gpus, _program(record))
-        entry = groups[size].setdefault(key, _Layout(record))
+        entry = groups[*task, safe(record.device or "", 60)].setdefault(key, _Layout(record))
         entry.runs += 1
         entry.tokens += [] if tokens is None else [tokens]
         entry.memory += [] if memory is None else [memory]
@@ -195,11 +217,14 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
         entry.steps += [step] if (step := number(record.step_s)) is not None else []
     shown: list[dict[str, Any]] = []
     room, left_out = MOST_LINES, 0
-    for size, entries in sorted(groups.items(), key=lambda item: -_largest_params(item[1])):
+    for task, entries in sorted(groups.items(), key=lambda item: -_largest_params(item[1])):
+        known = next(iter(entries.values())).record
+        if len(entries) < 2 or None in (known.params, known.seq, known.global_batch):
+            continue
         lines = _layout_lines(list(entries.values()))
         left_out += max(0, len(lines) - room)
         if room > 0:
-            title = "size not known" if size == NOTHING else f"{size} parameters"
+            title = f"{task[0]} parameters, {', '.join(part for part in task[1:] if part)}"
             shown.append({"size": title, "lines": lines[:room]})
         room = max(0, room - len(lines))
     return shown, left_out
@@ -248,7 +273,6 @@ def _largest_params(entries: dict[tuple[object, ...], _Layout]) -> float:
 
 
 def _bar(figure: float | None, most: float) -> Svg:
+    """A bar that only repeats the figure beside it; a screen reader skips it."""
     share = figure / most if figure and most > 0 else 0.0
-    frame = element("rect", x=0.5, y=0.5, width=BAR_WIDTH - 1, height=BAR_HEIGHT - 1, class_="frame")
-    bar = element("rect", x=0, y=0, width=max(0.0, share) * BAR_WIDTH, height=BAR_HEIGHT, class_="bar")
-    return ornament(frame + bar, BAR_WIDTH, BAR_HEIGHT, "bars")
+    return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')

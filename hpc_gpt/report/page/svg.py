@@ -114,7 +114,7 @@ def drawing(content: str, width: float | None, height: float, title: str, words:
 def ornament(content: str, width: float, height: float, class_: str) -> Svg:
     """A drawing that only repeats the text beside it; a screen reader skips it."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
-    return Svg(element("svg", content, class_=class_, aria_hidden="true", focusable="false", **size))
+    return Svg(element("svg", content, class_=class_, aria_hidden="true", **size))
 
 
 def _plain(value: Any) -> Any:

@@ -52,6 +52,18 @@ def test_the_vocabulary_is_padded_as_the_arguments_say_where_the_log_does_not():
     assert record.sources["vocab"] == "inferred: vocabulary 50257 padded to a multiple of 128 x tp 2"
 
 
+def test_the_output_log_of_wandb_is_named_by_its_run(tmp_path):
+    for run in ("run-20240305_101112-ab12cd34", "offline-run-20240306_091112-ef56ab78"):
+        folder = tmp_path / "wandb" / run / "files"
+        folder.mkdir(parents=True)
+        folder.joinpath("output.log").write_text("".join(f"{line}\n" for line in iterations(1, 8)))
+    records = gather_paths([str(tmp_path)], tmp_path).records
+    assert [(record.run, record.name, record.job_id) for record in records] == [
+        ("offline-run-20240306_091112-ef56ab78", "offline-run-20240306_091112-ef56ab78", None),
+        ("run-20240305_101112-ab12cd34", "run-20240305_101112-ab12cd34", None),
+    ]
+
+
 def test_nothing_is_assumed_where_nothing_is_said():
     record = read(iterations(1, 20)).record
     unknown = ("gpus", "tp", "pp", "dp", "micro_batch", "seq", "hidden", "params", "device", "recompute", "mfu")

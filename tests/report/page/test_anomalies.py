@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
+from hpc_gpt.report.page.anomalies import ABSURD, DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
 from hpc_gpt.runs.state import ENDED
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
@@ -44,7 +44,10 @@ def test_of_two_failures_the_costlier_stands_first():
     ("flag", "level"),
     [
         ("tp8-pp4-dp4 cannot exist on 64 GPUs", DOUBT),
-        ("faster than the peak of v100-32g: the device or a size is wrong", DOUBT),
+        ("faster than the peak of v100-32g: the device or a size is wrong", ABSURD),
+        ("the program prints 410 s a step, but the lines' times of day give 0.41 s: left out", ABSURD),
+        ("the program prints 1.9 s a step, but the lines' times of day give 1.2 s: left out", LOOK),
+        ("the program prints 12 tokens/s, but batch, sequence and step time give 9,100: left out", ABSURD),
         ("layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)", DOUBT),
         ("the program counts 1000 samples, but 16 x 64 = 1024 were run", DOUBT),
         ("8 x 2 x 4 = 64, but the global batch is 128 (a.out:9)", DOUBT),
@@ -91,6 +94,52 @@ def test_a_run_that_is_done_though_its_log_tells_of_a_failure():
     (anomaly,) = rank_anomalies([RunRead(megatron(), failures=[failure])])
     assert (anomaly.level, anomaly.where) == (LOOK, "a.out:7")
     assert anomaly.words == "done, but its log reports disk full: No space left on device"
+
+
+def test_an_absurd_figure_tops_all_others():
+    absurd = megatron(flags=["faster than the peak of v100-32g: the device or a size is wrong"], gpu_hours=0.1)
+    runs = [
+        RunRead(megatron(flags=["layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)"])),
+        RunRead(absurd),
+    ]
+    assert [anomaly.level for anomaly in rank_anomalies(runs)] == [ABSURD, DOUBT]
+    assert worst_first(runs, rank_anomalies(runs)) == [1, 0]
+
+
+def test_failures_of_one_cause_are_one_group_with_its_nodes_and_one_path():
+    """The texts are PyTorch's of 1.13 and of 2.5, and a FileNotFoundError of three users."""
+    words = [
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.50 GiB (GPU 3; 39.59 GiB total capacity)",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 394.00 MiB. GPU 0 has a total capacity of 79.1",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB. GPU 7 has a total capacity",
+    ]
+    places = [Place(f"run-{at}/slurm.out", 12) for at in range(3)]
+    failed = [
+        RunRead(megatron(ended="gpu_memory", cause=text, failed_node=node), failures=[Failure("gpu_memory", text, at)])
+        for text, at, node in zip(words, places, ("n7", "n7", "n9"), strict=True)
+    ]
+    (group,) = rank_anomalies(failed)
+    assert group.runs == (0, 1, 2)
+    assert group.nodes == ("n7 (2 runs)", "n9")
+    assert group.words == f"out of GPU memory: {words[0]} (the others are alike, with other figures)"
+    assert group.where == "run-0/slurm.out:12"
+    lost = [f"FileNotFoundError: [Errno 2] No such file: '/scratch/{user}/data.bin'" for user in ("ada", "bob", "cy")]
+    assert len(rank_anomalies([RunRead(megatron(ended="data", cause=text)) for text in lost])) == 1
+    hung = [RunRead(megatron(ended="hang", cause=f"no heartbeat for 600 s ({name}:7)"),
+                    failures=[Failure("hang", "no heartbeat for 600 s", Place(name, 7))])
+            for name in ("a.out", "train.log")]  # fmt: skip
+    assert len(rank_anomalies(hung)) == 1
+    other = RunRead(megatron(ended="gpu_memory", cause="HIP out of memory. Tried to allocate 2.00 GiB"))
+    assert len(rank_anomalies([*failed, other])) == 2
+    named = Failure("data", "cannot read it (a.out:7)", Place("a.out", 7))
+    (group,) = rank_anomalies([RunRead(megatron(ended="data"), failures=[named])])
+    assert (group.words, group.where) == ("data fault: cannot read it (a.out:7)", "")
+
+
+def test_failures_of_earlier_attempts_of_a_run_that_is_done_are_no_anomaly():
+    failure = Failure("node_failure", "Socket Timeout", Place("a.out", 7))
+    attempts = [{"attempt": 1, "ended": "node_failure"}, {"attempt": 2, "ended": "done"}]
+    assert told(RunRead(megatron(attempts=attempts), failures=[failure])) == []
 
 
 def test_the_worst_runs_come_first_and_none_is_lost():

@@ -57,7 +57,7 @@ pytestmark = pytest.mark.xdist_group("page-in-chromium")
 OVERFLOW = "[document.scrollingElement.scrollWidth, innerWidth]"
 NAMES = "[...document.querySelectorAll('table.runs tbody th')].map((cell) => cell.textContent)"
 SORTS = "[...document.querySelectorAll('table.runs thead th')].map((cell) => cell.getAttribute('aria-sort'))"
-STEP = "table.runs thead th:nth-child(7) button"
+STEP = "table.runs thead th:nth-child(8) button"
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ def test_a_click_sorts_and_says_so(browser, pages):
     assert set(browser.run(SORTS)) == {"none"}
     browser.click(STEP)
     assert names(browser) == FASTEST_FIRST, "the run without a step time stands last"
-    assert browser.run(SORTS)[6] == "ascending"
+    assert browser.run(SORTS)[7] == "ascending"
     assert browser.run("document.querySelector('[role=status]').textContent") == "Sorted by Step s, ascending"
     browser.click(STEP)
     assert names(browser) == SLOWEST_FIRST, "and last again"
-    assert browser.run(SORTS)[6] == "descending"
+    assert browser.run(SORTS)[7] == "descending"
     browser.click("table.runs thead th:nth-child(1) button")
     assert names(browser) == sorted(READ, key=str.lower)
     assert [at for at, way in enumerate(browser.run(SORTS)) if way != "none"] == [0]
@@ -154,7 +154,7 @@ def test_the_keyboard_sorts_filters_and_opens(browser, pages):
     browser.press("Enter", 13, "\r")
     assert names(browser) == FASTEST_FIRST
     browser.press(" ", 32, " ")
-    assert browser.run(SORTS)[6] == "descending"
+    assert browser.run(SORTS)[7] == "descending"
     browser.press(" ", 32, " ")
     assert names(browser) == READ, "the third time gives the order that was read"
     browser.run("document.querySelector('input').focus()")
@@ -194,7 +194,8 @@ def test_a_phone_scrolls_the_tables_and_never_the_page(browser, pages, name):
     wide, box = browser.run("(one => [one.scrollWidth, one.clientWidth])(document.querySelector('.scroll'))")
     assert wide > box
     sizes = browser.run(
-        "[...document.querySelectorAll('thead button')].map((one) => one.getBoundingClientRect().height)"
+        "[...document.querySelectorAll('thead button, #choice button, #choices label')].filter((one) => "
+        "one.checkVisibility()).map((one) => one.getBoundingClientRect().height)"
     )
     assert min(sizes) >= 24
 
@@ -219,25 +220,37 @@ def test_a_screen_reader_meets_names_and_places(browser, pages):
     assert roles >= {"banner", "main", "navigation", "contentinfo", "region", "table", "columnheader", "rowheader"}
     assert [name for role, name, _ in met if role == "heading"][:2] == [
         "Report of 7 runs",
-        "What looks wrong, the worst first",
+        "Summary",
     ]
     tables = [name for role, name, _ in met if role == "table"]
     assert len(tables) > 10
     assert all(tables)
     images = {name: words for role, name, words in met if role == "image"}
-    assert "Loss over steps of 5 runs" in images
+    assert {"Loss over steps of 5 runs", "Step time over steps of 5 runs"} <= {
+        name for role, name, _ in met if role == "slider"
+    }
     assert "Attempt 2 starts at step 29" in images["Step time over steps, meg_ds_3d_restarts/1587042"]
     assert all(images), "no drawing without a name"
     assert all(images.values()), "no drawing without words"
     assert all(name for role, name, _ in met if role in ("button", "link", "searchbox", "DisclosureTriangle"))
-    assert {name for role, name, _ in met if role == "columnheader"} >= {"Run", "Step s", "TFLOP/s P s B", "Layout"}
+    assert {name for role, name, _ in met if role == "columnheader"} >= {
+        "Run",
+        "Step s",
+        "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
+        "Layout",
+    }
 
 
 def test_without_javascript_all_is_there(browser, pages):
     browser.open(pages.usual, script=False)
     tree = browser.call("DOMSnapshot.captureSnapshot", computedStyles=[])
     strings = set(tree["strings"])
-    assert {"Report of 7 runs", "meg_oom/1587011", "TFLOP/s hardware", "Throughput and memory by layout"} <= strings
+    assert {
+        "Report of 7 runs",
+        "meg_oom/1587011",
+        "TFLOP/s 6P+12Lhs, PaLM",
+        "Throughput and memory by layout",
+    } <= strings
     met = browser.roles()
     assert not [name for role, name, _ in met if role in ("button", "searchbox")], "nothing that does nothing"
     assert sum(role == "DisclosureTriangle" for role, _, _ in met) >= 8
@@ -268,12 +281,68 @@ def test_no_motion_where_none_is_wanted(browser, pages):
     assert browser.run("document.getAnimations().length") == 0
 
 
+HOVER = """
+(() => {
+  const plot = document.querySelector('.plot'), box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.x + box.width / 2, clientY: box.y + 9}));
+})()
+"""
+READ_OUT = "[...document.querySelectorAll('#drawn figure')].map((one) => one.querySelector('.read').textContent)"
+LINES = "document.querySelector('.plot').querySelectorAll('path.line').length"
+VALUE = "document.querySelector('.plot').getAttribute('aria-valuetext')"
+
+
+def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, pages):
+    browser.open(pages.usual)
+    assert browser.run(LINES) == 5
+    browser.click("#choices li:nth-child(1) input")
+    assert browser.run(LINES) == 4
+    browser.click("#choice button:nth-of-type(2)")
+    assert browser.run("[...document.querySelectorAll('#drawn figure')].map((one) => one.hidden)") == [True, True]
+    browser.click("#choices li:nth-child(4) input")
+    assert browser.run(LINES) == 1
+    # The run's own loss at its first step, its last, and half way on the axis.
+    browser.run("document.querySelector('.plot').focus()")
+    browser.press("Home", 36)
+    assert browser.run(VALUE) == "step 1: meg_gpt2_perf_n16/1587010 11.77"
+    browser.press("End", 35)
+    assert browser.run(VALUE).startswith("step 100: meg_gpt2_perf_n16/1587010 6.")
+    browser.press("ArrowLeft", 37)
+    assert browser.run(VALUE).startswith("step 99: ")
+    browser.click("input[value=tokens]")
+    browser.press("End", 35)
+    browser.run("document.querySelector('.plot').focus()")
+    browser.press("End", 35)
+    assert browser.run(VALUE).startswith("tokens 104.9M: "), "100 steps x 1024 samples x 1024 tokens"
+    browser.click("input[value=hours]")
+    browser.run("document.querySelector('.plot').focus()")
+    browser.press("End", 35)
+    assert browser.run(VALUE).startswith("hours 3.3"), "100 steps of 120 s"
+    browser.click("#choice input[type=checkbox]")  # no logarithmic axis, so that the middle is half of the hours
+    browser.run(HOVER)
+    loss, seconds = browser.run(READ_OUT)
+    assert 1 < float(re.match(r"hours ([\d.]+)", loss)[1]) < 2.2
+    assert seconds.startswith("Step time over hours of steps of 1 run"), "the other chart is not read"
+    assert browser.console == []
+
+
+def test_the_table_is_not_clipped_at_1280_and_all_columns_are_a_click_away(browser, pages):
+    width = "(one => [one.scrollWidth, one.clientWidth])(document.querySelector('#runs .scroll'))"
+    for page in (pages.usual, pages.many):
+        browser.open(page, width=1280)
+        assert len(set(browser.run(width))) == 1
+        heads = "[...document.querySelectorAll('table.runs thead th')].filter((one) => one.checkVisibility()).length"
+        few = browser.run(heads)
+        browser.click("#all-columns")
+        assert browser.run(heads) >= few + 8
+
+
 def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
     browser.open(pages.many)
     assert browser.console == []
     browser.click(STEP)
     texts = browser.run(
-        "[...document.querySelectorAll('table.runs tbody tr')].map((line) => Number(line.cells[6].textContent))"
+        "[...document.querySelectorAll('table.runs tbody tr')].map((line) => Number(line.cells[7].textContent))"
     )
     assert len(texts) == 1000
     assert texts == sorted(texts)

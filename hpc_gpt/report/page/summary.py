@@ -1,0 +1,159 @@
+"""What people came for, at the top of the page: the best runs, the GPU hours, the failures by cause.
+
+Only runs that are comparable are ranked together: those of one model size, sequence length and device, whose figures
+are not in doubt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, Anomaly, ended_text
+from hpc_gpt.report.page.run_table import figure_text, layout_text, rate_text, tokens_per_s_gpu
+from hpc_gpt.report.page.svg import number, safe
+from hpc_gpt.runs.record import Record
+from hpc_gpt.words import counted, show_digits, show_params, show_share
+
+SHOWN_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Best:
+    """The run at `place` in the report that is best among `of` runs: its figure, and its layout and GPUs in short."""
+
+    place: int
+    figure: str
+    about: str
+    of: int
+
+
+@dataclass(frozen=True)
+class BestOfGroup:
+    """The best runs of one model size, sequence length and device. `by_mfu` is None if no run has one."""
+
+    title: str
+    runs: int
+    by_mfu: Best | None
+    by_tokens: Best | None
+
+
+def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[BestOfGroup], list[str]]:
+    """(the best runs of each group, the largest groups first; why other runs with a rate are not ranked)."""
+    doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
+    groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    in_doubt = not_known = 0
+    for place, run in enumerate(runs):
+        record = run.record
+        size, seq = number(record.params), number(record.seq)
+        if number(record.mfu) is None and not tokens_per_s_gpu(record):
+            continue
+        if place in doubted:
+            in_doubt += 1
+        elif size is None or seq is None or record.device is None:
+            not_known += 1
+        else:
+            groups[figure_text(show_params, size), int(seq), safe(record.device, 60)].append(place)
+    found = [
+        BestOfGroup(
+            f"{size} parameters, sequence {seq:,}, {device}",
+            len(places),
+            _best(runs, places, lambda record: number(record.mfu), show_share),
+            _best(runs, places, tokens_per_s_gpu, rate_text),
+        )
+        for (size, seq, device), places in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    notes = []
+    if in_doubt:
+        notes.append(f"{counted(in_doubt, 'run')} with figures in doubt")
+    if not_known:
+        notes.append(f"{counted(not_known, 'run')} whose model size, sequence length or device is not known")
+    return found, notes
+
+
+def _best(
+    runs: Sequence[RunRead],
+    places: Sequence[int],
+    value: Callable[[Record], float | None],
+    show: Callable[[float], str],
+) -> Best | None:
+    known = [(figure, place) for place in places if (figure := value(runs[place].record))]
+    if not known:
+        return None
+    figure, place = max(known, key=lambda pair: (pair[0], -pair[1]))
+    record = runs[place].record
+    gpus = number(record.gpus)
+    about = [layout_text(record), *([counted(int(gpus), "GPU")] if gpus else []), safe(record.dtype or "", 20)]
+    return Best(
+        place, figure_text(show, figure), ", ".join(part for part in about if part not in ("", "-")), len(known)
+    )
+
+
+def gpu_hours(runs: Sequence[RunRead]) -> dict[str, Any] | None:
+    """GPU hours spent and lost, as text; None if no run has them.
+
+    Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.
+    """
+    spent = [(number(run.record.gpu_hours), run) for run in runs]
+    known = [(hours, run) for hours, run in spent if hours]
+    if not known:
+        return None
+    failed = sum(hours for hours, run in known if _has_failed(run))
+    again = sum(min(hours, _hours_again(run)) for hours, run in known if not _has_failed(run))
+    total = sum(hours for hours, _ in known)
+    parts = [
+        f"{_hours(part)} {words}"
+        for part, words in ((failed, "of runs that failed"), (again, "of steps trained again"))
+        if part
+    ]
+    return {
+        "spent": _hours(total),
+        "lost": _hours(failed + again),
+        "share": show_share((failed + again) / total),
+        "parts": ", ".join(parts),
+        "known": len(known),
+    }
+
+
+def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
+    """The classes of failure, most GPU hours first: text, runs, GPU hours."""
+    hours: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if _has_failed(run):
+            hours[run.record.ended or ""].append(number(run.record.gpu_hours) or 0.0)
+    order = sorted(hours.items(), key=lambda item: (-sum(item[1]), -len(item[1])))
+    return [
+        {"cause": ended_text(ended), "runs": f"{len(each):,}", "hours": _hours(sum(each)) if any(each) else ""}
+        for ended, each in order
+    ]
+
+
+def _has_failed(run: RunRead) -> bool:
+    return ENDED_TEXTS.get(run.record.ended or "", ("", None))[1] == FAILED
+
+
+def _hours_again(run: RunRead) -> float:
+    """GPU hours of the steps that a later attempt trained again."""
+    steps, gpus, usual = run.steps, number(run.record.gpus), number(run.record.step_s)
+    if gpus is None or not len(steps) or steps.counts.all():
+        return 0.0
+    seconds = seconds_of_lines(steps, usual)
+    return float(np.nansum(seconds[~steps.counts])) * gpus / 3600
+
+
+def seconds_of_lines(steps: Any, usual: float | None) -> Any:
+    """Seconds of the steps that each line stands for, (n,): its step time x the steps since the line before it."""
+    each = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
+    apart = np.diff(steps["step"], prepend=np.nan)
+    new = np.diff(steps.attempt, prepend=0) != 0
+    usual_gap = np.nanmedian(apart[~new & (apart > 0)]) if (~new & (apart > 0)).any() else 1.0
+    return each * np.where(new | ~(apart > 0), usual_gap, apart)
+
+
+def _hours(hours: float) -> str:
+    return figure_text(rate_text if abs(hours) >= 1000 else show_digits, hours)

@@ -1,0 +1,99 @@
+"""The summary: which run is best among which others, the GPU hours, the failures by cause; and the layouts compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.report.page import build_page
+from hpc_gpt.report.page.anomalies import rank_anomalies
+from hpc_gpt.report.page.run_table import layouts_of
+from hpc_gpt.report.page.summary import best_runs, failures_by_cause, gpu_hours, seconds_of_lines
+from tests.report.page.page_runs import curve, megatron, usual_runs
+from tests.report.step_tables import step_table
+
+
+def best(*runs):
+    return best_runs(runs, rank_anomalies(runs))
+
+
+def test_the_best_by_mfu_and_by_rate_of_one_model_sequence_and_device():
+    fast = RunRead(megatron(tokens_per_s=9000.0, mfu=0.31, pp=8, dp=2))
+    groups, notes = best(RunRead(megatron()), fast)
+    (group,) = groups
+    assert (group.title, group.runs) == ("52.0B parameters, sequence 1,024, v100-32g", 2)
+    assert (group.by_mfu.place, group.by_mfu.figure) == (0, "32.7%")
+    assert (group.by_tokens.place, group.by_tokens.figure) == (1, "141")
+    assert group.by_tokens.about == "tp4-pp8-dp2, 64 GPUs, fp16"
+    assert notes == []
+
+
+@pytest.mark.parametrize("change", [{"params": 7_000_000_000}, {"seq": 2048}, {"device": "a100-80g"}])
+def test_runs_that_are_not_comparable_are_not_ranked_together(change):
+    groups, _ = best(RunRead(megatron()), RunRead(megatron(**change, tokens_per_s=1e5)))
+    assert len(groups) == 2
+    assert {group.runs for group in groups} == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device": None}, "1 run whose model size, sequence length or device is not known"),
+        ({"mfu": 1.4, "flags": ["faster than the peak of v100-32g: the device or a size is wrong"]},
+         "1 run with figures in doubt"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_ranked_is_not_the_best(change, why):
+    groups, notes = best(RunRead(megatron()), RunRead(megatron(**change, tokens_per_s=1e6)))
+    assert [group.by_tokens.place for group in groups] == [0]
+    assert notes == [why]
+    page = build_page([RunRead(megatron(**change))])
+    assert f"No runs are ranked: {why}." in page
+
+
+def test_hours_are_lost_by_failures_and_by_steps_trained_again():
+    again = RunRead(megatron(gpu_hours=100.0), curve(attempts=2))
+    repeated = again.steps["step_s"][~again.steps.counts].sum() * 64 / 3600
+    failed = RunRead(megatron(ended="hang", gpu_hours=20.0))
+    hours = gpu_hours([again, failed, RunRead(megatron(gpu_hours=None))])
+    assert (hours["spent"], hours["known"]) == ("120", 2)
+    assert hours["lost"] == f"{20 + repeated:.1f}"
+    assert hours["parts"] == f"20.0 of runs that failed, {repeated:.1f} of steps trained again"
+    assert gpu_hours([RunRead(megatron(gpu_hours=None))]) is None
+    assert "228 spent; none lost" in build_page([RunRead(megatron(), curve())])
+
+
+def test_a_line_stands_for_the_steps_since_the_one_before_it():
+    steps = step_table(step=np.array([10.0, 20, 30, 25, 35]), step_s=np.array([2.0, 2, np.nan, 2, 2]),
+                       attempt=np.array([1, 1, 1, 2, 2]))  # fmt: skip
+    assert seconds_of_lines(steps, 3.0).tolist() == [20, 20, 30, 20, 20]
+
+
+def test_failures_are_counted_by_cause_the_costliest_first():
+    runs = [RunRead(megatron(ended=ended, gpu_hours=hours)) for ended, hours in
+            (("nan", 1.0), ("gpu_memory", 4.0), ("nan", 2.5), ("done", 900.0), ("walltime", 5.0))]  # fmt: skip
+    assert failures_by_cause(runs) == [
+        {"cause": "out of GPU memory", "runs": "1", "hours": "4.00"},
+        {"cause": "NaN loss", "runs": "2", "hours": "3.50"},
+    ]
+
+
+def test_layouts_are_compared_within_one_model_sequence_batch_and_device():
+    groups, _ = layouts_of(usual_runs())
+    assert [group["size"] for group in groups] == [
+        "52.0B parameters, sequence 1024, batch 1024, v100-32g",
+        "124M parameters, sequence 1024, batch 480, h100-80g",
+    ]
+    assert "1.5B" not in str(groups), "its one layout compares nothing"
+    one = RunRead(megatron())
+    for change in ({"seq": 2048}, {"global_batch": 512}, {"device": "a100-80g"}, {"params": 7_000_000_000}):
+        assert layouts_of([one, RunRead(megatron(**change, pp=8, dp=2))]) == ([], 0)
+    assert 'id="layouts"' not in build_page([one])
+
+
+def test_a_run_that_is_done_has_its_earlier_failures_as_history():
+    page = build_page(usual_runs()[1:2])
+    history = page[page.index("History: failures of earlier attempts") :]
+    assert '<li>node failure: <span class="words">node r7i6n2 did not answer</span>' in history
+    assert 'id="failures"' not in page
