@@ -155,6 +155,8 @@ class Data:
     "Share of the tokens, or of a stream's files, that is kept for evaluation, from 0 to 1."
     tokenizer: str = key("byte", "never", "speed")
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
+    begin_token: bool = key(False, "never", "speed", added=True)
+    "Begin each document of a stream with the tokenizer's begin-of-text token."
     workers: int = key(0, "free", "speed")
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", "free", "speed")

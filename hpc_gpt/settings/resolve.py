@@ -263,6 +263,11 @@ def _check_data(data: Data) -> None:
             f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
             _NEED_PATH[data.source][1],
         )
+    if data.begin_token and data.source not in ("stream", "random"):
+        raise ConfigError(
+            f'data.begin_token is for text that is tokenised as it is read, but data.source is "{data.source}"',
+            "make the file with hpc-gpt data --begin-token, and leave data.begin_token out",
+        )
     if data.workers < 0:
         raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")
     if not 0 <= data.eval_fraction < 1:

@@ -100,9 +100,10 @@ class Resolved:
         tables = asdict(self) | {"model": self.model.table()}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
-        for key, rules in key_rules(Train).items():
-            if getattr(self.train, key) in rules.unhashed:  # runs without a key added later have the same text as ever
-                del tables["train"][key]
+        for name in ("data", "train"):
+            for key, rules in self.key_rules(name).items():
+                if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever
+                    del tables[name][key]
         if self.command is None:
             del tables["command"]
         else:

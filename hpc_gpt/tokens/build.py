@@ -51,7 +51,7 @@ def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE, beg
     _refuse_taken(out, table_path(out) if tokenizer == CHAR else out)
     if tokenizer == CHAR:
         table = collect_characters(read(), str(source))
-    chosen = _chosen(table or open_tokenizer(tokenizer), begins)
+    chosen = open_tokenizer(tokenizer, begins) if table is None else beginning_documents(table) if begins else table
     with contextlib.ExitStack() as undo, _refusals(out, _ELSEWHERE):
         if table is not None:
             _write_table(table, table_path(out))
@@ -66,7 +66,7 @@ def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE
 
     Returns the number of tokens.
     """
-    prefix, chosen = Path(prefix), _chosen(open_tokenizer(tokenizer), begins)
+    prefix, chosen = Path(prefix), open_tokenizer(tokenizer, begins)
     _refuse_taken(*megatron.paths(prefix))
     with _refusals(prefix, _ELSEWHERE):
         count = megatron.write(_reader(source)(), prefix, chosen, str(source))
@@ -149,10 +149,6 @@ def _stdlib_files() -> Iterator[Path]:
 def _stdlib_pieces() -> Iterator[bytes]:
     for path in _stdlib_files():
         yield from file_pieces(path)
-
-
-def _chosen(tokenizer: Tokenizer, begins: bool) -> Tokenizer:
-    return beginning_documents(tokenizer) if begins else tokenizer
 
 
 def _write_shard(folder: Path, number: int, files: list[Path]) -> None:

@@ -55,6 +55,7 @@ class ReaderTask:
     seq: int
     seed: int
     skip: bool
+    begins: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Chunk:
 
 def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
     """Yields a reader's chunks without end. Raises DataError for a damaged shard, unless such shards are skipped."""
-    tokenizer = open_tokenizer(task.tokenizer)
+    tokenizer = open_tokenizer(task.tokenizer, task.begins)
     places = dict(task.places)
     while True:
         epoch = min(places.values())[0]

@@ -194,7 +194,8 @@ def check_tokenizer(file: TokenFile, wanted: str) -> None:
 
 
 def _check_vocab(resolved: Resolved) -> None:
-    tokenizer, wanted = open_tokenizer(resolved.data.tokenizer), resolved.data.tokenizer
+    data, wanted = resolved.data, resolved.data.tokenizer
+    tokenizer = open_tokenizer(wanted, data.begin_token)
     if tokenizer.vocab > resolved.model.vocab:
         raise DataError(
             f"tokenizer {wanted} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",

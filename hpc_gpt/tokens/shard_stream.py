@@ -210,6 +210,7 @@ class ShardStream:
                 self._seq,
                 self._seed,
                 skip,
+                self._data.begin_token,
             )
             for own in self._own
         ]
@@ -261,7 +262,7 @@ def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, own: se
 
     Raises DataError if the shards have no sample.
     """
-    tokenizer = open_tokenizer(resolved.data.tokenizer)
+    tokenizer = open_tokenizer(resolved.data.tokenizer, resolved.data.begin_token)
     seq, skip = resolved.model.seq, resolved.data.on_bad_shard == "skip"
     found: dict[int, NDArray[Any]] = {}
     number = 0

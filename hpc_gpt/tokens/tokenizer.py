@@ -62,15 +62,20 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
     if not isinstance(tokenizer, WordTokenizer) or begin is None:
         raise DataError(
             f"tokenizer {tokenizer.name} has no token that begins a text",
-            f"leave --begin-token out, or give a tokenizer.json that has one of {', '.join(_BEGINS)}",
+            f"ask for none (--begin-token, data.begin_token), or give a tokenizer.json with {' or '.join(_BEGINS)}",
         )
     return WordTokenizer(
         tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer._end_number, begin, begins=True
     )
 
 
-def open_tokenizer(description: str) -> Tokenizer:
-    """Opens the tokenizer of a description. Raises DataError or ConfigError if there is none."""
+def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
+    """Opens the tokenizer of a description. `begins`: it writes its begin-of-text token before each document.
+
+    Raises DataError or ConfigError if there is none, or it has no such token.
+    """
+    if begins:
+        return beginning_documents(open_tokenizer(description))
     if description == BYTE:
         return ByteTokenizer()
     if description.startswith(TIKTOKEN):

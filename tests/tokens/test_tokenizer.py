@@ -15,7 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from hpc_gpt.errors import ConfigError, DataError
 from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.run_data import ensure_data, open_samples
+from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples
 from hpc_gpt.tokens.sources import END
 from hpc_gpt.tokens.token_file import open_tokens
 from hpc_gpt.tokens.tokenizer import (
@@ -27,7 +28,7 @@ from hpc_gpt.tokens.tokenizer import (
     table_path,
     texts,
 )
-from tests.tokens.shard_folders import reading, streaming, write_shards
+from tests.tokens.shard_folders import SEQ, reading, streaming, write_shards
 
 TEXT = "Fünf Boxkämpfer jagen\nViktor quer über den Deich. 日本 🙂\n"
 
@@ -247,7 +248,37 @@ def test_a_begin_token_comes_before_each_document_if_it_is_asked_for(tokenizer_j
     (tmp_path / "t.txt").write_text(TEXT)
     file = build_tokens(tmp_path / "t.txt", tmp_path / "x.tokens", str(path), begins=True)
     assert open_tokens(file.path).tokens.tolist() == [begin, *encoded(plain, TEXT)]
-    for without in ("byte", str(tokenizer_json)):
+    for without in ("byte", "char", str(tokenizer_json)):
         with pytest.raises(DataError, match="has no token that begins a text"):
             build_tokens(tmp_path / "t.txt", tmp_path / "y.tokens", without, begins=True)
     assert not (tmp_path / "y.tokens").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_begins_each_document_too(tokenizer_json: Path, tmp_path: Path, workers: int) -> None:
+    bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    bpe.add_special_tokens(["<|begin_of_text|>"])
+    path, folder = tmp_path / "begins.json", tmp_path / "shards"
+    bpe.save(str(path))
+    begin, plain = bpe.token_to_id("<|begin_of_text|>"), open_tokenizer(str(path))
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ja", TEXT)))
+    settings = {"tokenizer": str(path), "begin_token": True, "eval_fraction": 0.5, "workers": workers}
+    run = reading("stream", folder, vocab=400, train={"eval_every": 1}, **settings)
+    ensure_data(run)
+    tokens = [begin, *encoded(plain, "ja"), begin, *encoded(plain, TEXT)]
+    expected = [tokens[at : at + SEQ + 1] for at in range(0, len(tokens) - SEQ, SEQ)]
+    shards = open_samples(run)
+    assert isinstance(shards, ShardSet)
+    found = evaluation_samples(shards, run, len(expected), set(range(len(expected))))
+    assert [found[number].tolist() for number in range(len(expected))] == expected
+    stream = ShardStream(shards, run, 0)
+    try:
+        assert sorted(row.tolist() for row in stream.take(len(expected))[0]) == sorted(expected)
+    finally:
+        stream.close()
+    with pytest.raises(DataError, match="has no token that begins a text"):
+        ensure_data(reading("stream", folder, vocab=400, tokenizer=str(tokenizer_json), begin_token=True))
+    with pytest.raises(ConfigError, match=r'data\.source is "tokens"'):
+        reading("tokens", folder, tokenizer=str(path), begin_token=True)
