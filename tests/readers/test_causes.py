@@ -231,6 +231,22 @@ def test_a_barrier_names_the_rank_that_did_not_come() -> None:
     assert (cause.ended, cause.rank) == ("collective_timeout", 1)
 
 
+def test_a_rank_that_reached_the_barrier_is_not_the_cause() -> None:
+    """The words are those of PyTorch's ProcessGroupGloo.cpp: rank 2 waits for rank 0, which names who never came."""
+    waits = (
+        "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+    )
+    lines = [
+        step(1),
+        f"[rank2]: RuntimeError: {waits}Please check rank 0 logs for faulty rank.",
+        "[rank0]: RuntimeError: [Rank 0]: Ranks 1, 5 failed to pass monitoredBarrier in 10000 ms",
+    ]
+    cause = cause_of(("a.out", lines))
+    assert (cause.ended, cause.rank, place(cause)) == ("collective_timeout", 1, "a.out:3")
+    assert cause.words.startswith("ranks 1, 5 did not reach the barrier; rank 0: ")
+    assert cause_of(("a.out", lines[:2])).rank == 2, "alone it is all that is known"
+
+
 def test_our_own_watchdog_names_rank_and_node() -> None:
     silent = "hang: no rank made a step for 312 s; ranks 4-7 on n2 are silent, last seen after step 17; ranks 0-3 wait"
     cause = cause_of(("log", [step(1), silent, "srun: error: n1: task 0: Exited with exit code 1"]))

@@ -43,6 +43,12 @@ DIALECT = Dialect(
         # consequences
         echo(
             "collective_timeout",
+            "monitoredBarrier",
+            r"(?:\S{0,60}Error: )?(?P<words>Rank (?P<rank>\d{1,7}) successfully reached monitoredBarrier, but received"
+            r" errors.{0,200})",
+        ),
+        echo(
+            "collective_timeout",
             "NCCL",
             rf"{_RANK}(?P<words>Received a dump signal due to a collective timeout"
             r".{0,300})",
@@ -97,6 +103,7 @@ DIALECT = Dialect(
 [E ProcessGroupNCCL.cpp:566] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806986 milliseconds before timing out.
 [rank1]:[E1021 10:01:02.123456789 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600410 milliseconds before timing out.
 RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10000 ms
+[rank2]: RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.
 RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)
 torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
 [rank0]:[F1021 10:09:02.1 ProcessGroupNCCL.cpp:1250] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.

@@ -31,8 +31,11 @@ _NAMES: dict[str, str] = {
     "micro batches|microbatches|num micro batches|num microbatches|number of micro batches|number of microbatches",
     "global_batch": "glob bs|gbs|global bs|global batch|global batch size|global batchsize|global train batch size|"
     "total batch size|train batch size",
-    "seq": "seq|seq len|seqlen|seq length|sequence length|sequence len|seq size|context length|context size|ctx len|"
-    "block size|n ctx|max seq len|max sequence length",
+    "batch_tokens": "batch tokens|tokens per batch|tokens batch|tokens per step|tokens step|tokens per iteration|"
+    "tokens iteration|tokens iter|tokens per global batch|batch size tokens|global batch tokens|"
+    "global batch size tokens|total batch size tokens",
+    "seq": "context|context window|seq|seq len|seqlen|seq length|sequence length|sequence len|seq size|"
+    "context length|context size|ctx len|block size|n ctx|max seq len|max sequence length",
     "hidden": "hidden|hidden size|hidden dim|d model|n embd|embed dim|embedding dim|embedding size",
     "layers": "layers|n layers|n layer|num layers|number of layers|nlayers",
     "heads": "heads|n heads|n head|num heads|number of heads|attention heads|num attention heads",
@@ -60,7 +63,7 @@ _NAMES: dict[str, str] = {
     "layout": "layout|parallelism|parallel layout|parallel strategy|parallelization",
     "notes": "notes|note|comment|comments|date|remarks|remark|log|status",
 }
-# The units of a batch; a batch in tokens is another quantity.
+# The units of a batch in samples; one in tokens is another quantity.
 _COUNTED_IN = ("samples", "sequences", "seqs", "seq")
 # Names in formulas only, as they may be the heading of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
@@ -92,6 +95,7 @@ UNITS: dict[str, Units] = {
     "tokens_per_s": _TOKENS | _RATES | {f"k {unit}": 1000 for unit in _TOKENS},
     "tokens_per_s_per_gpu": _PER_GPU | _RATES | {f"k {unit}": 1000 for unit in _PER_GPU},
     "samples_per_s": _SAMPLES,
+    "batch_tokens": {"tokens": 1, **_RATES, **{f"{unit} tokens": size for unit, size in _RATES.items()}},
     "mfu": _SHARES,
     "hfu": _SHARES,
     "memory": _BYTES,
@@ -113,7 +117,13 @@ WHOLE += ("seq", "hidden", "layers", "heads", "vocab")
 # The names that messages use, if they are not the quantity's own.
 SAID = {axis: axis.upper() for axis in AXES} | {"gpus": "GPUs", "gpus_per_node": "GPUs of a node", "size": "parameters"}
 SAID |= {"micro_batch": "micro-batch", "micro_batches": "micro-batches", "global_batch": "global batch"}
-SAID |= {"seq": "sequence length", "step_s": "step time", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+SAID |= {
+    "batch_tokens": "tokens of a batch",
+    "seq": "sequence length",
+    "step_s": "step time",
+    "samples_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
+}
 SAID |= {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops": "TFLOPs"}
 
 
@@ -179,6 +189,8 @@ def named(text: str, in_formula: bool = False) -> Named | None:
     text = text.strip().strip("$#*`").strip()[:200]
     beside = re.fullmatch(r"(?P<name>[^()\[\]]{1,80}?)[,\s]*[(\[](?P<unit>[^()\[\]]{1,30})[)\]]", text)
     name, unit = (beside["name"], plain_unit(beside["unit"])) if beside else (text, None)
+    if plain_name(name) in ("batch", "batch size", "bs") and unit in UNITS["batch_tokens"]:
+        return Named("batch_tokens", unit)
     found = quantity_of(name) or quantity_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
     if found is None and in_formula:
         found = _IN_FORMULAS.get(plain_name(name))
@@ -200,6 +212,8 @@ def named(text: str, in_formula: bool = False) -> Named | None:
         unit = "ms" if words[0] == "ms" else "s" if {"s", "sec", "seconds"} & set(words) else None
     if unit is not None and unit not in UNITS.get(found, {}):
         # In a heading such as "TP (tensor)" the word in brackets is not a unit.
+        if found == "global_batch" and unit in UNITS["batch_tokens"]:
+            return Named("batch_tokens", unit)
         in_tokens = found in ("global_batch", "micro_batch") and unit not in _COUNTED_IN
         return Named(found) if (found in WHOLE and not in_tokens) or found == "notes" else None
     return Named(found, unit)

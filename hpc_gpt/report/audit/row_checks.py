@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import inf, log, prod
 from statistics import median
@@ -37,13 +38,23 @@ NAMED: dict[FormulaName, tuple[Callable[..., float], tuple[str, ...]]] = {
 }
 # A rate is the first product over the second. A row may have several ways to compute one rate.
 _RATES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("batch_tokens", ("global_batch", "seq"), ()),
+    ("batch_tokens", ("micro_batch", "micro_batches", "dp", "seq"), ()),
     ("samples_per_s", ("global_batch",), ("step_s",)),
     ("tokens_per_s", ("global_batch", "seq"), ("step_s",)),
     ("tokens_per_s", ("samples_per_s", "seq"), ()),
+    ("tokens_per_s", ("batch_tokens",), ("step_s",)),
     ("tokens_per_s_per_gpu", ("global_batch", "seq"), ("step_s", "gpus")),
     ("tokens_per_s_per_gpu", ("tokens_per_s",), ("gpus",)),
+    ("tokens_per_s_per_gpu", ("batch_tokens",), ("step_s", "gpus")),
     ("tokens_per_s_per_gpu", ("samples_per_s", "seq"), ("gpus",)),
 )
+# Inputs that a relation shows to be right where it holds.
+_SHOWN_TOO = ("samples_per_s", "batch_tokens")
+# A batch of 512K tokens has 2^19.
+_BINARY = {"k": Fraction(1024, 1000), "m": Fraction(2**20, 10**6)}
+_RECOMPUTE = re.compile(r"recomput|checkpointing|remat", re.IGNORECASE)
+_FULL = re.compile(r"\W*(?:full|yes|true|all|on|✓|✔|x)\W*", re.IGNORECASE)
 # A rate may be over other steps than the time, and differ by this share.
 _NEAR_RATE = Fraction(1, 100)
 # Headings of other splits that may multiply the GPUs. Expert parallelism does not, but its degree may be a part's.
@@ -61,6 +72,7 @@ class Worked:
     arithmetic: str
     equation: Equation
     said: str = ""
+    taken: Mapping[str, Fraction] = field(default_factory=dict)
 
 
 def stated_for(column: LedgerColumn, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
@@ -96,14 +108,42 @@ def check_stated(column: LedgerColumn, ledger: Ledger, statements: Statements) -
                     lack = lack or f"the formula of line {equation.line}: {found}"
                 else:
                     worked.append(found)
-            if worked:
+            if worked and quantity == "hfu" and not _recomputes_all(line):
+                lack = "the formula is of full recomputation"
+            elif worked:
                 checked.add(line.row.line)
-                _conclude(line, cell, worked)
+                if quantity in ("mfu", "hfu") and any(_is_rounded(line, cell, found) for found in worked):
+                    line.holds(quantity)
+                else:
+                    _conclude(line, cell, worked)
                 break
         else:
             if lack:
                 line.leave(quantity, lack)
     return checked
+
+
+def _recomputes_all(line: LedgerLine) -> bool:
+    """Whether no column of recomputation says that the row does less than all of it."""
+    cells = [line.row.cells[column.at] for column in line.ledger.columns if _RECOMPUTE.search(column.heading)]
+    return all(_FULL.fullmatch(cell) for cell in cells if cell.strip())
+
+
+def _is_rounded(line: LedgerLine, cell: KnownQuantity, worked: Worked) -> bool:
+    """Whether some inputs that print as the row's give a share that prints as the cell's."""
+    formula = worked.equation.formula
+    ranges = {}
+    for text, name in formula.names.items():
+        known = line.known[name.quantity]
+        scale = worked.taken[text] / known.value if known.value else Fraction(1)
+        ranges[text] = [end * scale for end in _range(known, Fraction(1))]
+    try:
+        corners = itertools.product(*ranges.values())
+        figures = [formula.value(dict(zip(ranges, corner, strict=True))) for corner in corners]
+    except FormulaError:
+        return False
+    low, high = (end * (cell.worth or 1) for end in cell.printed.range)
+    return min(figures) <= high and low <= max(figures)
 
 
 def _conclude(line: LedgerLine, cell: KnownQuantity, worked: Sequence[Worked]) -> None:
@@ -141,7 +181,7 @@ def work_out(equation: Equation, line: LedgerLine, units: Units) -> Worked | str
     except FormulaError as fault:
         return str(fault)
     arithmetic = equation.formula.filled({text: exact(value) for text, value in taken.items()})
-    return Worked(figure, arithmetic, equation, "; ".join(said))
+    return Worked(figure, arithmetic, equation, "; ".join(said), taken)
 
 
 def choose_units(equation: Equation, column: LedgerColumn, ledger: Ledger) -> Units | str:
@@ -221,7 +261,7 @@ def check_named(line: LedgerLine, formula: FormulaName, recompute: Recompute) ->
 
 
 def check_rates(line: LedgerLine, done: Sequence[str] = ()) -> None:
-    """Checks tokens/s and samples/s against batch, length, time and each other, by definition.
+    """Checks the tokens of a batch, tokens/s and samples/s against batch, length, time and each other, by definition.
 
     Inputs may have been rounded or truncated: a cell breaks only if no inputs that print as the row's give it. `done`:
     quantities checked before.
@@ -253,9 +293,12 @@ def _check_rate(line: LedgerLine, cell: KnownQuantity, over: tuple[str, ...], un
     ranges = [_range(known, own) for known, own in zip(inputs, each, strict=True)]
     figures = [_rate(ends, count) for ends in itertools.product(*ranges) if all(end > 0 for end in ends[count:])]
     low, high = (end * worth for end in cell.printed.range)
-    if not figures or (min(figures) <= high * (1 + _NEAR_RATE) and max(figures) * (1 + _NEAR_RATE) >= low):
-        line.holds(cell.quantity)
-        return
+    binary = _BINARY.get((cell.unit or "")[:1], Fraction(1)) if cell.quantity == "batch_tokens" else Fraction(1)
+    for larger in {Fraction(1), binary}:
+        most, least = high * larger * (1 + _NEAR_RATE), low * larger / (1 + _NEAR_RATE)
+        if not figures or (min(figures) <= most and max(figures) >= least):
+            line.holds(cell.quantity, *(known.quantity for known in inputs if known.quantity in _SHOWN_TOO))
+            return
     gpus = line.whole("gpus") or 1
     share = Fraction(gpus) if cell.quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
     if gpus > 1 and min(figures) * share <= high and max(figures) * share >= low:

@@ -99,6 +99,62 @@ def test_rates_follow_from_batch_and_time_whatever_was_rounded(tmp_path, heading
     assert [finding.kind for finding in found.findings] == (["definition"] if outcome == "breaks" else [])
 
 
+@pytest.mark.parametrize(
+    ("heading", "printed", "outcome"),
+    [
+        ("Batch size (tokens)", "524288", "holds"),
+        ("Batch size (tokens)", "524,288", "holds"),
+        ("Batch size (tokens)", "512K", "holds"),  # of 1024
+        ("Batch size (tokens)", "0.5M", "holds"),
+        ("Batch size (tokens)", "524288 tokens", "holds"),
+        ("GBS (M tokens)", "0.52", "holds"),
+        ("Tokens per batch", "0.46M", "breaks"),
+        ("Tokens per step", "262144", "breaks"),
+    ],
+)
+@pytest.mark.parametrize(
+    "batch",
+    [({"Global batch": 256}), ({"Micro-batch": 4, "Grad accum": 8, "DP": 8})],
+    ids=["global batch", "micro-batch x accumulation x data-parallel"],
+)
+def test_a_batch_in_tokens_is_batch_x_sequence(tmp_path, heading, printed, outcome, batch):
+    if heading.startswith("GBS") and "Global batch" in batch:
+        heading = "Batch (M tokens)"
+    found = audited(tmp_path, table([*batch, "Context", heading], (*batch.values(), 2048, printed)))
+    assert cell(found, heading)[0] == outcome
+    assert [finding.kind for finding in found.findings] == (["definition"] if outcome == "breaks" else [])
+
+
+def test_a_batch_in_tokens_gives_the_rate(tmp_path):
+    heads = ["Batch size (tokens)", "Step time (s)", "Tokens/s", "GPUs", "Tokens/s/GPU"]
+    found = audited(tmp_path, table(heads, ("0.5M", "2.00", "262144", 8, "32768"), ("0.5M", "2.00", "99999", 8, "9")))
+    assert {finding.column for finding in found.findings} == {"Tokens/s", "Tokens/s/GPU"}
+    assert {finding.line for finding in found.findings} == {4}
+    assert cell(found, "Batch size (tokens)", 3)[0] == "holds"
+
+
+def test_samples_a_second_that_tokens_a_second_agree_with_hold(tmp_path):
+    rows = ((25.0, 2048, 51200), (25.0, 2048, 61200))
+    found = audited(tmp_path, table(["Samples/s", "Seq", "Tokens/s"], *rows))
+    assert cell(found, "Samples/s", 3)[0] == cell(found, "Tokens/s", 3)[0] == "holds"
+    assert [(finding.line, finding.column) for finding in found.findings] == [(4, "Tokens/s")]
+
+
+@pytest.mark.parametrize(
+    ("stated", "recompute", "hfu", "outcome"),
+    [
+        ("HFU = MFU * 4/3", "full", "60.0%", "holds"),
+        ("HFU = MFU * 4/3", "full", "60.3%", "holds"),  # MFU may be 45.2 %
+        ("HFU = MFU * 4/3", "full", "57.8%", "breaks"),
+        ("HFU = MFU * 4/3", "none", "45%", "not checked"),
+        ("HFU counts recomputation (Narayanan et al. 2021).", "full", "57.8%", "not checked"),
+    ],
+)
+def test_hfu_over_mfu_only_where_the_source_counts_it_so(tmp_path, stated, recompute, hfu, outcome):
+    text = f"{stated}\n\n" + table(["Activation checkpointing", "MFU", "HFU"], (recompute, "45%", hfu))
+    assert cell(audited(tmp_path, text), "HFU")[0] == outcome
+
+
 def test_a_time_without_a_unit_gives_no_rate(tmp_path):
     text = "seq length is 2048\n\n" + table(["GBS", "Step time", "Tokens/s"], (256, "5.46", "1"))
     assert cell(audited(tmp_path, text), "Tokens/s") == ("not checked", "a unit of the row is not given")
