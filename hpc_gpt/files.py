@@ -29,24 +29,33 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
     """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped."""
+    return [found for line in _lines(path, last_bytes, first_bytes) if (found := _json_object(line)) is not None]
+
+
+def last_json_line(path: Path, last_bytes: int) -> dict[str, Any]:
+    """The last JSON object in the last bytes of such a file; empty if there is none."""
+    objects = map(_json_object, reversed(_lines(path, last_bytes)))
+    return next((found for found in objects if found is not None), {})
+
+
+def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[str]:
     if not path.is_file():
         return []
     try:
         with path.open("rb") as file:
             if last_bytes is not None:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
-            lines = file.read(first_bytes).decode(errors="replace").splitlines()
+            return file.read(first_bytes).decode(errors="replace").splitlines()
     except OSError:
         return []
-    objects = []
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            objects.append(found)
-    return objects
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def write_once(path: Path, text: str) -> None:

@@ -9,10 +9,10 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.secrets import hide_secrets
@@ -315,25 +315,48 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
     if not isinstance(tables, Mapping):
         raise TypeError(f"{where or 'it'} is no object")
     values: dict[str, Any] = {}
-    for entry, hint in _fields_with_types(kind):
-        if entry.name not in tables and (entry.default, entry.default_factory) != (MISSING, MISSING):
+    for stored in _stored_fields(kind):
+        if stored.has_default and stored.name not in tables:
             continue
-        name = f"{where}.{entry.name}" if where else entry.name
-        value = tables[entry.name]
-        nested = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
-        if nested is not None and (value is not None or NoneType not in get_args(hint)):
-            value = from_tables(nested, value, name)
-        elif not fits(value, hint):
-            raise ValueError(f"{name} is {value!r:.60}")
-        is_list = any(get_origin(each) is list for each in (hint, *get_args(hint)))
-        values[entry.name] = tuple(value) if isinstance(value, list) and not is_list else value
+        value = tables[stored.name]
+        if stored.table is not None and not (value is None and stored.may_be_none):
+            value = from_tables(stored.table, value, f"{where}.{stored.name}" if where else stored.name)
+        elif not fits(value, stored.hint):
+            raise ValueError(f"{where}.{stored.name} is {value!r:.60}" if where else f"{stored.name} is {value!r:.60}")
+        values[stored.name] = tuple(value) if isinstance(value, list) and not stored.is_list else value
     return kind(**values)
 
 
+class _StoredField(NamedTuple):
+    """A field of a dataclass: its type, the dataclass that it holds if it does, and whether a list stays one."""
+
+    name: str
+    hint: Any
+    table: Any
+    has_default: bool
+    may_be_none: bool
+    is_list: bool
+
+
 @functools.cache
-def _fields_with_types(kind: Any) -> list[tuple[Field[Any], Any]]:
-    """The fields of a dataclass with their types. Cached: finding them takes longer than reading a run's file."""
-    return [(entry, _hints(kind)[entry.name]) for entry in fields(kind)]
+def _stored_fields(kind: Any) -> list[_StoredField]:
+    """The fields of a dataclass. Cached: finding them takes longer than reading a run's file."""
+    found = []
+    for entry in fields(kind):
+        hint = _hints(kind)[entry.name]
+        parts = (hint, *get_args(hint))
+        table = next((each for each in parts if is_dataclass(each)), None)
+        has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
+        is_list = any(get_origin(each) is list for each in parts)
+        found.append(_StoredField(entry.name, hint, table, has_default, NoneType in parts, is_list))
+    return found
+
+
+@functools.cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The origin of a type, Union for `A | B`, and its arguments."""
+    origin = get_origin(hint)
+    return Union if origin is UnionType else origin, get_args(hint)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -346,9 +369,9 @@ def fits(value: Any, hint: Any) -> bool:
         if isinstance(value, float):
             return hint is float and math.isfinite(value)
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, each) for each in inner)
+    origin, inner = _parts(hint)
+    if origin is Union:
+        return (type(value) in inner and not isinstance(value, int | float)) or any(fits(value, each) for each in inner)
     if origin is Literal:
         return any(type(value) is type(each) and value == each for each in inner)
     if origin in (tuple, list):

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hpc_gpt.chain.forecast import duration
 from hpc_gpt.cli import completion
 from hpc_gpt.columns import Column, column, grid
 from hpc_gpt.errors import UserError
@@ -20,6 +21,7 @@ from hpc_gpt.launch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.run_folder import RunFolder, find_runs, singles_out
+from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen, width
 from hpc_gpt.words import plain, show_value
@@ -36,11 +38,14 @@ _COLUMNS = (
     Column("step", ("step", "steps"), lambda row: f"{show_value(row.step)}/{show_value(row.steps)}"),
     column("loss", "loss", "{:.4f}".format),
     column("tokens/s", "tokens_per_s", "{:.0f}".format),
+    column("age", "age_s", duration),
+    column("ends", "left_s", lambda left_s: clock(time.time() + left_s, time.time())),
+    column("GPU hours", "gpu_hours", "{:.3g}".format),
 )
 
 
 # On a narrow terminal the first of these go, one after the other, until the others fit. --json has them all.
-_LEFT_OUT = ("attempts", "layout", "tokens_per_s", "job_id", "loss", "name")
+_LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id", "loss", "left_s", "name")
 
 
 @click.command()
@@ -55,10 +60,11 @@ _LEFT_OUT = ("attempts", "layout", "tokens_per_s", "job_id", "loss", "name")
 def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, show_all: bool) -> None:
     """Show the state of runs.
 
-    Prints state, job, attempts, last step, loss, tokens/s. RUN is a run id, its begin or its end, a job id, an
-    experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id, folder or
-    array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting is not
-    needed.
+    Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
+    that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
+    id, an experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id,
+    folder or array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting
+    is not needed.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -86,19 +92,25 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
 def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:
     """Prints the table, and returns what `ask_status` does. If Slurm is slow, the runs that have ended come first."""
-    shown: list[dict[str, Any]] = []  # a loss that is NaN equals nothing
+    shown: list[RunStatus] = []
 
     def show(groups: Iterable[list[RunStatus]]) -> None:
-        rows = [row for group in groups if any(row.to_dict() not in shown for row in group) for row in group]
+        before = [_facts(row) for row in shown]
+        rows = [row for group in groups if any(_facts(row) not in before for row in group) for row in group]
         for line in _table(rows, opened) if rows else ():
             click.echo(line)
-        shown.extend(row.to_dict() for row in rows)
+        shown.extend(rows)
 
     rows, silence = ask_status(
         runs, lambda known: show(group for group in by_sweep(known) if all(row.is_known_over for row in group))
     )
     show(by_sweep(rows))
     return rows, silence
+
+
+def _facts(row: RunStatus) -> dict[str, Any]:
+    """A row without what the clock changes; as JSON has it, for a loss that is NaN equals nothing."""
+    return {key: value for key, value in row.to_dict().items() if key not in ("age_s", "left_s", "gpu_hours")}
 
 
 def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.chain.restarts import read_restarts
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.launch.slurm import (
@@ -52,6 +54,8 @@ class RunStatus:
 
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
+    `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
+    all its attempts.
     """
 
     run: str
@@ -75,6 +79,9 @@ class RunStatus:
     overall_step_s: float | None = None
     restart_share: float | None = None
     moved_from: str | None = None
+    age_s: float | None = None
+    left_s: float | None = None
+    gpu_hours: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -202,9 +209,12 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
+    left = resolved.train.steps - step if step is not None and state in LIVE else None
     if restarts is not None and (state in LIVE or restarts.is_too_much):
-        left = resolved.train.steps - step if step is not None and state in LIVE else None
         pace = restarts.words(left)
+    step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
+    now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
+    past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
     return RunStatus(
         run=run.run_id,
         name=resolved.name,
@@ -227,6 +237,9 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         overall_step_s=restarts.step_s if restarts else None,
         restart_share=restarts.share if restarts else None,
         moved_from=str(run_state.moved_from) if run_state.moved_from else None,
+        age_s=max(0.0, now - submitted) if submitted else None,
+        left_s=left * step_s if left is not None and step_s is not None and state == "running" else None,
+        gpu_hours=gpu_hours(past) if past else None,
     )
 
 

@@ -23,6 +23,7 @@ class SweepStatus:
     runs: tuple[RunStatus, ...]
     loss: None = None
     tokens_per_s: None = None
+    left_s: None = None
 
     @property
     def name(self) -> str:
@@ -45,6 +46,14 @@ class SweepStatus:
     @property
     def attempts(self) -> int:
         return sum(run.attempts for run in self.runs)
+
+    @property
+    def age_s(self) -> float | None:
+        return max((run.age_s for run in self.runs if run.age_s is not None), default=None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return sum(run.gpu_hours or 0.0 for run in self.runs) or None
 
     @property
     def step(self) -> int:

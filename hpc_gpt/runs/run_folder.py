@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.files import append_line, try_folder, write_once
-from hpc_gpt.runs.stored import read_stored, read_stored_lines
+from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 
@@ -104,8 +104,7 @@ class Attempt:
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
-        lines = read_stored_lines(self.metrics, last_bytes=8192)
-        return lines[-1] if lines else {}
+        return read_last_stored_line(self.metrics, last_bytes=8192)
 
     def write_ended(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import read_json, read_json_lines
+from hpc_gpt.files import last_json_line, read_json, read_json_lines
 from hpc_gpt.tables import fits
 
 # A host's name, and a job id as Slurm gives it: both become parts of commands and of file names.
@@ -79,6 +79,11 @@ def _is(value: Any, kind: Any) -> bool:
 def read_stored(path: Path) -> dict[str, Any]:
     """The sound keys of a file; empty if the file is missing or no JSON object."""
     return _sound(path, read_json(path))
+
+
+def read_last_stored_line(path: Path, last_bytes: int) -> dict[str, Any]:
+    """The sound keys of the last line of a file; empty if its last bytes have none that is a JSON object."""
+    return _sound(path, last_json_line(path, last_bytes))
 
 
 def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:

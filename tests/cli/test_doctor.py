@@ -164,7 +164,7 @@ def test_slow_nodes_of_the_last_runs_are_shown(made_run):
 def test_all_rows_at_once_are_too_many():
     message, _ = error_of(in_process("doctor", "memory-ladder", "--sweep", "--cluster", "local"))
     assert "no such option" in message.lower()
-    assert "  --sweep " not in in_process("doctor", "--help").stdout
+    assert "\n  --sweep " not in in_process("doctor", "--help").stdout
 
 
 def test_no_run_and_no_experiment_of_that_name_is_a_users_mistake():

@@ -92,6 +92,30 @@ def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slu
     assert read_status([run])[0].state == "cancelled"
 
 
+def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost(slurm_says):
+    """Half an hour into its attempt, 71 steps of half a second are left."""
+    run = unsubmitted_run("generic-slurm", train__steps=100)
+    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
+    slurm_says({"7": ("RUNNING", "None")})
+    add_attempt(run, [metrics_line(step) for step in range(1, 30)], ended=None, job_id="7", started=time.time() - 1800)
+    row = read_status([run])[0]
+    assert (row.state, row.left_s) == ("running", pytest.approx(71 * 0.5))
+    assert row.age_s == pytest.approx(7200, abs=60)
+    assert row.gpu_hours == pytest.approx(run.resolved().gpus / 2, rel=0.05)
+    head, line = in_process("status", run.run_id).stdout.splitlines()[:2]
+    assert head.split()[-5:] == ["tokens/s", "age", "ends", "GPU", "hours"]
+    assert "120 min" in line
+
+
+def test_a_run_that_is_over_ends_no_more(slurm_says):
+    run = unsubmitted_run()
+    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    row = read_status([run])[0]
+    assert (row.left_s, row.gpu_hours) == (None, run.resolved().gpus)
+    waiting = read_status([unsubmitted_run()])[0]
+    assert (waiting.age_s, waiting.left_s, waiting.gpu_hours) == (None, None, None)
+
+
 def test_an_empty_queue_means_unknown_never_failed(slurm_says):
     slurm_says({})
     assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
