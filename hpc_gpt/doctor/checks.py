@@ -27,6 +27,7 @@ from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
+from hpc_gpt.launch.prediction import faster_layout
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
@@ -70,6 +71,8 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         else:
             prepared = prepare(request)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+            if faster := faster_layout(resolved, prepared.profile, prepared.given):
+                sys.stderr.write(f"{faster}\n")
     except UserError as fault:
         found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:

@@ -29,6 +29,9 @@ _MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
 # {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
 
+# The seconds that the search for a faster layout may take while a user waits for a submission.
+_FASTER_S = 2.0
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -234,13 +237,41 @@ def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: 
     return _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"})
 
 
-def _search(resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str]) -> Candidate | None:
-    """The best candidate that fits, with the run's values of the keys `holds` and of the global batch."""
+def faster_layout(resolved: Resolved, profile: ClusterProfile | None, given: Collection[str]) -> str | None:
+    """A line on another layout of as many GPUs and of the same global batch that is predicted faster by more than both
+    error bands. None if there is none, if tp and pp are `given` (dotted keys), if the profile says too little or is
+    None, or if the search takes more than _FASTER_S."""
+    if profile is None or {"layout.tp", "layout.pp"} <= set(given):
+        return None
+    try:
+        found = _predict(resolved, profile)
+        holds = _ALL - {*_SMALL, *_SPLITS, "engine.sequence_parallel"}
+        best = _search(resolved, profile, found.machine, holds, _FASTER_S) if found.step is not None else None
+    except (UserError, TimeoutError):
+        return None
+    if found.step is None or best is None or best.step is None or best.needs_unknown_host:
+        return None
+    ours, theirs = found.step, best.step
+    if theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
+        return None
+    bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
+    return (
+        f"note: {best.layout} is predicted faster than {resolved.layout}: {_seconds(theirs.step_s)} instead of "
+        f"{_seconds(ours.step_s)} s a step, {bands}; use {_flags(found.training, best.training)}"
+    )
+
+
+def _search(
+    resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], limit_s: float = math.inf
+) -> Candidate | None:
+    """The best candidate that fits, with the run's values of the keys `holds` and of the global batch. Raises
+    TimeoutError after `limit_s`."""
     from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
     question = question_of(resolved, profile, {*holds, "layout.global_batch"})
-    candidates = search(question, _rankable(machine, question.dtype), constants_of(profile)).candidates
+    machine = _rankable(machine, question.dtype)
+    candidates = search(question, machine, constants_of(profile), limit_s=limit_s).candidates
     return candidates[0] if candidates else None
 
 

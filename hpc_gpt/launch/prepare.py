@@ -50,7 +50,8 @@ class Prepared:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked for in the folder `data_beside` first.
+    A relative data.path is looked for in the folder `data_beside` first. `profile` has the planner's keys, which
+    `resolved` has not; `given` are the dotted keys that the experiment and the options state.
     """
 
     resolved: Resolved
@@ -61,6 +62,8 @@ class Prepared:
     forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
+    profile: ClusterProfile | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -146,7 +149,8 @@ def prepare_row(
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)
     path = None if file.path is DEFAULTS else file.path
-    return replace(prepared, file=path, data_beside=folder_beside(file, resolved, request.overrides, row))
+    beside = folder_beside(file, resolved, request.overrides, row)
+    return replace(prepared, file=path, data_beside=beside, profile=profile, given=frozenset(given))
 
 
 def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,12 +165,16 @@ class _Tally:
 
 
 def search(
-    question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False
-) -> Searched:
+    question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
+    limit_s: float = math.inf,
+) -> Searched:  # fmt: skip
     """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
-    speed."""
+    speed. Raises TimeoutError after `limit_s` seconds."""
     tally, candidates, too_large = _Tally(), [], []
+    began = time.monotonic()
     for layout, obstacle in question.layouts():
+        if time.monotonic() - began > limit_s:
+            raise TimeoutError(f"the search is not over after {limit_s:g} s")
         if obstacle is not None:
             tally.left_out[obstacle] += 1
             continue

@@ -22,7 +22,7 @@ from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from tests.cli.command import error_of, in_process
+from tests.cli.command import error_of, in_process, without_slurm
 from tests.made_runs import add_attempt, metrics_line
 
 SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
@@ -371,3 +371,35 @@ def test_no_run_with_a_prediction_is_an_empty_card(two_runs):
 
 def test_predictions_have_columns_of_their_own():
     assert "--predictions" in error_of(in_process("report", "--predictions", "--columns", "step_s"))[0]
+
+
+XL = ("--model", "gpt2-xl", "--gpus", "64", "--cluster", "a100-80g-8", "--set", "data.source=random")
+
+
+@pytest.mark.parametrize("verb", [("submit", "--dry-run", "--yes"), ("doctor",)])
+def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
+    there = without_slurm(tmp_path)
+    done = in_process(*verb, *XL, "--pp", "16", environment=there)
+    [note] = [line for line in done.stderr.splitlines() if "is predicted faster than tp1-pp16-dp4" in line]
+    flags = note.partition("; use ")[2].split()
+    again = in_process("submit", "--dry-run", "--yes", *XL, *flags, environment=there)
+    assert again.code == 0, again.stderr
+    assert f"layout       {note.split()[1]}, 64 GPUs" in again.stdout
+    assert "is predicted faster" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"),
+    [
+        (("submit", "--dry-run", *XL, "--tp", "1", "--pp", "16"), 60),
+        (("render", *XL, "--pp", "16"), 60),
+        (("submit", "--dry-run", *XL, "--pp", "16"), 0),
+        (("submit", "--dry-run", *XL, "--pp", "16", "--cluster", "generic-slurm"), 60),
+    ],
+    ids=["tp and pp given", "render", "no time", "no device"],
+)
+def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
+    monkeypatch.setattr("hpc_gpt.launch.prediction._FASTER_S", limit_s)
+    done = in_process(*words, environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    assert "is predicted faster" not in done.stderr
