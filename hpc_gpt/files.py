@@ -11,10 +11,11 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError
+from hpc_gpt.errors import ConfigError, RunFolderError
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -71,6 +72,28 @@ def write_once(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def check_new(paths: Iterable[Path]) -> None:
+    """ConfigError if one of the files that are to be written exists."""
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name, or move it away")
+
+
+def write_new(texts: Mapping[Path, str]) -> None:
+    """Write files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
+    refuses."""
+    check_new(texts)
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name") from None
+        except OSError as fault:
+            raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
 def give_name(aside: Path, path: Path) -> None:

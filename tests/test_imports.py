@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "doctor": {"settings", "engines", "runs", "launch", "chain"},
     "rehearsal": {"settings", "engines", "runs", "launch", "tokens"},
     "bench": {"terminal", "settings", "engines", "runs", "launch", "readers", "report", "plan", "tokens"},
+    "scripts": {"settings", "engines", "launch", "doctor"},
     "model": {"settings"},
     "train": {"settings", "engines", "runs", "model", "tokens"},
     "cli": {
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "doctor",
         "rehearsal",
         "bench",
+        "scripts",
     },
 }
 TRAINER = {"model", "train"}

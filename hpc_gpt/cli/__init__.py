@@ -67,7 +67,7 @@ _NEAR = {
     "profiles": "profile list",
     "continue": "submit --resume RUN",
     "show": "status, or hpc-gpt profile show",
-    "init": "render, or hpc-gpt help keys",
+    "new": "init",
 }
 
 

@@ -91,8 +91,7 @@ def experiment_options(function: F) -> F:
         _SET,
         click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
                      help="A template of your own that extends base.sh.j2."),
-        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
-                     help="Cluster profile, by name or file."),
+        _CLUSTER,
         click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
                      help="Shrink it to 5 steps of a tiny model on at most 8 ranks; runs here without --cluster."),
         click.option("--force", is_flag=True, envvar="HPC_GPT_FORCE",
@@ -110,6 +109,13 @@ def planning_options(function: F) -> F:
     """Like `experiment_options`, but only what a plan depends on."""
     shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
     return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, *_SHARED)
+
+
+def init_options(function: F) -> F:
+    """Like `planning_options`, but with NAME for a new file in place of EXPERIMENT."""
+    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
+    name = click.argument("name", required=False)
+    return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, _SET, _CLUSTER, name)
 
 
 def bench_options(function: F) -> F:
@@ -149,10 +155,13 @@ _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", env
 _EXPERIMENT = click.argument(
     "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completion.experiments
 )
+_CLUSTER = click.option(
+    "--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
+    help="Cluster profile, by name or file.",
+)  # fmt: skip
 _SHARED = (
     _SET,
-    click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
-                 help="Cluster profile, by name or file."),
+    _CLUSTER,
     click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
                  help="A row of EXPERIMENT; the first that can run unless given."),
     _EXPERIMENT,
@@ -173,7 +182,7 @@ def _request(values: dict[str, Any]) -> Request:
     ctx = click.get_current_context()
     check_variables(ctx)
     given = {name: values.pop(name) for name in list(values) if "__" in name}
-    named = values["experiment"] is not None
+    named = values.setdefault("experiment", None) is not None
     texts = values.pop("settings")
     settings = dict(parse_override(text) for text in texts)
     for key in settings:
@@ -207,7 +216,7 @@ def _request(values: dict[str, Any]) -> Request:
         cluster=values.pop("cluster"),
         template=values.pop("template", None),
         overrides=overrides,
-        row=values.pop("row"),
+        row=values.pop("row", None),
         sweep=values.pop("sweep", False),
         smoke=values.pop("smoke", False),
         force=values.pop("force", False),

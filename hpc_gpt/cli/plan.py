@@ -139,21 +139,22 @@ def plan(
         if why is not None:
             raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
         asked = ask_plan(request, tokens, calibration, largest=True)
-        _print_stand_in(asked)
+        print_stand_in(asked)
         _largest(asked, calibration, as_json, html)
         return
     asked = ask_plan(request, tokens, calibration, why=why)
-    _print_stand_in(asked)
-    _print(asked, _search(asked, must_fit=why is None), as_json, html, why)
+    print_stand_in(asked)
+    _print(asked, search_asked(asked, must_fit=why is None), as_json, html, why)
 
 
-def _print_stand_in(asked: PlanAsked) -> None:
+def print_stand_in(asked: PlanAsked) -> None:
+    """Say whose nodes are planned for if the user has chosen none."""
     if asked.stands_in:
         words = f"no cluster is chosen: planned for {STAND_IN}, {asked.profile.description}"
         click.echo(f"{words}; --cluster plans for another, and hpc-gpt profile list names them", err=True)
 
 
-def _search(asked: PlanAsked, must_fit: bool) -> Searched:
+def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
     """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
     searched = search(asked.question, asked.machine, asked.constants)
     if searched.candidates or not must_fit:

@@ -16,7 +16,7 @@ from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import words_of_small
 from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, profile_text, read_site
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import config_dir
+from hpc_gpt.files import check_new, config_dir, write_new
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.tables import toml_value
@@ -81,8 +81,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
             f"--name {name!r} is not a valid profile name", "use letters, digits, dots, dashes and underscores"
         )
     path = config_dir() / "clusters" / f"{name}.toml" if name is not None else output
-    if path is not None and path.exists():
-        raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name, or move it away")
+    check_new([path] if path is not None else [])
     site = read_site()
     chosen = choose_partition(site, partition)
     text = profile_text(site, chosen)
@@ -91,12 +90,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     if path is None:
         click.echo(text, nl=False)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name") from None
+    write_new({path: text})
     click.echo(f"wrote {path}")
     found = load_profile(name or str(path))
     sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))

@@ -1,0 +1,103 @@
+"""hpc-gpt init"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from hpc_gpt.cli.experiment_options import init_options
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import check_new, write_new
+from hpc_gpt.launch.request import Request
+
+PLACE = 15
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_TOKENS = 300e9  # for days and GPU-hours, which the file does not have
+
+
+@click.command()
+@init_options
+@click.option("--from", "script", type=click.Path(path_type=Path), metavar="JOB.slurm",
+              help="An existing sbatch script; it is read, never run.")  # fmt: skip
+@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
+              help="Write the files there, not here.")  # fmt: skip
+def init(request: Request, name: str | None, script: Path | None, folder: Path) -> None:
+    """Write an experiment: from a job script of yours, or from the planner's best layout.
+
+    With --from it also writes the cluster profile, NAME-cluster.toml, and lists what it took from which line, and what
+    it could not. NAME is then the script's unless given. A Megatron-LM run becomes one of engine megatron-lm, any other
+    program keeps its command (engine command). Secrets are left out. No file is overwritten.
+
+    \b
+    hpc-gpt init --from train.slurm
+    hpc-gpt init big --model llama3.1-8b --gpus 64 --cluster h100-80g-8
+    """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
+    if script is not None:
+        if request.given or request.cluster is not None:
+            words = next(iter(request.given), "--cluster")
+            raise ConfigError(f"--from takes all from the script, and {words} is given, too", "change the files then")
+        from_script(script, name, folder)
+        return
+    if name is None:
+        raise ConfigError("no script or NAME is given", "use --from job.slurm, or NAME --model gpt2 --gpus 8")
+    from_plan(name, request, folder)
+
+
+def from_script(script: Path, name: str | None, folder: Path) -> None:
+    from hpc_gpt.scripts.adoption import adopt
+    from hpc_gpt.scripts.writing import experiment_text, profile_text
+
+    adopted = adopt(script, name, folder.absolute(), os.environ)
+    experiment, profile = folder / f"{adopted.name}.toml", folder / f"{adopted.name}-cluster.toml"
+    texts = {
+        experiment: experiment_text(adopted, script.name, profile.name),
+        profile: profile_text(adopted, script.name),
+    }
+    write_new(texts)
+    click.echo(f"{script}: {adopted.what}\n")
+    for line in adopted.notes.lines():
+        click.echo(line)
+    click.echo("")
+    for path in texts:
+        click.echo(f"wrote {path}")
+    words = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
+    click.echo(f"next: {shlex.join(words)}", err=True)
+
+
+def from_plan(name: str, request: Request, folder: Path) -> None:
+    from hpc_gpt.cli.plan import print_stand_in, search_asked
+    from hpc_gpt.launch.plan_question import ask_plan
+    from hpc_gpt.plan.search import figures_of
+    from hpc_gpt.report.planned_experiment import planned_tables, planned_text
+    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.settings.resolve import resolve
+    from hpc_gpt.tables import check_tables
+
+    if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):
+        raise ConfigError(
+            "no model is given", "add --model, for example --model gpt2, or --hidden, --layers and --heads"
+        )
+    path = folder / f"{name}.toml"
+    check_new([path])
+    asked = ask_plan(request, _TOKENS, None)
+    print_stand_in(asked)
+    searched = search_asked(asked, must_fit=True)
+    best = searched.candidates[0]
+    assert best.step is not None
+    given = {key: value for key, value in request.overrides.items() if value is not None}
+    if (config := given.get("model.hf")) is not None:
+        given["model.hf"] = str(Path(config).absolute())
+    tables = planned_tables(best, asked.experiment, given)
+    resolve(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
+    figures = figures_of(best.training, best.step, asked.machine, _TOKENS)
+    write_new({path: planned_text(name, tables, searched, figures, (asked.name, asked.model), asked.source)})
+    click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")
+    cluster = ["--cluster", request.cluster] if request.cluster is not None else []
+    click.echo(f"next: {shlex.join(['hpc-gpt', 'render', str(path), *cluster])}", err=True)

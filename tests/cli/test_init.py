@@ -1,0 +1,115 @@
+"""hpc-gpt init: what it refuses, what it never overwrites, and the file of the planner's best layout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.settings.experiment_file import load_experiment
+from tests.cli.command import error_of, in_process
+
+JOB = "#!/bin/bash\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 train.py --token hf_{secret}\n"
+SECRET = "AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+def refused(*arguments: object, cwd: Path) -> tuple[str, str]:
+    """(message, hint) of `hpc-gpt init ARGUMENTS`, which exits with 2 and writes nothing."""
+    before = sorted(cwd.rglob("*"))
+    done = in_process("init", *arguments, cwd=cwd)
+    assert done.code == 2, done
+    assert done.stdout == ""
+    assert sorted(cwd.rglob("*")) == before
+    message, hint = error_of(done)
+    assert "\n" not in message
+    return message, hint
+
+
+def test_a_script_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(b"#!/bin/bash\n\x00\x01")
+    (tmp_path / "latin").write_bytes(b"# M\xfcnchen\nsrun python train.py\n")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1_000_001)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "open").write_text("python train.py 'a\n")
+    for name, message in (
+        ("missing.slurm", "missing.slurm: No such file or directory"),
+        ("folder", "folder is a folder"),
+        ("binary", "binary is binary: it holds a NUL"),
+        ("latin", "latin: not UTF-8 at byte 3"),
+        ("huge", "huge has 1.0 MB, and a job script has at most 1 MB"),
+        ("pipe", "pipe is no regular file"),
+        ("open", "open:1: a single quote has no end"),
+    ):
+        assert refused("--from", name, cwd=tmp_path)[0] == message
+
+
+@pytest.mark.parametrize("text", ["", "#SBATCH -N 2\n", "srun hostname\n", "module load x\nmake\n", "x=1\necho $x\n"])
+def test_a_script_that_trains_nothing_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.slurm").write_text(f"#!/bin/bash\n{text}")
+    assert refused("--from", "job.slurm", cwd=tmp_path)[0].startswith("job.slurm trains nothing: ")
+
+
+@pytest.mark.parametrize("taken", ["job.toml", "job-cluster.toml"])
+def test_no_file_is_overwritten(taken: str, tmp_path: Path) -> None:
+    (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
+    (tmp_path / taken).write_text("mine")
+    assert refused("--from", "job.slurm", cwd=tmp_path)[0] == f"{taken} exists, and nothing is overwritten"
+    assert (tmp_path / taken).read_text() == "mine"
+    done = in_process("init", "other", "--from", "job.slurm", "-o", "new", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["other-cluster.toml", "other.toml"]
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
+    message, _ = refused("--from", "job.slurm", "--gpus", "8", cwd=tmp_path)
+    assert message == "--from takes all from the script, and layout.gpus is given, too"
+    assert refused(cwd=tmp_path)[0] == "no script or NAME is given"
+    assert refused("small", cwd=tmp_path)[0] == "no model is given"
+    assert refused("../x", "--model", "gpt2", cwd=tmp_path)[0] == "'../x' is no name of a file"
+    assert "no model preset" in refused("small", "--model", "gpt9", cwd=tmp_path)[0]
+
+
+def test_a_secret_is_in_no_file_and_not_printed(tmp_path: Path) -> None:
+    head = f"export WANDB_API_KEY=0123456789abcdef{SECRET}\nHF_TOKEN=hf_{SECRET}\nwandb login {SECRET}\n"
+    more = f"echo token=hf_{SECRET} > ~/.token\nOPENAI_API_KEY=sk-{SECRET} srun python train.py --hub_token hf_{SECRET}"
+    (tmp_path / "job.slurm").write_text(
+        f"#SBATCH --gpus-per-node=4\n#SBATCH --export=ALL,API_KEY={SECRET}\n{head}{more}\n"
+    )
+    done = in_process("init", "--from", "job.slurm", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    texts = [done.stdout, done.stderr, *(path.read_text() for path in tmp_path.glob("*.toml"))]
+    assert not any(SECRET in text for text in texts)
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY", "API_KEY", "wandb login", "--hub_token"):
+        assert name in done.stdout.partition("left out")[2], name
+    assert '--hub_token "$HUB_TOKEN"' in (tmp_path / "job.toml").read_text()
+
+
+def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
+    given = ("--model", "gpt2-xl", "--gpus", "8", "--gbs", "64", "--seq", "512", "--set", "train.steps=20")
+    done = in_process("init", "small", *given, "--cluster", "a100-80g-8", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    text = (tmp_path / "small.toml").read_text()
+    experiment = load_experiment(str(tmp_path / "small.toml"))
+    assert (experiment.name, experiment.model.preset, experiment.model.seq) == ("small", "gpt2-xl", 512)
+    assert (experiment.layout.gpus, experiment.layout.global_batch, experiment.train.steps) == (8, 64, 20)
+    layout = experiment.layout
+    named = f"tp{layout.tp}-pp{layout.pp}-dp{layout.dp}"
+    assert done.stdout == f"wrote small.toml: {named} on {experiment.engine.name}\n"
+    best = in_process("plan", *given[:-2], "--cluster", "a100-80g-8", cwd=tmp_path).stdout
+    assert f"best, {named}:" in best
+    step = best.partition("  step ")[2].partition("\n")[0]
+    assert f"# {named}: " in text
+    assert f"step {step}." in text
+    assert "Against the best, the next layouts lose:" in text
+    assert in_process("render", "small.toml", "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    assert refused("small", *given, cwd=tmp_path)[0] == "small.toml exists, and nothing is overwritten"
+
+
+def test_what_does_not_fit_is_refused_as_plan_refuses_it(tmp_path: Path) -> None:
+    message, hint = refused("big", "--model", "1t", "--gpus", "8", "--cluster", "a100-80g-8", cwd=tmp_path)
+    assert message.startswith("1t does not fit on 8 a100-80g")
+    assert "--gpus" in hint
