@@ -41,6 +41,26 @@ def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
     return True
 
 
+def descendants(pid: int) -> dict[int, str]:
+    """{pid: start time} of the processes that a process has started, and those that they have; no zombies. Linux."""
+    children: dict[int, list[int]] = {}
+    started: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            if fields[0] not in "ZX":
+                started[int(entry.name)] = fields[19]
+    found: dict[int, str] = {}
+    left = children.get(pid, [])
+    while left:
+        child = left.pop()
+        left += children.get(child, [])
+        if child in started:
+            found[child] = started[child]
+    return found
+
+
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block.

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "bench": {"terminal", "settings", "engines", "runs", "launch", "readers", "report", "plan", "tokens"},
     "scripts": {"settings", "engines", "launch", "doctor"},
     "model": {"settings"},
-    "train": {"settings", "engines", "runs", "model", "tokens"},
+    "train": {"settings", "engines", "runs", "readers", "model", "tokens"},
     "cli": {
         "terminal",
         "settings",

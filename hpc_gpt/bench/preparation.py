@@ -18,6 +18,7 @@ from hpc_gpt.launch.prepare import Prepared, as_row, finish, folder_beside, load
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
+from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import optimizer_faults
 from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
@@ -94,6 +95,9 @@ class BenchAsked:
         return self.smoke or self.steps is not None
 
 
+_NO_BENCH = "bench compares trainers of one model"
+
+
 @dataclass(frozen=True)
 class Cells:
     """The bench's name, its cells, and notes for the user."""
@@ -147,7 +151,9 @@ def prepare_cell(
     It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
     """
     notes: list[str] = []
-    experiment = _possible(_load(asked, file, row, over), asked, notes)
+    experiment = _load(asked, file, row, over)
+    refuse_command(experiment.engine.name, _NO_BENCH, "name trainers with --engines")
+    experiment = _possible(experiment, asked, notes)
     if name is None:
         micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
         name = f"{engine or experiment.engine.name}{micro_batch}"
@@ -175,6 +181,7 @@ def parse_engines(text: str | None) -> list[str]:
         if name not in known:
             raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
         facts = engine_named(name)
+        refuse_command(name, _NO_BENCH, "compare its run with others: hpc-gpt compare")
         if colon and not (facts.has_zero and stage in map(str, facts.zero_stages)):
             stages = ", ".join(f"{name}:{each}" for each in facts.zero_stages)
             hint = f"use one of {stages}" if facts.has_zero else f"use {name}; deepspeed-zero has stages 0 to 3"

@@ -20,6 +20,7 @@ from hpc_gpt.files import write_once
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.end_policy import End, cannot_continue
 from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.program_checkpoints import command_of, saved_step
 from hpc_gpt.runs.rank_end import explain_srun, is_lost_peer, read_rank_end
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import read_end
@@ -230,6 +231,8 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
 
 def newest_saved(run: RunFolder) -> int:
     """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked."""
+    if (command := command_of(run)) is not None:
+        return saved_step(run, command)
     try:
         megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -35,7 +35,13 @@ _COLUMNS = (
     column("state", "state", right=False),
     column("job", "job_id", right=False),
     column("attempts", "attempts"),
-    Column("step", ("step", "steps"), lambda row: f"{show_value(row.step)}/{show_value(row.steps)}"),
+    Column(
+        "step",
+        ("step", "steps"),
+        lambda row: (
+            f"{show_value(row.step)}/{show_value(row.steps)}" if row.steps or row.step is None else str(row.step)
+        ),
+    ),
     column("loss", "loss", "{:.4f}".format),
     column("tokens/s", "tokens_per_s", "{:.0f}".format),
     column("age", "age_s", duration),

@@ -217,7 +217,7 @@ def _dry_run(prepared: Prepared, script: bool, begins: bool = True) -> None:
 
 def _command(prepared: Prepared) -> str:
     if prepared.resolved.cluster.scheduler != "slurm":
-        return f"bash job.sh, for each of {counted(prepared.resolved.gpus, 'rank')}"
+        return f"bash job.sh, for each of {counted(prepared.resolved.tasks, 'rank')}"
     chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from hpc_gpt.engines.base.facts import EngineFacts
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from hpc_gpt.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data
+from hpc_gpt.settings.experiment import Data, Engine, Train
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolved import Resolved
+
+# The keys of [train] that say something of the attempt, or of the record's figures.
+_OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
+_FOLLOWS = ("optimizer_mode",)  # `resolve` gives it a value
+_NO_DATA = Data(source="random")
 
 
 class Command(EngineFacts):
@@ -20,9 +32,34 @@ class Command(EngineFacts):
     def shape_fault(self, shape: ModelShape) -> str | None:
         return None
 
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        """What the program would not hear of."""
+        plain = Train()
+        for entry in fields(Train):
+            if entry.name not in _OF_TRAIN + _FOLLOWS and getattr(train, entry.name) != getattr(plain, entry.name):
+                yield Fault(
+                    f"train.{entry.name} is {getattr(train, entry.name)}, but a program of your own is not told of it",
+                    f"put it into command.run; of [train] count here {', '.join(_OF_TRAIN)}",
+                )
+
     def data_of(self, data: Data) -> Data:
-        """None of ours: the program reads its own."""
-        return Data(source="random")
+        """None of ours: the program reads its own. Raises ConfigError for what it would not be told of."""
+        if data not in (Data(), _NO_DATA):
+            raise ConfigError("[data] is given, but a program of your own is not told of it", "put it into command.run")
+        return _NO_DATA
+
+    def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
+        """ConfigError if its folder is not there; on a node without it the attempt ends so."""
+        command = resolved.command
+        if command is not None and resolved.cluster.container is None and not Path(command.workdir).is_dir():
+            raise ConfigError(
+                f"command.workdir is {command.workdir}, which is no folder here", "name the program's folder"
+            )
+
+    def unasked(self, verb: str, resolved: Resolved) -> str:
+        if verb in ("stop", "requeue") and resolved.command is not None and resolved.command.stop_signal == "none":
+            return f"command.stop_signal is none: nothing tells this program to {verb}; hpc-gpt cancel ends it"
+        return super().unasked(verb, resolved)
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:
         return False

@@ -112,7 +112,7 @@ _DOES_UNSAVED = {
 def _impossible(run: RunFolder, verb: str) -> str:
     """Why a run cannot do what is asked; empty if it can."""
     resolved = run.resolved()
-    if verb == "save" and (why := engine_named(resolved.engine.name).no_save):
+    if why := engine_named(resolved.engine.name).unasked(verb, resolved):
         return why
     if verb == "requeue" and (why := cannot_continue(resolved)):
         resumes = can_resume(resolved.engine)
@@ -305,7 +305,7 @@ def describe(status: RunStatus) -> str:
     """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
     parts = [status.state]
     if status.step is not None:
-        parts.append(f"step {status.step}/{status.steps}")
+        parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
     if status.tokens_per_s is not None:

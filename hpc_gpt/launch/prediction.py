@@ -61,6 +61,8 @@ def plan_open(resolved: Resolved, profile: ClusterProfile, given: Collection[str
     """
     from hpc_gpt.plan.machine import machine_of
 
+    if resolved.command is not None:
+        return resolved, ()
     try:
         picked = _pick(resolved, profile, machine_of(profile), given)
     except UserError:
@@ -95,6 +97,8 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
 
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
+    if resolved.command is not None:
+        return Prediction("not predicted: a program of your own")
     try:
         found = _predict(resolved, profile)
     except UserError as fault:

@@ -29,6 +29,7 @@ from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_s
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import list_runs
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
@@ -111,6 +112,10 @@ def prepare_row(
     meant_for = of_full_size(request, profile)
     if request.smoke and until is not None and until != Until():
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
+    if request.smoke:
+        refuse_command(experiment.engine.name, "it cannot be made small from here", "give its command smaller sizes")
+    if until is not None and until != Until():
+        refuse_command(experiment.engine.name, "--until cannot tell it when to end", "say so in command.run")
     short, cut = cut_warmup(experiment)
     real, batch = resolve(short, meant_for), ""
     if file.path is DEFAULTS:

@@ -156,6 +156,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
+        "tasks": resolved.tasks,
+        "tasks_per_node": resolved.tasks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],
         "srun": resolved.job.srun,
         "modules": profile.modules,

@@ -209,7 +209,8 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
-    left = resolved.train.steps - step if step is not None and state in LIVE else None
+    steps = resolved.train.steps or None
+    left = steps - step if steps is not None and step is not None and state in LIVE else None
     if restarts is not None and (state in LIVE or restarts.is_too_much):
         pace = restarts.words(left)
     step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
@@ -224,11 +225,11 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         job_id=run_state.job_id or (ids[-1] if ids else None),
         attempts=len(attempts),
         step=step,
-        steps=resolved.train.steps,
+        steps=steps,
         loss=metrics.get("loss"),
         tokens_per_s=metrics.get("tokens_per_s"),
         gpus=resolved.gpus,
-        layout=str(resolved.layout),
+        layout=str(resolved.layout) if resolved.has_layout else "-",
         folder=str(run.path),
         sweep=resolved.sweep,
         row=resolved.row,

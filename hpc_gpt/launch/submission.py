@@ -18,6 +18,8 @@ from hpc_gpt.runs.provenance import collect, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import KEY
+from hpc_gpt.runs.work_folder import KEY as WORK_KEY
+from hpc_gpt.runs.work_folder import snapshot_of
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.weights_folder import check_weights, read_folder
@@ -88,6 +90,7 @@ def check_inputs(
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
     engine_named(resolved.engine.name).check_program(resolved, os.environ)
+    snapshot_of(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
     return ensure_data(resolved, make, beside)
@@ -107,6 +110,8 @@ def write_run(
     beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if resumed_from is None:
         beside |= weights_of(resolved)
+    if (work := snapshot_of(resolved)) is not None:
+        beside[WORK_KEY] = work.sha256
     return create_run(
         logs,
         resolved,
@@ -117,7 +122,7 @@ def write_run(
         resumed_from=resumed_from,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,
-        code=take_snapshot(),
+        archives=[archive for archive in (take_snapshot(), work) if archive is not None],
     )
 
 
@@ -155,7 +160,7 @@ def dry_run(resolved: Resolved, script: str) -> Start:
     """The scheduler's answer to a script that is not submitted, or why it cannot be asked. Writes nothing. Raises
     JobRefused, also for a job that would never start."""
     if resolved.cluster.scheduler != "slurm":
-        return Start(f"would start {counted(resolved.gpus, 'rank')} on this machine")
+        return Start(f"would start {counted(resolved.tasks, 'rank')} on this machine")
     if not has_sbatch():
         return Start("no sbatch here to ask; the script is as it would be submitted")
     try:

@@ -128,6 +128,8 @@ class ForecastInputs:
 
 def wants_forecast(resolved: Resolved, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
+    if resolved.command is not None:
+        return False  # nobody knows how many steps it takes, or how long
     singleton = resolved.cluster.scheduler == "slurm" and resolved.cluster.chain == "singleton"
     return until != Until() or resolved.job.max_gpu_hours is not None or singleton
 

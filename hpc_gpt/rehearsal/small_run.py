@@ -22,6 +22,7 @@ from hpc_gpt.launch.slurm_start import ask_start
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
+from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import experiment_of
 from hpc_gpt.settings.resolved import Resolved
@@ -75,6 +76,9 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     It has two nodes if the real one has several, and uses GPUs if there is one for every rank. Raises LayoutError or
     ConfigError if it cannot be made so small.
     """
+    refuse_command(
+        real.engine.name, "a rehearsal trains a small model of ours", "hpc-gpt submit --cluster local tries it"
+    )
     profile, missing = _profile_here(real.cluster)
     ranks = 1
     for size in (real.layout.tp, real.layout.pp, real.layout.dp):

@@ -15,10 +15,12 @@ from typing import Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
 from hpc_gpt.runs.checkpoints import checkpoint_bytes, newest_sound, read_marker
+from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.run_state import done_by
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Job, key_rules
 from hpc_gpt.settings.experiment_file import OF_A_MODEL
@@ -84,6 +86,8 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: 
     trained = [each.ended().get("step") or 0 for each in run.attempts()]
     by_steps = not cause or max(trained, default=0) >= before.steps
     why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
+    if not before.steps:
+        raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
     more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
     if not by_steps:
         more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
@@ -122,6 +126,8 @@ def resume_point(run: RunFolder) -> ResumePoint | None:
 
     Files are read as `verify` reads them, but for a very large checkpoint. ConfigError if no checkpoint is sound.
     """
+    if (command := command_of(run)) is not None:
+        return ResumePoint(saved_step(run, command)) if newest_checkpoint(run, command) is not None else None
     notes: list[str] = []
     for each in (run, *find_ancestors(run)):
         sound, passed = newest_sound(each.checkpoints, _MOST_READ_BYTES)
@@ -170,6 +176,10 @@ def descend(
     LayoutError or ConfigError for what cannot run, and for what would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
+    for each in (parent.engine.name, name):
+        refuse_command(
+            each, "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
+        )
     if name != parent.engine.name and parent.engine.name not in engine_named(name).reads:
         raise ConfigError(
             f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot be converted to that",

@@ -26,7 +26,7 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 
 if TYPE_CHECKING:
-    from hpc_gpt.runs.snapshot import Snapshot
+    from hpc_gpt.runs.snapshot import Archive
 
 # In place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
@@ -257,7 +257,7 @@ def create_run(
     resumed_from: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
     predicted: Mapping[str, Any] | None = None,
-    code: Snapshot | None = None,
+    archives: Sequence[Archive] = (),
 ) -> RunFolder:
     """Make `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
 
@@ -271,8 +271,8 @@ def create_run(
     parts["job.sh"] = script
     run = RunFolder(claim_folder(logs / resolved.slug))
     try:
-        if code is not None:
-            code.place(run.path)
+        for archive in archives:
+            archive.place(run.path)
         # To others the folder is a run from its last file, resolved.json, on.
         for name, text in parts.items():
             (run.path / name).write_text(text, encoding="utf-8")

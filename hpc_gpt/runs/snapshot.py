@@ -34,11 +34,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
 
 
-class Snapshot:
-    """The archive of the code, as it is now."""
+class Archive:
+    """A compressed tar archive with a name in a run's folder; `sha256` is of the uncompressed one."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        tar = _tar({SUMS: sums_text(files).encode(), **files})
+    def __init__(self, name: str, tar: bytes) -> None:
+        self._name = name
         self.sha256 = hashlib.sha256(tar).hexdigest()
         self._archive = gzip.compress(tar, compresslevel=6, mtime=0)
         self._last: Path | None = None
@@ -48,12 +48,12 @@ class Snapshot:
 
         An existing archive stays. Raises OSError.
         """
-        target = folder / ARCHIVE
+        target = folder / self._name
         if self._last is not None:
             with contextlib.suppress(OSError):
                 os.link(self._last, target)
                 return
-        aside = folder / f".{ARCHIVE}.{os.getpid()}.{secrets.token_hex(2)}"
+        aside = folder / f".{self._name}.{os.getpid()}.{secrets.token_hex(2)}"
         try:
             aside.write_bytes(self._archive)
             with contextlib.suppress(FileExistsError):
@@ -61,6 +61,13 @@ class Snapshot:
         finally:
             aside.unlink(missing_ok=True)
         self._last = target
+
+
+class Snapshot(Archive):
+    """The archive of the code, as it is now."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__(ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
 
 
 @functools.cache

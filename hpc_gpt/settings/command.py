@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
@@ -31,6 +32,12 @@ def check_command(command: Command) -> None:
     faults = dict(_faults(command))
     if faults:
         raise ConfigError("\n".join(faults), "; ".join(dict.fromkeys(faults.values())))
+
+
+def refuse_command(engine: str, words: str, hint: str) -> None:
+    """ConfigError if an engine starts a program of the user's own, which `words` says is not for it."""
+    if engine_named(engine).takes_command:
+        raise ConfigError(f"engine {engine} starts a program of your own: {words}", hint)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

@@ -72,7 +72,7 @@ def export_hf(
     if engine_named(resolved.engine.name).is_program:
         raise ConfigError(
             f"engine {resolved.engine.name} keeps checkpoints in its own format, which hpc-gpt does not read",
-            "Megatron-LM converts its own: tools/checkpoint/convert.py of the checkout",
+            "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
         )
     if architecture_of(resolved.model) is None:
         raise ConfigError(

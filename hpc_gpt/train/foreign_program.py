@@ -1,6 +1,6 @@
-"""Follows the foreign program of one rank: its output, and whether it hangs. Needs no torch.
+"""Follows the foreign program of one task: its output, and whether it hangs. Needs no torch.
 
-The output is copied to the attempt's log, its iteration lines become metrics.jsonl, and its last lines are kept in case
+The output is copied to the attempt's log, its lines of steps become metrics.jsonl, and its last lines are kept in case
 it fails. The watchdog counts the steps that the log reports.
 """
 
@@ -16,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.engines.megatron_lm import IterationLine, read_iteration
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import append_line, write_once
 from hpc_gpt.runs.run_folder import Attempt
@@ -28,80 +29,47 @@ from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.watchdog import Watchdog
 
 _KEPT_LINES = 200
-_BEGINS = "before the start of training step"
 _ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?$")
 _USAGE = re.compile(r"^\S+\.py: error: (.*)")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
 _LOOK_S = 1.0
 _ABORT_S = 3.0
+_ENDS_LINE = re.compile(rb"[\r\n]")
+_LONGEST_LINE = 1 << 20
 
 
-class ForeignLog:
-    """The output of one rank's program.
+@dataclass(frozen=True)
+class StepLine:
+    """The figures of one line, which is of all steps since the line before: their mean time and loss, None if the line
+    does not have them. `samples` of a step; `skipped` of all its steps."""
 
-    The rank whose program prints the iterations, the last one in Megatron-LM, writes the metrics. A line is of all
-    iterations since the line before, with their mean time and loss.
-    """
+    step: int
+    step_s: float | None = None
+    loss: float | None = None
+    loss_eval: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    samples: int | None = None
+    tokens_per_s: float | None = None
+    skipped: int = 0
+    memory_allocated_gib: float | None = None
+    memory_reserved_gib: float | None = None
 
-    TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
 
-    def __init__(self, attempt: Attempt, resolved: Resolved, resumed: int) -> None:
-        self._attempt = attempt
-        self._sample_tokens = resolved.model.seq
-        self._global_batch = resolved.batch.global_batch
-        self._log_every = resolved.train.log_every
-        self._last = resumed
+class LastLines:
+    """The last lines of a program, which say why it failed."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-        self._thread: threading.Thread | None = None
 
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Reads the output on a thread, so that the program never waits for this process."""
-        self._thread = threading.Thread(target=self._read, args=(process,), name="output", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
-        assert self._thread is not None
-        self._thread.join(timeout=5)
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            sys.stdout.buffer.write(raw)
-            sys.stdout.buffer.flush()
-            self.take(raw.decode(errors="replace").rstrip("\n"))
-
-    def take(self, line: str) -> None:
-        """Takes one line of the program."""
+    def add(self, line: str) -> None:
         self._kept.append(line)
-        if _BEGINS in line:
-            (self._attempt.folder / self.TRAINS).touch()
-        found = read_iteration(line)
-        # Megatron also logs an attempt's first iteration, and counts it again in the next line.
-        if found is not None and found.iteration > self._last and found.iteration % self._log_every == 0:
-            append_line(self._attempt.metrics, json.dumps(self._metrics(found)))
-            self._last = found.iteration
 
-    def _metrics(self, found: IterationLine) -> dict[str, object]:
-        count = found.iteration - self._last
-        batch = found.global_batch or self._global_batch
-        tokens = batch * self._sample_tokens
-        return {
-            "step": found.iteration,
-            "loss": found.loss,
-            "loss_eval": None,
-            "grad_norm": found.grad_norm,
-            "lr": found.lr,
-            "step_s": round(found.step_s, 6),
-            "tokens_per_s": round(tokens / found.step_s, 1) if found.step_s else None,
-            "tokens": count * tokens,
-            "skipped": bool(found.skipped) if count == 1 else found.skipped,
-            "memory_allocated_gib": None,
-            "memory_reserved_gib": None,
-            "save_s": None,
-            "time": round(time.time(), 3),
-        }
+    def find(self, regex: re.Pattern[str]) -> re.Match[str] | None:
+        """The match in the last line that has one."""
+        return next((found for line in reversed(self._kept) if (found := regex.search(line))), None)
 
     def stacks(self) -> str:
         """What the program's own faulthandler wrote last; empty if it wrote nothing."""
@@ -124,18 +92,163 @@ class ForeignLog:
                 # `classify` takes an exception; a foreign program leaves only its name and text.
                 fault = type(name, (RuntimeError,), {})(text)
                 return classify(fault)[0], cause, is_lost_peer(fault)
-        return "error", f"pretrain_gpt.py ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", True
+        return "error", f"{self._program} ended with {code_words(code)}", True
+
+
+def code_words(code: int) -> str:
+    """An exit code as text, of subprocess's kind."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class ForeignLog:
+    """The output of one task's program.
+
+    The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again.
+    """
+
+    TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
+    _PRINTS = "prints"  # another: the number of the task that prints the steps
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        resolved: Resolved,
+        task: int,
+        read: Callable[[str], StepLine | None],
+        saw: Callable[[str], object] = lambda line: None,
+        resumed: int | None = None,
+    ) -> None:
+        self._attempt = attempt
+        self._task, self._writes = task, resolved.tasks == 1
+        self._sample_tokens = resolved.model.seq
+        self._global_batch = resolved.batch.global_batch
+        self._read_step, self._saw = read, saw
+        self._last, self._at = resumed, 0.0
+        self.chunks = 0  # of output that came so far
+        self._thread: threading.Thread | None = None
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Reads the output on a thread, so that the program never waits for this process."""
+        self._thread = threading.Thread(target=self._read, args=(process,), name="output", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
+        assert self._thread is not None
+        self._thread.join(timeout=5)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        left = b""
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            self.chunks += 1
+            left += chunk
+            whole = max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
+            if not whole and len(left) < _LONGEST_LINE:
+                continue
+            whole = whole or len(left)
+            self._copy(left[:whole])
+            left = left[whole:]
+        self._copy(left)
+
+    def _copy(self, lines: bytes) -> None:
+        """Copies whole lines to the log, so that those of several tasks do not mix, and takes each."""
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+        for line in _ENDS_LINE.split(lines):
+            if line:
+                self.take(line.decode(errors="replace"))
+
+    def take(self, line: str) -> None:
+        """Takes one line of the program."""
+        self._saw(line)
+        found = self._read_step(line)
+        if found is None or (self._last is not None and found.step <= self._last):
+            return
+        now = time.monotonic()
+        if self._may_write():
+            append_line(self._attempt.metrics, json.dumps(self._metrics(found, now)))
+        self._last, self._at = found.step, now
+
+    def _may_write(self) -> bool:
+        if not self._writes:
+            path = self._attempt.folder / self._PRINTS
+            with contextlib.suppress(RunFolderError, OSError, ValueError):
+                write_once(path, f"{self._task}\n")
+                self._writes = int(path.read_text(encoding="utf-8")) == self._task
+        return self._writes
+
+    def _metrics(self, found: StepLine, now: float) -> dict[str, object]:
+        count = 1 if self._last is None else found.step - self._last
+        step_s = found.step_s
+        if step_s is None and self._at:
+            step_s = (now - self._at) / count
+        tokens = (found.samples or self._global_batch) * self._sample_tokens
+        rate = tokens / step_s if tokens and step_s else found.tokens_per_s
+        return {
+            "step": found.step,
+            "loss": found.loss,
+            "loss_eval": found.loss_eval,
+            "grad_norm": found.grad_norm,
+            "lr": found.lr,
+            "step_s": None if step_s is None else round(step_s, 6),
+            "tokens_per_s": round(rate, 1) if rate else None,
+            "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
+            "skipped": bool(found.skipped) if count == 1 else found.skipped,
+            "memory_allocated_gib": found.memory_allocated_gib,
+            "memory_reserved_gib": found.memory_reserved_gib,
+            "save_s": None,
+            "time": round(time.time(), 3),
+        }
+
+
+class ForeignHeartbeat(Heartbeat):
+    """The heartbeat of a program that reports its steps, or does not.
+
+    Its steps have the limits of ours. Until it has reported some, `silent_s` without output is a hang; None for never:
+    how long such a program may be silent is not known.
+    """
+
+    def __init__(self, multiple: float, floor_s: float, silent_s: float | None) -> None:
+        super().__init__(multiple, floor_s)
+        self._silent_s = silent_s
+
+    def heard(self) -> None:
+        """Records output of a program that has reported no steps."""
+        if not self._seconds:
+            self.moves += 1
+
+    def limit_s(self) -> float:
+        if self.phase == LEAVING:
+            return 0.0  # the supervisor ends it in time
+        return super().limit_s() if self._seconds else self._silent_s or 0.0
 
 
 class ForeignWatch:
-    """The watchdog of a rank whose steps are made by another process, which writes its stacks when it is aborted."""
+    """The watchdog of a task whose steps are made by another process.
 
-    def __init__(self, attempt: Attempt, resolved: Resolved, process: subprocess.Popen[bytes], log: ForeignLog) -> None:
+    `stacks` ends that process and gives what it was doing. `pauses`: how many steps apart it evaluates or saves, which
+    takes longer than a step and has no line.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        process: subprocess.Popen[bytes],
+        log: ForeignLog,
+        heart: Heartbeat,
+        stacks: Callable[[], str],
+        pauses: tuple[int, ...] = (),
+        log_every: int = 1,
+    ) -> None:
         self._attempt = attempt
-        self._train = resolved.train
         self._process = process
         self._log = log
-        self._heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
+        self._heart = heart
+        self._stacks = stacks
+        self._pauses, self._log_every = pauses, log_every
+        self._chunks = 0
         self._looked = 0.0
         self._rank = 0
         self._hangs = False
@@ -150,13 +263,16 @@ class ForeignWatch:
         if self._heart.phase == LEAVING or now < self._looked + _LOOK_S:
             return
         self._looked = now
+        if self._log.chunks != self._chunks and isinstance(self._heart, ForeignHeartbeat):
+            self._chunks = self._log.chunks
+            self._heart.heard()
         step, before = int(self._attempt.last_metrics().get("step") or 0), self._heart.step
         if step <= before:
             return
         self._heart.stepped(step, step - before)
         # Evaluations and saves have no line of their own, and come before the next line.
-        until = step + self._train.log_every
-        if any(every and until // every * every >= step for every in (self._train.eval_every, self._train.save_every)):
+        until = step + self._log_every
+        if any(every and until // every * every >= step for every in self._pauses):
             self._heart.enter(SAVING)
 
     def leaving(self) -> None:
@@ -177,16 +293,21 @@ class ForeignWatch:
         return "its program", f"process {self._process.pid}"
 
     def _leave(self, message: str) -> None:
-        """Lets the program write its stacks, and ends both processes. Runs on the watchdog's thread."""
+        """Ends the program and this process. Runs on the watchdog's thread."""
         self._hangs = True
         print(message, flush=True)
-        self._process.send_signal(signal.SIGABRT)
-        until = time.monotonic() + _ABORT_S
-        while self._process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        self._process.kill()
-        self._log.finish()
-        if stacks := self._log.stacks():
+        stacks = self._stacks()
+        if stacks:
             with contextlib.suppress(RunFolderError):
                 write_once(self._attempt.stacks / f"{self._rank}.txt", stacks)
         os._exit(1)
+
+
+def abort(process: subprocess.Popen[bytes], log: ForeignLog) -> None:
+    """Ends a process by SIGABRT, upon which Python's faulthandler writes the stacks, and waits for its output."""
+    process.send_signal(signal.SIGABRT)
+    until = time.monotonic() + _ABORT_S
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    log.finish()

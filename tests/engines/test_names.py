@@ -26,6 +26,7 @@ OTHER_MEANINGS = {
     "bench.peer": {"command"},
     "launch.local.controller": {"command"},
     "launch.slurm_executor": {"command"},
+    "readers.runs.own_run": {"command"},
     "settings.resolve": {"command"},
     "settings.resolved": {"command"},
 }

@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> RunFolder:
     resolved = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
     provenance = {**collect(), KEY: take_snapshot().sha256}
     text = (experiments_dir() / "demo.toml").read_text()
-    found = create_run(tmp_path / "logs", resolved, render_script(resolved), text, {}, provenance, code=take_snapshot())
+    found = create_run(
+        tmp_path / "logs", resolved, render_script(resolved), text, {}, provenance, archives=[take_snapshot()]
+    )
     found.add_submission({"scheduler": "local", "job_id": None})
     unpack(found.path)
     checkpoint = found.checkpoints / "step-00000010"

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from hpc_gpt.engines.base.megatron_checkout import PROGRAM
 from hpc_gpt.engines.megatron_lm import read_iteration
-from hpc_gpt.train.foreign_program import ForeignLog
+from hpc_gpt.train.engines.megatron_lm import MegatronLog
+from hpc_gpt.train.foreign_program import ForeignLog, LastLines
 from tests.made_runs import unsubmitted_run
 
 # As printed by Megatron-LM of 2021, v1.1.5, DeepSpeed's fork, BLOOM's, Megatron-LM of 2024, and GPT-NeoX; and srun -l.
@@ -79,7 +81,7 @@ def line(iteration: int, skipped: int = 0) -> str:
 @pytest.fixture
 def log():
     run = unsubmitted_run(engine__name="megatron-lm", train__log_every=5, train__steps=100)
-    return ForeignLog(run.new_attempt(), run.resolved(), resumed=7)
+    return MegatronLog(run.new_attempt(), run.resolved(), 1, 7, LastLines(PROGRAM))
 
 
 def metrics(log: ForeignLog) -> list[dict]:
@@ -130,4 +132,4 @@ TIMEOUT = "DistBackendError: NCCL communicator: Watchdog timeout"
 def test_what_its_last_words_say(log, last_words, code, said):
     for text in ("Traceback (most recent call last):", '  File "x.py", line 3', last_words):
         log.take(text)
-    assert log.failure(code) == said
+    assert log._lines.failure(code) == said

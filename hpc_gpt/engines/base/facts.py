@@ -162,6 +162,10 @@ class EngineFacts(States):
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
         """Refuses a run whose program is not where the job will look for it, by the submitter's `environment`."""
 
+    def unasked(self, verb: str, resolved: Resolved) -> str:
+        """Why a run cannot be asked to `save`, `stop` or `requeue`; empty if it can."""
+        return self.no_save if verb == "save" else ""
+
     # --- as the planner sees it
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:

@@ -56,7 +56,7 @@ class RunController(Controller):
         self.codes: dict[int, int] = {}
         self.kill_at: float | None = None
         self.cancelled = False
-        os.environ.update(controller_environment(run, attempt, resolved.gpus))
+        os.environ.update(controller_environment(run, attempt, resolved.tasks))
         super().__init__(attempt.folder)
         for signum in SIGNALS:
             signal.signal(signum, self._pass_on)

@@ -74,9 +74,10 @@ def read_own(run: RunFolder) -> RunRead:
 
 
 def figures_asked(resolved: Resolved) -> dict[str, Any]:
-    """Return a record's keys of the engine, layout, batch and model that a run asks for."""
+    """Return a record's keys of the engine, layout, batch and model that a run asks for; None for what another program
+    has, and its experiment does not say."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
-    return {
+    found: dict[str, Any] = {
         "engine": resolved.engine.name,
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
@@ -95,15 +96,25 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
     }
+    unknown = [] if resolved.has_layout else ["tp", "pp", "dp"]
+    unknown += [] if resolved.has_batch else ["micro_batch", "micro_batches", "global_batch"]
+    unknown += (
+        [] if resolved.has_model else ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
+    )
+    return found | dict.fromkeys(unknown)
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
-    if resolved.train.init is None:  # as in resolved.json
+    command = resolved.command is not None
+    settings = {
+        name: asdict(getattr(resolved, name)) for name in (("command",) if command else ("engine", "train", "data"))
+    }
+    if not command and resolved.train.init is None:  # as in resolved.json
         del settings["train"]["init"]
     asked = figures_asked(resolved)
-    model = {key: value for key, value in resolved.model.table().items() if key not in asked}
-    settings["model"] = {**model, "preset": resolved.preset}
+    if resolved.has_model:
+        model = {key: value for key, value in resolved.model.table().items() if key not in asked}
+        settings["model"] = {**model, "preset": resolved.preset}
     if parent := read_stored(run.path / RESUMED_FROM):
         settings["resumed_from"] = {"run": parent.get("run"), "step": parent.get("step")}
     if resolved.sweep is not None:
@@ -125,7 +136,8 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     if stage is not None and stage != resolved.engine.zero_stage:
         draft.sources["zero_stage"] = "resolved.json, by ds_config's rule"
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
-    draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
+    if resolved.has_model:
+        draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 
 
@@ -218,9 +230,17 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
     for key, stages in peaks.items():
         draft.set(key, stages, f"{where}, the highest of each stage")
-    tokens, asked = np.nan_to_num(steps["tokens"]), draft.values["global_batch"] * draft.values["seq"]
+    asked = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
+    tokens = np.nan_to_num(steps["tokens"])
     total = int(np.where(tokens > 0, tokens, asked).sum())
-    draft.set("tokens_total", total, "tokens of the lines that count; a step trained again counts once")
+    draft.set(
+        "tokens_total",
+        total if total or asked else None,
+        "tokens of the lines that count; a step trained again counts once",
+    )
+    rates = steps["tokens_per_s"][np.isfinite(steps["tokens_per_s"])]
+    if not asked and len(rates):
+        draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of what the program prints")
     if times is None:
         draft.values |= {"steps_used": 0, "warmup_steps": 0}
         return

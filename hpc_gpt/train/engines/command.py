@@ -1,0 +1,377 @@
+"""Engine command: starts and supervises the program that `[command]` says, once a GPU, a node or a job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.files import write_once
+from hpc_gpt.process import descendants, is_alive, send, start_time
+from hpc_gpt.readers.live import LiveLines
+from hpc_gpt.runs.end_policy import End
+from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, step_of, work_folder
+from hpc_gpt.runs.provenance import complete_run, list_gpus
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, take_work, unpack_work
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.command import fill, fill_line
+from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, ForeignWatch, LastLines, StepLine, code_words
+from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
+from hpc_gpt.train.signals import Signals
+
+# Seconds to save and end if the job has no lead before its time limit.
+_LEAD_S = 120
+_OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
+_BEGUN = "begun.json"  # what the first task has prepared for all
+# Exit codes of bash for a command that is not there, or cannot be executed.
+_NOT_RUN = (126, 127)
+_NOT_FOUND = re.compile(
+    r"^(?:\S*bash|program): (?:line \d+: )?"
+    r"(.*(?:not found|No such file or directory|Permission denied|cannot execute.*))$"
+)
+_STACK_S = 20.0
+_NOTE_S = 2.0
+# Of our own job script, and wrong for another program: Python's sys.path, and where our code is.
+_OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# As templates/base.sh.j2 finds it: a shell that is no login shell has no `module`.
+_MODULES = """\
+if ! type module >/dev/null 2>&1; then
+  for init in "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh; do
+    if [ -r "$init" ]; then . "$init" && break; fi
+  done
+fi"""
+
+
+class CommandRank(ForeignRank):
+    """One task's part in an attempt."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
+        super().__init__(run, attempt, signals)
+        assert self._resolved.command is not None
+        self._command = self._resolved.command
+        first = self._command.run if isinstance(self._command.run, str) else self._command.run[0]
+        self._name = hide_secrets(first.strip().splitlines()[0])[:80]
+        self._lines, self._last = LiveLines(self._command.pattern), LastLines(self._name)
+        self._signal = (
+            None if self._command.stop_signal == "none" else signal.Signals[f"SIG{self._command.stop_signal}"]
+        )
+        self._asked_at = 0.0
+        self._killed = False
+        # {pid: start time} of the program's processes, and when they were last looked for.
+        self._told: dict[int, str] = {}
+        self._noted_at = 0.0
+
+    # --- the start
+
+    def prepare(self) -> Start:
+        command, attempt = self._command, self._attempt
+        folder, checkpoint, resumed = self._begin()
+        words = self._words(checkpoint)
+        if not isinstance(command.run, str) and not command.setup:
+            named = folder / words[0] if "/" in words[0] else words[0]
+            if shutil.which(named) is None:
+                raise ConfigError(f"no program {words[0]} on {platform.node()}", "give its path, or set command.setup")
+        # Slurm sends the signal ahead of the time limit to every process of a step; the program gets its own.
+        ignored = "" if command.stop_signal == "USR2" else 'trap "" USR2\n'
+        setup = "\n".join(command.setup)
+        if re.search(r"\bmodule\b", f"{setup}\n{words[0] if isinstance(command.run, str) else ''}"):
+            setup = f"{_MODULES}\n{setup}"
+        body = words[0] if isinstance(command.run, str) else 'exec "$@"'
+        text = f"{ignored}{setup}\n{body}" if setup else f"{ignored}{body}"
+        line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else words)]
+        log = ForeignLog(attempt, self._resolved, self._place.rank, self._read, self._last.add)
+        attempt.folder.joinpath(ForeignLog.TRAINS).touch()
+        return Start(line, self._environment(), log, resumed, str(folder))
+
+    def _words(self, checkpoint: Path | None) -> list[str]:
+        """The command with its braces filled in, and what resumes: one line for bash, or the arguments."""
+        resolved, command = self._resolved, self._command
+        values = {
+            "gpus": str(resolved.gpus),
+            "nodes": str(resolved.nodes),
+            "tp": str(resolved.layout.tp),
+            "run": str(self._run.path),
+            "attempt": str(self._attempt.number),
+            "checkpoint": str(checkpoint or ""),
+        }
+        resume = command.resume if checkpoint is not None and command.resume else ""
+        if isinstance(command.run, str):
+            line = fill_line(command.run, values)
+            return [f"{line.rstrip()} {fill_line(resume, values)}" if resume else line]
+        return [fill(word, values) for word in (*command.run, *shlex.split(resume))]
+
+    def _begin(self) -> tuple[Path, Path | None, int]:
+        """(folder, checkpoint, its step), as the first task finds them for all."""
+        path = self._attempt.folder / _BEGUN
+        if self._place.rank == 0:
+            folder = self._ready_folder()
+            self._run.checkpoints.mkdir(exist_ok=True)
+            checkpoint = newest_checkpoint(self._run, self._command)
+            step = (
+                saved_step(self._run, self._command)
+                if checkpoint is None
+                else step_of(self._run, self._command, checkpoint)
+            )
+            complete_run(self._run.path, self._resolved)
+            self._report_start(checkpoint, step)
+            begun = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
+            write_once(path, json.dumps(begun) + "\n")
+        until = time.monotonic() + WAIT_S
+        while not path.exists():
+            if self._attempt.ended() or time.monotonic() > until:
+                raise RunFolderError(f"the first task has not written {path}", "did it fail?")
+            time.sleep(TURN_S)
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Path(found["folder"]), Path(found["checkpoint"]) if found["checkpoint"] else None, int(found["step"])
+
+    def _ready_folder(self) -> Path:
+        """The folder that the program runs in, with the submitted files. Raises UserError."""
+        run, command = self._run, self._command
+        folder = work_folder(run, command)
+        if not command.snapshot:
+            if not folder.is_dir():
+                raise ConfigError(f"no folder {folder} on {platform.node()}", "command.workdir names one on every node")
+            return folder
+        if not (run.path / ARCHIVE).exists() and not folder.is_dir():  # plain sbatch
+            take_work(command.workdir).place(run.path)
+        unpack_work(run.path)
+        with contextlib.suppress(OSError, EOFError):
+            if changed := changed_since(run.path):
+                more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+                print(f"note: not as submitted, in {WORK}/: {', '.join(changed[:5])}{more}", flush=True)
+        return folder
+
+    def _environment(self) -> dict[str, str]:
+        resolved, place = self._resolved, self._place
+        environment = {
+            name: value for name, value in os.environ.items() if name not in _OURS and not name.startswith("SUBMITIT_")
+        }
+        code = str(self._run.path / "code")
+        paths = [path for path in environment.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", code)]
+        environment |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+        environment |= {
+            "HPC_GPT_RUN": str(self._run.path),
+            "HPC_GPT_ATTEMPT": str(self._attempt.number),
+            "HPC_GPT_CHECKPOINTS": str(self._run.checkpoints),
+            "HPC_GPT_WORKDIR": self._command.workdir,
+            "NNODES": str(resolved.nodes),
+            "GPUS_PER_NODE": str(resolved.ranks_per_node),
+        }
+        if self._command.per == "gpu":
+            own = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+            own["LOCAL_WORLD_SIZE"] = resolved.tasks_per_node
+            environment |= {name: str(number) for name, number in own.items()}
+        else:
+            environment["NODE_RANK"] = str(place.rank)
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
+        return environment | self.rendezvous()
+
+    def _report_start(self, checkpoint: Path | None, step: int) -> None:
+        resolved, gpus = self._resolved, list_gpus()
+        device = gpus[0]["name"] if gpus else "cpu" if resolved.cluster.scheduler == "local" else None
+        start = {
+            "device": device,
+            "host": platform.node(),
+            "resumed_step": step,
+            "resumed_from": checkpoint and str(checkpoint),
+            "params": resolved.model.params if resolved.has_model else None,
+        }
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
+        print(
+            f"{resolved.name}: once {per} on {resolved.gpus} x {device or resolved.cluster.device}: {self._name}",
+            flush=True,
+        )
+        if checkpoint is not None:
+            print(f"resumes from {checkpoint}", flush=True)
+
+    # --- its output
+
+    def _read(self, line: str) -> StepLine | None:
+        row = self._lines.take(line)
+        if row is None:
+            return None
+        rate = row.get("tokens_per_s")
+        if rate is None and "tokens_per_s_gpu" in row:
+            rate = row["tokens_per_s_gpu"] * self._resolved.gpus
+        return StepLine(
+            step=int(row["step"]),
+            step_s=row.get("step_s"),
+            loss=row.get("loss"),
+            loss_eval=row.get("loss_eval"),
+            grad_norm=row.get("grad_norm"),
+            lr=row.get("lr"),
+            tokens_per_s=rate,
+            skipped=int(row.get("skipped") or 0),
+            memory_allocated_gib=row.get("memory_allocated_gib"),
+            memory_reserved_gib=row.get("memory_reserved_gib"),
+        )
+
+    # --- its end
+
+    def reason(self) -> str | None:
+        found = super().reason()
+        if found == "walltime" and self._signal is None:
+            return None  # nothing tells it: the time limit itself ends it
+        if found == "terminated" and "walltime" in self._signals.raised and not self._is_cancelled():
+            return "walltime"
+        return found
+
+    def _is_cancelled(self) -> bool:
+        job = self._attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
+        return self._run.is_cancelled(None if job is None else str(job))
+
+    def turn(self) -> None:
+        """Notes the program's processes from time to time: a signal of Slurm's may end a shell before its program."""
+        if time.monotonic() > self._noted_at + _NOTE_S:
+            self._note()
+
+    def _note(self) -> None:
+        assert self._process is not None
+        self._noted_at = time.monotonic()
+        started = start_time(self._process.pid)
+        self._told |= {self._process.pid: started} if started else {}
+        self._told |= descendants(self._process.pid)
+
+    def ask_to_end(self, stop: Stop) -> None:
+        self._asked_at = time.monotonic()
+        self._note()
+        if self._signal is None:
+            # The scheduler's SIGTERM reaches every process, and whoever asks for an end gets one.
+            if stop.reason != "terminated":
+                self._kill()
+            return
+        by_slurm = self._resolved.cluster.scheduler == "slurm" and (stop.reason, self._signal) in (
+            ("terminated", signal.SIGTERM),
+            ("walltime", signal.SIGUSR2),
+        )
+        if not by_slurm:  # which sends it to every process of the step
+            for pid, started in self._told.items():
+                send(pid, started, self._signal)
+
+    def press(self) -> None:
+        """Ends a program by force that does not end within the lead."""
+        if time.monotonic() > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) and not self._killed:
+            self._killed = True
+            self._kill()
+
+    def _kill(self) -> None:
+        self._note()
+        for pid, started in self._told.items():
+            send(pid, started, signal.SIGKILL)
+
+    def rest_is_over(self) -> bool:
+        """Of a shell that a signal ended at once the program may still be saving."""
+        return not any(is_alive(pid, started) for pid, started in self._told.items())
+
+    def quit(self) -> None:
+        if self._process is not None:
+            self._kill()
+        super().quit()
+
+    def was_stopped(self, code: int) -> bool:
+        return True
+
+    def ended_early(self, code: int) -> bool:
+        return bool(code) and self._place.size > 1
+
+    def all_are_over(self) -> bool:
+        mark = self._attempt.folder / _OVER / str(self._place.rank)
+        if self._place.size == 1:
+            return True
+        with contextlib.suppress(RunFolderError):
+            write_once(mark, "")
+        return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
+
+    def failure(self, code: int) -> tuple[str, str, bool]:
+        if code in _NOT_RUN and (found := self._last.find(_NOT_FOUND)):
+            return "user_error", f"{found[1]} on {platform.node()}", False
+        if (shown := self._lines.failure) is not None:
+            return shown.ended, shown.words, shown.echo
+        ended, cause, lost_peer = self._last.failure(code)
+        if code < 0:
+            cause = f"{self._name} was ended by {signal.Signals(-code).name}" if -code in set(signal.Signals) else cause
+        return ended, cause, lost_peer
+
+    def end_of_all(self) -> End:
+        return End("done")
+
+    def unsaved(self, stop: Stop, code: int) -> str:
+        if self._killed and self._signal is not None:
+            lead = self._resolved.job.signal_lead_s or _LEAD_S
+            return f"the program was killed {lead} s after {self._signal.name}, which it did not end on"
+        if self._signal is None and stop.reason != "terminated":
+            return "the program was killed, as no signal tells it to end"
+        if code and self._signal is not None and code not in (-self._signal, 128 + self._signal):
+            return f"the program ended with {code_words(code)}"
+        return ""
+
+    # --- hangs
+
+    def watch(self, start: Start) -> ForeignWatch:
+        train, process = self._resolved.train, self._process
+        assert process is not None
+        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
+        return ForeignWatch(self._attempt, process, start.log, heart, lambda: self._stacks(process, start.log))
+
+    def _stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
+        """What the program's processes are doing, after which all of them end."""
+        self._note()
+        text = "\n".join(stack_of(pid) for pid, started in sorted(self._told.items()) if is_alive(pid, started))
+        self._kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        log.finish()
+        return text
+
+
+def stack_of(pid: int) -> str:
+    """What a process does: its Python stacks if py-spy is installed, else what /proc shows of it."""
+    head = f"process {pid}: {_proc(pid, 'cmdline').replace(chr(0), ' ').strip()[:200]}"
+    if (spy := shutil.which("py-spy")) is not None:
+        try:
+            done = subprocess.run(
+                [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_STACK_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            done = None
+        if done is not None and done.returncode == 0:
+            return hide_secrets(f"{head}\n{done.stdout}")
+    threads = [f"  {task.name}: {_of_thread(pid, task.name)}" for task in _threads(pid)]
+    return hide_secrets("\n".join([head, *threads])) + "\n"
+
+
+def _of_thread(pid: int, thread: str) -> str:
+    name, state = _proc(pid, f"task/{thread}/comm"), _proc(pid, f"task/{thread}/stat").rpartition(")")[2].split()[:1]
+    waits = _proc(pid, f"task/{thread}/wchan")
+    kernel = " < ".join(
+        line.split()[-1] for line in _proc(pid, f"task/{thread}/stack").splitlines()[:6] if line.split()
+    )
+    return f"{name}, state {''.join(state) or '?'}, in {kernel or waits or '?'}"
+
+
+def _threads(pid: int) -> list[Path]:
+    try:
+        return sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))[:64]
+    except OSError:
+        return []
+
+
+def _proc(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+RANK = CommandRank

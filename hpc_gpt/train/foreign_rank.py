@@ -1,0 +1,288 @@
+"""Supervises another program as one task of a job: starts it, passes on what the job is asked, and writes how it ended.
+
+The program has its own checkpoints, signals and log. This does the rest: the rendezvous, the signals of a job, the
+requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
+from hpc_gpt.files import read_json, write_once
+from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.ending import end_of_sigterm, write_end
+from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
+from hpc_gpt.train.signals import Inbox, Signals
+
+# Written by the task that is asked to stop, and read by all.
+STOP = "stop.json"
+WAIT_S = 900
+TURN_S = 0.1
+_LOOK_S = 1.0
+_GRACE_S = 5.0
+_ENDED_S = 10.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """`rank` of `size` tasks, and its number on its node, from job.sh."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop that all tasks follow: its `reason`, and whether there is anything to save."""
+
+    reason: str
+    save: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
+    `resumed`: the step after which it continues, 0 without a checkpoint."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: ForeignLog
+    resumed: int
+    folder: str | None = None
+
+
+class ForeignRank:
+    """One task's part in an attempt. An engine's subclass says what is started, and how it is stopped."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._signals = signals
+        self._resolved = run.resolved()
+        self._place = identify(os.environ, self._resolved)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: Stop | None = None
+        self._looked = 0.0
+        self._inbox = Inbox(attempt)
+
+    # --- what an engine says
+
+    @property
+    def step(self) -> int:
+        """The last step that is known."""
+        return int(self._attempt.last_metrics().get("step") or 0)
+
+    def prepare(self) -> Start:
+        """What is to be started. Raises UserError."""
+        raise NotImplementedError
+
+    def watch(self, start: Start) -> ForeignWatch:
+        """Who watches it for hangs."""
+        raise NotImplementedError
+
+    def ask_to_end(self, stop: Stop) -> None:
+        """Tells the program to end."""
+        raise NotImplementedError
+
+    def turn(self) -> None:
+        """Called repeatedly before `ask_to_end`."""
+
+    def press(self) -> None:
+        """Called repeatedly after it."""
+
+    def rest_is_over(self) -> bool:
+        """Whether no process is left that the program started and that a stop is for."""
+        return True
+
+    def was_stopped(self, code: int) -> bool:
+        """Whether a program that failed may have been stopped, or lost tasks that were: it has no fault of its own."""
+        raise NotImplementedError
+
+    def ended_early(self, code: int) -> bool:
+        """Whether it ended although nobody asked this task: another may have been asked."""
+        raise NotImplementedError
+
+    def failure(self, code: int) -> tuple[str, str, bool]:
+        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        raise NotImplementedError
+
+    def end_of_all(self) -> End:
+        """The end if it exited with 0 and nobody asked."""
+        raise NotImplementedError
+
+    def unsaved(self, stop: Stop, code: int) -> str:
+        """How a program ended that was asked to stop and did not save; empty if it did."""
+        raise NotImplementedError
+
+    # --- the attempt
+
+    def train(self) -> int:
+        """Runs the program to its end, and returns the exit code. The caller reports exceptions."""
+        start = self.prepare()
+        self._process = subprocess.Popen(
+            start.command,
+            env=dict(start.environment),
+            cwd=start.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        start.log.follow(self._process)
+        watch = self.watch(start)
+        watch.start(self._place.rank, self._place.size, start.resumed)
+        code = self._wait(start.log, watch)
+        if code and not (self._stop is not None and self.was_stopped(code)):
+            return self._report_failure(code)
+        end = self._end(code)
+        if self._place.rank == 0:
+            write_end(self._run, self._attempt, end, self.step)
+        return 1 if end.ended == "error" else 0
+
+    def quit(self) -> None:
+        """Ends the program at once, without a save, and writes ended.json."""
+        if self._process is not None:
+            self._process.kill()
+        self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
+    def _wait(self, log: ForeignLog, watch: ForeignWatch) -> int:
+        """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
+        assert self._process is not None
+        while True:
+            code = self._process.poll()
+            if code is not None and (self._stop is None or self.rest_is_over()):
+                break
+            if self._stop is None and (stop := self._asked()):
+                self._stop = stop
+                self.ask_to_end(stop)
+                watch.leaving()
+            elif self._stop is not None:
+                self.press()
+            else:
+                self.turn()
+            watch.look()
+            time.sleep(TURN_S)
+        watch.leaving()
+        log.finish()
+        # After a signal to another task, all may have left before this process reads stop.json.
+        until = time.monotonic() + (_GRACE_S if self.ended_early(code) else 0)
+        while self._stop is None and not self._attempt.ended():
+            self._looked = 0.0
+            self._stop = self._asked()
+            if time.monotonic() >= until and (code or self.all_are_over()):
+                break
+            time.sleep(TURN_S)
+        while self._stop is not None and not self.rest_is_over():
+            self.press()
+            time.sleep(TURN_S)
+        return code
+
+    def all_are_over(self) -> bool:
+        """Whether the programs of all tasks have ended, of which this one exited with 0."""
+        return True
+
+    def _asked(self) -> Stop | None:
+        """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""
+        path = self._attempt.folder / STOP
+        if reason := self.reason():
+            # Before the first step a program may not listen yet, and has nothing to save.
+            save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
+            write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
+        elif time.monotonic() < self._looked + _LOOK_S:
+            return None
+        self._looked = time.monotonic()
+        found = read_json(path)
+        return Stop(str(found["reason"]), bool(found["save"])) if found else None
+
+    def reason(self) -> str | None:
+        """What this task is asked to end for; None for nothing."""
+        asked = set(self._signals.raised)
+        if self._place.rank == 0:
+            asked |= self._inbox.look() | limits_reached(self._resolved, self._train_s)
+        return first_reason(asked)
+
+    def _train_s(self) -> float:
+        """Seconds of training in all attempts together."""
+        total = 0.0
+        for attempt in self._run.attempts():
+            with contextlib.suppress(FileNotFoundError):
+                began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
+                total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
+        return total
+
+    def _end(self, code: int) -> End:
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
+        if self._stop is None:
+            return self.end_of_all()
+        end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm)
+        how = self.unsaved(self._stop, code)
+        return End(end.ended, f"{end.cause}; {how}") if how else end
+
+    def _end_of_sigterm(self) -> End:
+        """Rank 0 writes the end, so it alone asks Slurm."""
+        if self._place.rank:
+            return End("cancelled")
+        return end_of_sigterm(self._run, self._attempt, self._signals)
+
+    def _report_failure(self, code: int) -> int:
+        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
+        ended, cause, lost_peer = self.failure(code)
+        until = time.monotonic() + _ENDED_S
+        while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
+            time.sleep(TURN_S)
+        self._attempt.write_ended(ended, f"rank {self._place.rank}: {cause}", self.step)
+        return code if code > 0 else 1
+
+    # --- for the engines
+
+    def rendezvous(self) -> dict[str, str]:
+        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine."""
+        if "MASTER_PORT" in os.environ:
+            return {}
+        host, port = self._meet()
+        found = {"MASTER_ADDR": host, "MASTER_PORT": port}
+        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
+
+    def _meet(self) -> tuple[str, str]:
+        """(host, port) on this machine. Rank 0 finds a free port and writes it to the attempt's `rendezvous` file."""
+        import socket
+
+        if self._place.rank == 0:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                write_once(self._attempt.rendezvous, f"127.0.0.1 {free.getsockname()[1]}\n")
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until and not self._attempt.ended():
+            try:
+                host, port = self._attempt.rendezvous.read_text(encoding="utf-8").split()
+            except FileNotFoundError:
+                time.sleep(TURN_S)
+            else:
+                return host, port
+        raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
+
+
+def identify(environment: Mapping[str, str], resolved: Resolved) -> Place:
+    """The place of this task. Raises ConfigError, LayoutError."""
+    values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(value.isdigit() for value in values):
+        raise ConfigError(
+            "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+            "start runs with hpc-gpt submit, or sbatch job.sh",
+        )
+    place = Place(*map(int, values))
+    if place.size != resolved.tasks:
+        raise LayoutError(
+            f"{place.size} ranks were started, but layout {resolved.layout} has {resolved.tasks}",
+            "start one task for each GPU of the layout",
+        )
+    return place

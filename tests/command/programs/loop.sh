@@ -1,0 +1,20 @@
+#!/bin/bash
+# A plain loop: counts, saves every ten steps and on a signal, and continues from the checkpoint that it is given.
+step=0 stop=
+[ -z "$1" ] || step=$(cat "$1/step")
+trap 'stop=1' TERM USR1
+save() {
+  mkdir -p "out/ckpt-$step"
+  echo "$step" >"out/ckpt-$step/step"
+  touch "out/ckpt-$step/.done"
+}
+while ((step < ${STEPS:-40})); do
+  sleep "${STEP_S:-0.05}"
+  step=$((step + 1))
+  echo "step $step/${STEPS:-40} loss $(awk "BEGIN {print 4 / $step}")"
+  if ((step % 10 == 0)) || [ -n "$stop" ]; then save; fi
+  if [ -n "$stop" ]; then
+    echo "saved on a signal"
+    exit 3
+  fi
+done

@@ -1,0 +1,290 @@
+"""Programs of one's own on this machine: ended in every way, taken up again, watched, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.files import read_json
+from hpc_gpt.process import is_alive
+from hpc_gpt.readers.runs.own_run import read_run
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.cli.command import Done, error_of, hpc_gpt, in_process
+from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
+from tests.conftest import REPOSITORY
+from tests.local.conftest import ended, newest, nothing_left, wait_until
+
+__all__ = ["nothing_left"]  # a fixture, found by its name
+GPUS = {"layout": {"gpus": 2}}
+
+
+def start(path: Path, *more: object, **variables: str) -> RunFolder:
+    done = hpc_gpt("submit", path, "--cluster", "local", *more, environment=variables)
+    assert done.code == 0, done.stderr
+    return newest()
+
+
+def resume(run: RunFolder, **variables: str) -> None:
+    done = hpc_gpt("submit", "--resume", run.run_id, environment=variables)
+    assert done.code == 0, done.stderr
+
+
+def step(run: RunFolder, attempt: int = 1) -> int:
+    return int(run.attempt(attempt).last_metrics().get("step") or 0)
+
+
+def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_same_losses(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "loop", tables=GPUS), STEPS="30")
+    wait_until(lambda: step(run) >= 13)
+    kill(run, "loop.sh")
+    status = ended(run)
+    assert (status.state, status.steps) == ("error", None)
+    assert status.cause == "rank 0: bash loop.sh was ended by SIGKILL"
+    resume(run, STEPS="30")
+    assert ended(run).state == "done"
+    assert losses(run) == {step: loss_of_loop(step) for step in range(1, 31)}
+    assert run.attempt(2).trainer()["resumed_step"] in (10, 20)
+    record = read_run(run)
+    assert (record.engine, record.gpus, record.tp, record.global_batch, record.params) == (
+        "command",
+        2,
+        None,
+        None,
+        None,
+    )
+    assert record.step_s is not None
+    assert 0.04 < record.step_s < 5
+    assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
+
+
+@pytest.mark.parametrize("stop_signal", ["TERM", "USR1"])
+def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Path, stop_signal: str) -> None:
+    run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
+    wait_until(lambda: step(run) >= 3)
+    assert "saves when it does by itself" in in_process("save", run.run_id).stderr
+    done = hpc_gpt("stop", run.run_id, "--wait")
+    assert done.code == 0, done.stderr
+    end = run.attempt(1).ended()
+    assert (end["ended"], end["cause"]) == ("stopped", "hpc-gpt stop; the program ended with exit code 3")
+    saved = max(int(path.name.rpartition("-")[2]) for path in (run.path / "work" / "out").iterdir())
+    assert saved == end["step"]
+    resume(run, STEPS=str(saved + 4))
+    assert ended(run).state == "done"
+    assert min(json.loads(line)["step"] for line in run.attempt(2).metrics.read_text().splitlines()) == saved + 1
+    assert losses(run) == {step: loss_of_loop(step) for step in range(1, saved + 5)}
+
+
+def test_the_time_limit_counts_as_walltime_also_for_a_shell_that_the_signal_ends_first(tmp_path: Path) -> None:
+    # `bash -c` of two commands dies at once of SIGTERM; its program saves for a second more.
+    path = experiment(
+        tmp_path, "loop", {"run": "true; bash loop.sh"}, {**GPUS, "job": {"time": "0:12", "signal_lead_s": 9}}
+    )
+    run = start(path, STEPS="1000")
+    assert ended(run).state == "walltime"
+    end = run.attempt(1).ended()
+    assert (run.path / "work" / "out" / f"ckpt-{step(run)}" / ".done").exists()
+    assert "the time limit is near" in end["cause"]
+
+
+def test_a_program_that_does_not_end_is_killed_after_the_lead(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo step 1 loss 2.0; while true; do sleep 0.1; done"
+    run = start(experiment(tmp_path, "deaf", {"run": deaf, "per": "job"}, {"job": {"signal_lead_s": 2}, **GPUS}))
+    wait_until(lambda: step(run) == 1)
+    mine = processes(run, "sleep 0.1;")
+    assert hpc_gpt("stop", run.run_id, "--wait").code == 0
+    assert run.attempt(1).ended()["cause"] == (
+        "hpc-gpt stop; the program was killed 2 s after SIGTERM, which it did not end on"
+    )
+    assert not any(is_alive(pid, started) for pid, started in mine.items())
+
+
+def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "loop", {"stop_signal": "none"}, GPUS), STEPS="1000")
+    wait_until(lambda: step(run) >= 1)
+    for verb in ("stop", "save"):
+        done = in_process(verb, run.run_id)
+        assert done.code == 1
+        assert ("stop_signal is none" if verb == "stop" else "saves when it does") in done.stdout + done.stderr
+    mine = processes(run, "loop.sh")
+    assert mine
+    assert hpc_gpt("cancel", run.run_id).code == 0
+    assert ended(run).state == "cancelled"
+    wait_until(lambda: not any(is_alive(pid, started) for pid, started in mine.items()))
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        ("nanogtp --help", "nanogtp: command not found on "),
+        (["nanogtp", "--help"], "no program nanogtp on "),
+        (["./work", "x"], "no program ./work on "),
+        ("./model.py", "./model.py: Permission denied on "),
+    ],
+)
+def test_a_program_that_is_not_there_is_the_users_mistake(tmp_path: Path, command: Any, cause: str) -> None:
+    run = start(experiment(tmp_path, "gone", {"run": command, "per": "job"}, GPUS))
+    status = ended(run)
+    assert status.state == "user_error"
+    assert status.cause == f"rank 0: {cause}{platform.node()}"
+
+
+def test_the_environment_of_each_task(tmp_path: Path) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK HPC_GPT_RUN HPC_GPT_ATTEMPT HPC_GPT_CHECKPOINTS GPUS_PER_NODE NNODES"
+    show = f'for name in {names} PYTHONSAFEPATH PYTHONPATH; do echo "$name=${{!name:-}}"; done >"$1/env-$RANK"'
+    lines = ["bash", "-c", f'{show}; [ -n "$MASTER_PORT" ] && sleep "$RANK" && exit "$((RANK * 7))"', "x", "{run}"]
+    run = start(experiment(tmp_path, "env", {"run": lines, "per": "gpu", "setup": ["export RANK=$RANK"]}, GPUS))
+    status = ended(run)
+    # Rank 0 has long ended with 0: rank 1's failure counts all the same.
+    assert (status.state, status.cause) == ("error", "rank 1: bash ended with exit code 7")
+    for rank in ("0", "1"):
+        found = dict(line.split("=", 1) for line in (run.path / f"env-{rank}").read_text().splitlines())
+        assert [found[name] for name in names.split()] == [
+            rank, "2", rank, str(run.path), "1", str(run.checkpoints), "2", "1",
+        ]  # fmt: skip
+        assert found["PYTHONSAFEPATH"] == ""
+        assert str(run.path / "code") not in found["PYTHONPATH"]
+
+
+def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "quiet", {"run": "sleep 1000", "per": "job", "hang_s": 2.0}, GPUS))
+    assert ended(run).state == "hang"
+    stacks = run.attempt(1).stacks / "0.txt"
+    wait_until(stacks.exists)
+    assert "sleep 1000" in stacks.read_text()
+    wait_until(lambda: not processes(run, "sleep"))
+
+
+def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_flops(tmp_path: Path) -> None:
+    shown = r"""for n in 1 2 3 4 5 6; do echo "[$n] L=$n.5 t=200"; done"""
+    pattern = r"\[(?P<step>\d+)\] L=(?P<loss>\S+) t=(?P<step_ms>\d+)"
+    tables = {
+        "model": {"hidden": 64, "layers": 2, "heads": 4, "vocab": 256, "seq": 32},
+        "layout": {"gpus": 2, "tp": 2, "micro_batch": 4, "global_batch": 8},
+        "train": {"dtype": "fp32", "steps": 6},
+    }
+    run = start(experiment(tmp_path, "own", {"run": shown, "per": "job", "pattern": pattern}, tables))
+    status = ended(run)
+    assert (status.state, status.step, status.steps) == ("done", 6, 6)
+    record = read_run(run)
+    assert record.step_s == pytest.approx(0.2)
+    assert record.tokens_per_s == pytest.approx(8 * 32 / 0.2)
+    assert record.tokens_total == 6 * 8 * 32
+    assert (record.tp, record.dp, record.params) == (2, 1, run.resolved().model.params)
+    assert record.tflops_model is not None
+    assert record.tflops_model > 0
+
+
+def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path: Path) -> None:
+    run_line = 'cat note; ls; [ -x tool.sh ] && ./tool.sh; echo more >>note; cat "$HPC_GPT_WORKDIR/data/big"'
+    path = experiment(tmp_path, "kept", {"run": run_line, "per": "job"}, GPUS)
+    work = tmp_path / "work"
+    (work / "note").write_text("as submitted\n")
+    (work / "tool.sh").write_text("#!/bin/bash\necho tool ran\n")
+    (work / "tool.sh").chmod(0o755)
+    (work / "data").mkdir()
+    (work / "data" / "big").write_text("data in place\n")
+    (work / ".gitignore").write_text("data/\n")
+    done = hpc_gpt("render", path, "--cluster", "local")
+    assert done.code == 0
+    run = start(path)
+    (work / "note").write_text("edited later\n")
+    assert ended(run).state == "done"
+    log = run.attempt(1).log.read_text()
+    assert "as submitted" in log
+    assert "tool ran" in log
+    assert "data in place" in log
+    assert not (run.path / "work" / "data").exists()
+    assert read_json(run.path / "provenance.json")["work_sha256"]
+    resumed = in_process("submit", "--resume", run.run_id)
+    assert error_of(resumed)[0] == f"run {run.run_id} is done: its program has ended"
+
+
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "large", {"run": "true", "per": "job"}, GPUS)
+    for number in range(7):
+        with (tmp_path / "work" / f"w{number}.bin").open("wb") as file:
+            file.truncate((10 + number) << 20)
+    message, hint = error_of(in_process("submit", path, "--cluster", "local"))
+    assert "above the 64 MiB" in message
+    largest = ", ".join(f"w{number}.bin {10 + number}.0 MiB" for number in (6, 5, 4, 3, 2))
+    assert message.endswith(f"the largest: {largest}")
+    assert ".gitignore" in hint
+    done = in_process("submit", path, "--cluster", "local", "--set", "command.snapshot=false", "--dry-run")
+    assert done.code == 0, done.stderr
+
+
+def test_without_a_snapshot_it_runs_in_its_folder_and_knows_no_checkpoint_of_before(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "loop", {"snapshot": False}, GPUS)
+    old = tmp_path / "work" / "out" / "ckpt-99"
+    old.mkdir(parents=True)
+    (old / "step").write_text("99\n")
+    (old / ".done").touch()
+    for entry in (old, tmp_path / "work" / "out"):
+        os.utime(entry, (time.time() - 3600, time.time() - 3600))
+    run = start(path, STEPS="10")
+    assert ended(run).state == "done"
+    assert sorted(losses(run)) == list(range(1, 11))
+    assert (tmp_path / "work" / "out" / "ckpt-10" / ".done").exists()
+    assert not (run.path / "work").exists()
+
+
+def refused(*arguments: object) -> Done:
+    done = in_process(*arguments)
+    assert done.code == 2, done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "{}"], "plan knows neither its memory nor its time"),
+        (["submit", "{}", "--smoke"], "it cannot be made small"),
+        (["submit", "{}", "--cluster", "local", "--until", "steps=5"], "--until cannot tell it when to end"),
+        (["rehearse", "{}"], "a rehearsal trains a small model of ours"),
+        (["bench", "{}", "--cluster", "local"], "bench compares trainers of one model"),
+        (["bench", "demo", "--cluster", "local", "--engines", "ddp,command"], "bench compares trainers of one model"),
+        (
+            ["render", "{}", "--cluster", "local", "--set", "train.lr=1e-3"],
+            "train.lr is 0.001, but a program of your own",
+        ),
+        (["render", "{}", "--cluster", "local", "--set", "data.eval_fraction=0.1"], "[data] is given"),
+        (["render", "{}", "--cluster", "local", "--set", "engine.compile=block"], "engine.compile is block"),
+        (["render", "{}", "--cluster", "local", "--set", "command.run="], "command.run is empty"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    path = experiment(tmp_path, "loop", tables=GPUS)
+    message, hint = error_of(refused(*(word.replace("{}", str(path)) for word in arguments)))
+    assert words in message
+    assert hint
+
+
+def test_its_checkpoints_stay_in_its_run(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "loop", tables=GPUS), STEPS="10")
+    assert ended(run).state == "done"
+    assert "its checkpoints stay with its run" in error_of(refused("submit", "--resume", run.run_id, "--gpus", "1"))[0]
+    assert "which hpc-gpt does not read" in error_of(refused("export", run.run_id, "--out", tmp_path / "hf"))[0]
+
+
+def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "loop", tables=GPUS)
+    script = hpc_gpt("render", path, "--cluster", "local").stdout
+    (tmp_path / "job.sh").write_text(script)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "job.sh")],
+        env={**os.environ, "STEPS": "3", "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done at step 3" in done.stdout
+    assert sorted(losses(newest())) == [1, 2, 3]

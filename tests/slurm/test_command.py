@@ -1,0 +1,182 @@
+"""Engine command on a real cluster: three real programs, each killed, without a node, at its time limit, and requeued.
+
+A bash loop, a train.py in nanoGPT's manner under torchrun, and transformers' Trainer under accelerate. Each continues
+from its own checkpoints, and its losses are those of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
+from tests.slurm.cluster import send
+from tests.slurm.launcher import LONG_LEAD, Job, Launcher
+from tests.slurm.stories import Story, Teller, slow_story, story
+
+STEPS = 40
+# A program of each kind, its part that a fault is for, and its nodes.
+SCRIPTS = {"loop": "loop.sh", "nano": "train.py", "hf": "hf_train.py"}
+NODES = {"loop": 1, "nano": 2, "hf": 1}
+
+
+def start(teller: Teller, name: str, story: str, *more: str, step_s: str = "0.1") -> Job:
+    folder = teller.launcher.folder / f"{name}-{story}"
+    folder.mkdir()
+    gpus = NODES[name]
+    tables = {"layout": {"gpus": gpus, "nodes": NODES[name]}, "job": {"retry_pause_s": 1}}
+    path = experiment(folder, name, tables=tables)
+    return teller.launcher.submit(str(path), *more, STEPS=str(STEPS), STEP_S=step_s)
+
+
+def killed(name: str) -> Callable[[Teller], Job]:
+    """Its program gets SIGKILL."""
+
+    def tell(teller: Teller) -> Job:
+        job = start(teller, name, "killed")
+        job.wait_step(13)
+        kill(job.run, SCRIPTS[name])
+        job.wait_end()
+        return job
+
+    return tell
+
+
+def without_a_node(name: str) -> Callable[[Teller], Job]:
+    """Its first node loses its power."""
+
+    def tell(teller: Teller) -> Job:
+        job = start(teller, name, "node", step_s="0.3")
+        job.wait_step(13)
+        frozen = teller.cluster.cut_power(job.nodes()[0])
+        try:
+            job.wait_end()
+        finally:
+            for pid in frozen:
+                send(pid, signal.SIGKILL)
+        return job
+
+    return tell
+
+
+def at_its_limit(name: str) -> Callable[[Teller], Job]:
+    """Slurm itself signals it ahead of its time limit."""
+
+    def tell(teller: Teller) -> Job:
+        job = start(teller, name, "limit", *LONG_LEAD, step_s="2")
+        job.wait_step(2)
+        job.near_its_limit()
+        job.wait("the end of its first attempt", lambda: job.run.attempt(1).ended())
+        job.far_from_its_limit()
+        job.wait_end()
+        return job
+
+    return tell
+
+
+FAULTS = {"killed": killed, "node": without_a_node, "limit": at_its_limit}
+# One fault of each program in `make test`, the others in `make test-all`.
+QUICK = {("loop", "limit"), ("nano", "node"), ("hf", "killed")}
+
+
+def of(name: str, fault: str) -> Story[Job]:
+    tell = FAULTS[fault](name)
+    tell.__name__ = f"{name}_{fault}"
+    return (slow_story if fault != "killed" else story)(tell)
+
+
+@story
+def unbroken_nano(teller: Teller) -> Job:
+    job = start(teller, "nano", "unbroken", step_s="0")
+    job.wait_end()
+    return job
+
+
+@story
+def unbroken_hf(teller: Teller) -> Job:
+    job = start(teller, "hf", "unbroken", step_s="0")
+    job.wait_end()
+    return job
+
+
+CASES = [
+    pytest.param(name, fault, of(name, fault), marks=[] if (name, fault) in QUICK else pytest.mark.long)
+    for name in SCRIPTS
+    for fault in FAULTS
+]
+ENDS = {"killed": "error", "node": "node_failure", "limit": "walltime"}
+
+
+def expected(told: Teller, name: str) -> dict[int, float]:
+    if name == "loop":
+        return {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+    return losses(told({"nano": unbroken_nano, "hf": unbroken_hf}[name]).run)
+
+
+@pytest.mark.story(unbroken_nano, unbroken_hf)
+@pytest.mark.parametrize(("name", "fault", "case"), CASES)
+def test_a_program_of_ones_own_goes_on_after(
+    launcher: Launcher, told: Teller, name: str, fault: str, case: Story[Job]
+) -> None:
+    job = told(case)
+    assert job.ended() == [ENDS[fault], "done"], job.log()
+    assert sorted(losses(job.run)) == list(range(1, STEPS + 1))
+    assert losses(job.run) == expected(told, name)
+    begun = job.run.attempt(2).trainer()
+    assert begun["resumed_step"] >= (10 if fault != "limit" or name == "hf" else 1)
+    assert min(job.metrics(2)) == begun["resumed_step"] + 1
+    assert launcher.state(job) == "done"
+    assert not processes(job.run)
+
+
+@story
+def asked_to_requeue(teller: Teller) -> Job:
+    """A user asks the loop to go back to the queue, by USR1."""
+    job = start(teller, "loop", "requeued", "--set", "command.stop_signal=USR1")
+    job.wait_step(3)
+    teller.launcher.run("requeue", job.run.run_id, "--wait")
+    job.wait_end()
+    return job
+
+
+@pytest.mark.story(asked_to_requeue)
+def test_a_requeue_by_hand_continues_where_it_saved(told: Teller) -> None:
+    job = told(asked_to_requeue)
+    assert job.ended() == ["requeued", "done"], job.log()
+    assert min(job.metrics(2)) == max(job.metrics(1)) + 1
+    assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+
+
+@story
+def one_a_gpu(teller: Teller) -> RunFolder:
+    """Four tasks on two nodes, each of which says who it is."""
+    folder = teller.launcher.folder / "per-gpu"
+    folder.mkdir()
+    show = 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $SLURM_NODEID $MASTER_ADDR ${MASTER_PORT:+port}" >{run}/task-$RANK'
+    tables = {"layout": {"gpus": 4, "nodes": 2}}
+    job = teller.launcher.submit(str(experiment(folder, "who", {"run": show, "per": "gpu"}, tables)))
+    job.wait_end()
+    return job.run
+
+
+@pytest.mark.story(one_a_gpu)
+def test_one_process_a_gpu_knows_its_rank(told: Teller) -> None:
+    run = told(one_a_gpu)
+    assert run.attempt(1).ended()["ended"] == "done", run.attempt(1).log.read_text()
+    found = [(run.path / f"task-{rank}").read_text().split() for rank in range(4)]
+    assert found == [[str(rank), "4", str(rank % 2), str(rank // 2), "127.0.0.1", "port"] for rank in range(4)]
+
+
+def test_a_program_that_is_on_no_node_is_the_users_mistake_and_not_retried(launcher: Launcher) -> None:
+    folder = launcher.folder / "gone"
+    folder.mkdir()
+    path = experiment(folder, "gone", {"run": ["no-such-trainer"], "per": "job"}, {"layout": {"gpus": 1}})
+    job = launcher.submit(str(path))
+    job.wait_end("FAILED")
+    assert job.ended() == ["user_error"]
+    assert job.run.attempt(1).ended()["cause"].startswith("rank 0: no program no-such-trainer on ")
+    assert os.path.isdir(job.run.path / "work")
