@@ -231,6 +231,19 @@ def test_a_barrier_names_the_rank_that_did_not_come() -> None:
     assert (cause.ended, cause.rank) == ("collective_timeout", 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "ended"),
+    [
+        ("RuntimeError: Insufficient free space on volume /scratch: 1.2 GiB left", "disk_full"),
+        ("2025-03-05 10:11:12,123 ERROR train: Insufficient free space on output volume", "disk_full"),
+        ("OSError: Not enough disk space to save iter_0000500", "disk_full"),
+        ("UserWarning: Not enough free disk space to download the file.", "unknown"),
+    ],
+)
+def test_a_full_disk_in_other_words(line: str, ended: str) -> None:
+    assert cause_of(("a.out", [step(1), line])).ended == ended
+
+
 def test_a_rank_that_reached_the_barrier_is_not_the_cause() -> None:
     """The words are those of PyTorch's ProcessGroupGloo.cpp: rank 2 waits for rank 0, which names who never came."""
     waits = (

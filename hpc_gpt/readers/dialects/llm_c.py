@@ -20,9 +20,9 @@ DIALECT = Dialect(
         Pattern(
             "step",
             " tok/s",
-            rf"{_STEP} \| (?:train )?loss {{1,4}}(?P<loss>{NUMBER}){_Z} ?\| norm {{1,4}}(?P<grad_norm>{NUMBER}){_Z} ?\| "
-            rf"lr (?P<lr>{NUMBER}) \| \(?(?P<step_ms>{NUMBER}) ms \|"
-            rf"(?: (?:-100\.0|(?P<mfu_percent>\d{{1,3}}\.\d))% [\w ]{{1,20}} MFU \|)? (?P<tokens_per_s>{NUMBER}) tok/s",
+            rf"{_STEP} \| (?:train )?loss {{1,12}}(?P<loss>{NUMBER}){_Z} ?\| norm {{1,12}}(?P<grad_norm>{NUMBER}){_Z} ?\| "
+            rf"lr (?P<lr>{NUMBER}) \| \(? {{0,8}}(?P<step_ms>{NUMBER}) ms \|"
+            rf"(?: {{1,8}}(?:-100\.0|-?nan|(?P<mfu_percent>\d{{1,3}}\.\d))% [\w ]{{1,20}} MFU \|)? {{1,8}}(?P<tokens_per_s>{NUMBER}) tok/s",
         ),
         Pattern(
             "step",
@@ -76,6 +76,7 @@ DIALECT = Dialect(
     specimen="""\
 step    1/30 | loss 10.978910 (+nanz)| norm 0.8456 (+nanz)| lr 3.00e-04 | 1314.95 ms | -100.0% bf16 MFU | 24920 tok/s
 step    2/30 | loss 10.973902 (+nanz)| norm 0.2692 (+nanz)| lr 3.00e-04 | 70.68 ms | -100.0% bf16 MFU | 463590 tok/s
+step    9/30 | loss     nan (+nanz)| norm    nan (+nanz)| lr 3.00e-04 | 70.68 ms | nan% bf16 MFU | 463590 tok/s
 step   20/18865 | train loss 7.5128 | norm 1.1521 | lr 1.71e-05 | 3312.32 ms | 55.2% A100 fp16 MFU | 158283 tok/s
 step   20/19560 | train loss 7.529871 | norm 1.1321 | lr 1.71e-05 | (3312.32 ms | 158283 tok/s)
 step    1/74: train loss 4.367631 (80.639749 ms, 50809 tok/s)

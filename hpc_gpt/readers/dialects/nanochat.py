@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import END, INT, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(
     name="nanochat",
@@ -21,6 +21,16 @@ DIALECT = Dialect(
         ),
         Pattern(
             "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
+        ),
+        *(
+            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})" + END, weak=True)
+            for name, fact in (
+                ("Vocab size", "vocab"),
+                ("num_layers", "layers"),
+                ("model_dim", "hidden"),
+                ("num_heads", "heads"),
+                ("num_kv_heads", "kv_heads"),
+            )
         ),
         Pattern(
             "fact",
@@ -45,6 +55,11 @@ DIALECT = Dialect(
     specimen="""\
 step 00010/21400 (0.05%) | loss: 9.412031 | grad norm: 1.2345 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | mfu: 48.40 | total time: 0.00m
 step 00010/21400 (0.05%) | loss: 9.412031 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | bf16_mfu: 48.40 | epoch: 1 | total time: 0.00m | eta: 12.3m
+Vocab size: 65,536
+num_layers: 20
+model_dim: 1280
+num_heads: 10
+num_kv_heads: 10
 Number of parameters: 560,988,160
 Total batch size 524,288 => gradient accumulation steps: 1
 Tokens / micro-batch / rank: 32 x 2048 = 65,536

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from hpc_gpt.readers.pattern import LINE_START, Dialect, Pattern
 
+# Eight distinct values of a fact are kept: a table with more GPUs is not counted.
+_INDEX = r"(?:(?P<gpu_index>[0-7])|(?P<gpu_index_above_7>\d{1,3}))"
+
 DIALECT = Dialect(
     name="nvidia_smi",
     patterns=(
-        Pattern("fact", " (UUID: ", LINE_START + r"GPU \d{1,3}: (?P<device>[^()\n]{3,60}?) \(UUID: "),
+        Pattern("fact", " (UUID: ", LINE_START + rf"GPU {_INDEX}: (?P<device>[^()\n]{{3,60}}?) \(UUID: "),
         Pattern(
             "fact",
             " 00000000:",
             LINE_START
-            + r"\| {1,4}\d{1,3}  (?P<device>[A-Za-z][ \w-]{2,40}?) {1,30}(?:On|Off|N/A) {0,4}\| {1,4}00000000:",
+            + rf"\| {{1,4}}{_INDEX}  (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}(?:On|Off|N/A) {{0,4}}\| {{1,4}}00000000:",
         ),
     ),
     specimen="""\

@@ -79,10 +79,16 @@ DIALECT = Dialect(
         failure("disk_full", "rror", r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})"),
         failure(
             "disk_full",
+            "nsufficient free space",
+            r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})",
+        ),
+        failure(
+            "disk_full",
             "rror",
             raised(
                 ANY_NAME,
-                r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded"
+                r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded|[Ii]nsufficient (?:free|disk|storage) space"
+                r"|[Nn]ot enough (?:free )?(?:disk|storage) space|[Rr]an out of disk space"
                 r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
                 r"|basic_ios::clear: iostream error",
             ),
@@ -116,6 +122,8 @@ Dataset does not exist: /data/pile_text_document
 zlib.error: Error -3 while decompressing data: invalid code lengths set
 OSError: [Errno 28] No space left on device: '/scratch/checkpoints/iter_0000100/mp_rank_00'
 OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt.pt'
+2025-03-05 10:11:12,123 ERROR train: Insufficient free space on output volume
+RuntimeError: Insufficient free space on volume /scratch: 1.2 GiB left, 3.5 GiB needed
 RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed
 RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598
 subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.

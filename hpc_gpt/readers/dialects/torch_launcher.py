@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import END, LINE_START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
@@ -22,6 +22,21 @@ DIALECT = Dialect(
         Pattern("fact", "mesh_device", r"\bConfig mesh_device None world_size = (?P<gpus>\d{1,7})(?=\s*$)"),
         Pattern("fact", "WORLD_SIZE=", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
         Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),
+        # In the words of programs that no dialect knows: used only if all that is said agrees.
+        Pattern(
+            "fact",
+            "orld",
+            START + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:[:=] ?| )"
+            r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.)\s](?!\d))",
+            weak=True,
+        ),
+        Pattern(
+            "fact",
+            "rain",
+            START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}on (?P<gpus_said>\d{1,7}) "
+            r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b",
+            weak=True,
+        ),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
         _option("--num_gpus", "num_gpus", "gpus_per_node"),
@@ -37,6 +52,8 @@ DIALECT = Dialect(
 [2023-05-01 10:00:00,123] [INFO] [launch.py:162:main] dist_world_size=16
 [2025-11-10 09:56:45,204] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
 20: WORLD_SIZE=32
+World size: 16
+training on 8 devices
 Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",

@@ -47,6 +47,7 @@ MOST_GIB = 1e6  # no GPU's memory holds more
 ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
 SOME_TIMERS = 1024  # of the lines after them, one in so many
 FULL = f"lines of steps after {MOST_PARTS} restarts"
+MOST_RANKS = 100_000
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 OTHER_BARS = "bars with another goal than the steps"
@@ -114,7 +115,7 @@ class LineReader:
             starts, name = self.parts[-1].starts, each.dialect.name
             starts[name] = starts.get(name, 0) + 1
         elif pattern.kind == "step":
-            self._step(number, values, each, rank, at)
+            self._step(number, values, each, rank, at, line)
         elif pattern.kind == "more":
             self._more(number, values, each, rank)
         part = self.parts[-1]
@@ -195,7 +196,13 @@ class LineReader:
         self.timer_lines = {}
 
     def _step(
-        self, number: int, values: Mapping[str, float | str], each: DialectPattern, rank: int | None, at: float | None
+        self,
+        number: int,
+        values: Mapping[str, float | str],
+        each: DialectPattern,
+        rank: int | None,
+        at: float | None,
+        line: str,
     ) -> None:
         if self.full:
             return self.leave_out(FULL)
@@ -207,6 +214,7 @@ class LineReader:
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
+                self.saw_rank(rank, line)
                 if rows.lacks_first_loss and "loss" in row and step == rows.last_step:
                     # Only the last stage of a pipeline has the loss: its lines are read from here on.
                     rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
@@ -229,6 +237,12 @@ class LineReader:
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None
+
+    def saw_rank(self, rank: int, line: str) -> None:
+        """Note another rank that prints lines of steps, such as this one."""
+        part = self.parts[-1]
+        if rank not in part.other_ranks and len(part.other_ranks) < MOST_RANKS:
+            part.other_ranks[rank] = not line.lstrip().startswith("[default")
 
     def rows_of(self, dialect: str, rank: int | None) -> StepRows:
         """Return the lines of steps of a dialect in this part. Only lines of the first line's rank are read."""

@@ -309,6 +309,7 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, bet
         if not own.all():
             reader.leave_out(OTHER_RANKS, int((~own).sum()))
             _memory_of_others(reader, block, of_dialect[~own])
+            _other_ranks(reader, block, of_dialect[~own])
             of_dialect = of_dialect[own]
         again = np.diff(block.step[of_dialect], prepend=_before(reader.rows[-1][name].last_step)) == 0
         if again.any():
@@ -416,6 +417,15 @@ def _facts_of_steps(reader: LineReader, block: Block, lines: Places, later: Late
             index, value = int(having[first]), float(values[first])
             place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
             later.append((index, partial(reader.fact, name, value, place, each)))
+
+
+def _other_ranks(reader: LineReader, block: Block, rows: Places) -> None:
+    assert block.rank is not None
+    known = reader.parts[-1].other_ranks
+    ranks, first = np.unique(block.rank[rows], return_index=True)
+    for rank, index in sorted(zip(ranks.tolist(), first.tolist(), strict=True), key=lambda pair: pair[1]):
+        if int(rank) not in known:
+            reader.saw_rank(int(rank), block.text(int(block.steps[rows[index]])))
 
 
 def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:

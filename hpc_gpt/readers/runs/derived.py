@@ -172,12 +172,37 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
         draft.infer("seq", int(ratio[0]), f"consumed_tokens / consumed_samples, the same over {len(ratio)} lines")
 
 
+def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
+    """Return (GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
+    said = [fact for part in parts for fact in part.facts.get("gpus_said", ())]
+    counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
+    ranks: dict[int, bool] = {}
+    for part in parts:
+        ranks |= part.other_ranks
+        if part.other_ranks and part.step_rank is not None:
+            ranks.setdefault(part.step_rank, True)
+    if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
+        counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
+    nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
+    if nodes and each:
+        counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))
+    listed = {fact.value for part in parts for fact in part.facts.get("gpu_index", ())}
+    more = any(part.facts.get("gpu_index_above_7") for part in parts)
+    if nodes == 1 and listed and not more and listed == set(range(len(listed))):
+        counts.append((len(listed), "the table of GPUs of the only node"))
+    return counts
+
+
 def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Add the number of GPUs: the ranks that say they start, or tokens/s of the job over those of one GPU."""
     # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
     ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
         draft.infer("gpus", count, f"{count} ranks print init_start")
+    counts = _counts_of_gpus(draft, parts)
+    # If all that is said agrees.
+    if counts and len({count for count, _ in counts}) == 1 and "gpus" not in draft:
+        draft.infer("gpus", counts[0][0], counts[0][1])
     with np.errstate(all="ignore"):
         ratio = steps["tokens_per_s"] / steps["tokens_per_s_gpu"]
     ratio = ratio[np.isfinite(ratio)]

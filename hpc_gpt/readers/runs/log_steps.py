@@ -17,6 +17,7 @@ from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, steps_tha
 
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
+_FEWEST_GENERIC = 5
 _MOST_STEPS = 1e15  # no run trains as many
 _LARGEST = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
@@ -48,10 +49,20 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     """
     wanted = ("step", "loss", "consumed_samples", "consumed", *TIMES)
     found = [
-        (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in wanted)
+        (name, steps)
+        for name, steps in part.steps.items()
+        if len(steps) and any(field in steps for field in wanted) and _is_training(name, steps)
     ]
     known = [pair for pair in found if pair[0] not in _last_resorts()]
     return min(known or found, key=lambda pair: _worth(*pair), default=None)
+
+
+def _is_training(name: str, steps: StepTable) -> bool:
+    """Return whether lines are of training steps: of an unknown program only if at least five have a rising step."""
+    if name not in _last_resorts():
+        return True
+    numbers = steps["step"][np.isfinite(steps["step"])]
+    return steps.count >= _FEWEST_GENERIC and len(numbers) > 1 and bool((np.diff(numbers) > 0).all())
 
 
 @cache
@@ -66,7 +77,8 @@ def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
 
 def has_steps(part: Part) -> bool:
     """Return whether a part shows training: steps, a bar or a total."""
-    return bool(part.progress or part.totals or any(len(steps) for steps in part.steps.values()))
+    steps = any(len(steps) and _is_training(name, steps) for name, steps in part.steps.items())
+    return bool(part.progress or part.totals or steps)
 
 
 def step_span(part: Part) -> tuple[float, float] | None:

@@ -18,8 +18,15 @@ from tests.readers.dialects.reading import facts_of, read_text
     ],
 )
 def test_the_name(line: str, device: str) -> None:
-    (names,) = facts_of(read_text(line)).values()
-    assert [device_named(name) for name in names] == [device]
+    facts = facts_of(read_text(line))
+    assert [device_named(name) for name in facts["device"]] == [device]
+    assert facts["gpu_index"][0] in (0, 3, 7)
+
+
+def test_a_table_of_more_than_eight_gpus_is_not_counted() -> None:
+    lines = [f"GPU {at}: Tesla V100-SXM3-32GB (UUID: GPU-0000000{at % 10})" for at in range(16)]
+    facts = facts_of(read_text("\n".join(lines)))
+    assert (facts["gpu_index"], facts["gpu_index_above_7"]) == (list(range(8)), list(range(8, 16)))
 
 
 def test_a_name_cut_short_is_none() -> None:

@@ -17,6 +17,41 @@ MLLOG = ':::MLLOG {"namespace": "", "time_ms": 1696466380017, "event_type": "POI
 # (dialect, line or lines, figures of each step)
 STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
     (
+        "tinygrad",
+        "   13 4159.77 ms run,   77.95 ms python,   0.43 ms fetch data, 4081.28 ms AMD * 8,  0.69 loss, 0.000570 LR, "
+        "1038.57 GB used, 327963.02 GFLOPS",
+        [{"step": 13, "step_s": 4.15977, "loss": 0.69, "lr": 0.00057}],
+    ),
+    (
+        "transformer_xl",
+        "| epoch   2 step    17000 |   5530 batches | lr 0.000246 | ms/batch 621.27 | loss  7.33 | ppl  1521.180",
+        [{"step": 17000, "epoch": 2, "step_s": 0.62127, "loss": 7.33, "lr": 0.000246}],
+    ),
+    (
+        "llm_c",
+        "step    9/30 | loss     nan (+nanz)| norm    nan (+nanz)| lr 3.00e-04 |    nan ms | nan% bf16 MFU | "
+        "463590 tok/s",
+        [{"step": 9, "loss": math.nan, "lr": 3e-4, "tokens_per_s": 463590}],
+    ),
+    (
+        "generic",
+        '{"step": 20, "loss": 4.1234, "step_time_ms": 251.2}',
+        [{"step": 20, "loss": 4.1234, "step_s": 0.2512}],
+    ),
+    ("generic", "step=20 loss=4.1234 dt=251.20ms", [{"step": 20, "loss": 4.1234, "step_s": 0.2512}]),
+    ("generic", "step=20 loss=4.1234 dt=0.2512 lr=0.1", [{"step": 20, "loss": 4.1234, "lr": 0.1}]),
+    ("generic", "[step=12/9000] loss=4.1234 lr=1.0e-4", [{"step": 12, "loss": 4.1234, "lr": 1e-4}]),
+    (
+        "generic",
+        "iter 20: loss 1.5 BPC, time 251.2ms",
+        [{"step": 20, "loss": 1.5 * math.log(2), "step_s": 0.2512}],
+    ),
+    (
+        "generic",
+        "Batch 40 Loss: 8.1234, Speed: 512.2 samples/sec",
+        [{"step": 40, "loss": 8.1234, "samples_per_s": 512.2}],
+    ),
+    (
         "torchtitan",
         TITAN
         + "step:  4  loss:  4.6671  grad_norm:  2.5457  memory:  0.00GiB(0.00%)  tps: 35,051  tflops: 3.59  mfu: 0.36%",
@@ -387,6 +422,13 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
         {"gpus_per_node": 4, "nodes": 4},
     ),
     ("torchrun --nnodes $NNODES --nproc_per_node gpu train.py", {}),
+    ("World size: 16", {"gpus_said": 16}),
+    ("INFO - train - world_size=4, rank=0", {"gpus_said": 4}),
+    ("Training GPT-2 on 8 GPUs", {"gpus_said": 8}),
+    ("training on 100 documents", {}),
+    ("model_dim: 1280", {"hidden": 1280}),
+    ("Vocab size: 65,536", {"vocab": 65536}),
+    ("training with batch size 1024 for one epoch with 3222 steps", {"global_batch": 1024, "steps_planned": 3222}),
 ]
 
 # (line, allocated GiB, reserved GiB)

@@ -59,6 +59,9 @@ FACTS = {
     "nccl_bus_gbyte_per_s",
     "resumed_step",
     "node",
+    "gpus_said",
+    "gpu_index",
+    "gpu_index_above_7",
 }
 # A program that prints Megatron's line with more in it: the longer match is its own.
 KIN = {("gpt_neox", "megatron"), ("megatron_primus", "megatron"), ("megatron_2019", "megatron")}

@@ -1,0 +1,86 @@
+"""How many GPUs a run had, by what its log says in passing: only if all of it agrees."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.readers.runs.foreign_run import read_foreign
+from hpc_gpt.readers.runs.grouping import group_logs
+from hpc_gpt.report.gather import gather_paths
+from tests.readers.reading import read_lines
+
+STEP = "iter {0}: loss {1:.4f}, time 250.10ms, mfu 31.20%"
+STEPS = [STEP.format(step, 5 - step / 100) for step in range(0, 100, 10)]
+
+
+def record_of(lines, path):
+    (run,) = group_logs([(path, read_lines(str(path), lines))])
+    return read_foreign(run, "a").record
+
+
+def labelled(label, ranks):
+    return [label.format(rank) + line for line in STEPS for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("before", "gpus", "where"),
+    [
+        (["World size: 16"], 16, "a.log:1, the world size"),
+        (["training on 8 devices"], 8, "a.log:1, the world size"),
+        (["World size: 16", "training on 16 GPUs"], 16, "a.log:1, the world size"),
+        (["World size: 16", "training on 8 GPUs"], None, None),
+        (["World size: 2", "--nnodes 2 --nproc_per_node 8 "], 16, "nodes 2 x gpus_per_node 8"),
+    ],
+)
+def test_a_world_size(tmp_path, before, gpus, where):
+    record = record_of([*before, *STEPS], tmp_path / "a.log")
+    assert record.gpus == gpus
+    assert where is None or record.sources["gpus"].endswith(where)
+
+
+@pytest.mark.parametrize(
+    ("lines", "gpus"),
+    [
+        (labelled("[rank{0}]: ", 8), 8),
+        (labelled("{0}: ", 4), 4),
+        (labelled("[default{0}]:", 8), None),  # of each node
+        ([f"[rank3]: {line}" for line in STEPS], None),
+        ([line for line in labelled("[rank{0}]: ", 8) if "rank5" not in line], None),
+        (["World size: 16", *labelled("[rank{0}]: ", 8)], None),
+    ],
+)
+def test_consecutive_labels_of_ranks_from_0(tmp_path, lines, gpus):
+    assert record_of(lines, tmp_path / "a.log").gpus == gpus
+    (tmp_path / "b.log").write_text("".join(f"{line}\n" for line in lines))
+    (run,) = gather_paths([str(tmp_path / "b.log")], tmp_path).runs
+    assert run.record.gpus == gpus, "also by blocks"
+
+
+def test_a_table_of_gpus_counts_for_the_only_node(tmp_path):
+    table = [f"GPU {at}: NVIDIA A100-SXM4-80GB (UUID: GPU-{at})" for at in range(4)]
+    assert record_of([*table, *STEPS], tmp_path / "a.log").gpus is None, "the job may have used one of them"
+    assert record_of(["torchrun --nnodes 1 train.py", *table, *STEPS], tmp_path / "a.log").gpus == 4
+
+
+def test_tinygrad_names_its_gpus_in_each_line(tmp_path):
+    """tinygrad/tinygrad, pull request 9648."""
+    line = (
+        "{0:5} {1} ms run,   77.01 ms python,   0.43 ms fetch data, 4081.33 ms AMD * 8,  0.69 loss, 0.000571 LR,"
+        " 1038.57 GB used, 328033.10 GFLOPS"
+    )
+    times = ("182379.69", "207579.13", "15884.85", "4158.77", "4167.34", "4168.57", "4174.75", "4159.77")
+    lines = ["training with batch size 1024 for one epoch with 3222 steps"]
+    record = record_of([*lines, *(line.format(*pair) for pair in enumerate(times))], tmp_path / "a.log")
+    assert (record.engine, record.gpus, record.global_batch) == ("tinygrad", 8, 1024)
+    assert record.step_s == pytest.approx(4.167, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps"),
+    [(range(10, 60, 10), 5), (range(10, 50, 10), None), ([3] * 9, None), ([5, 4, 3, 2, 1, 0], None)],
+)
+def test_an_unknown_program_needs_five_lines_with_a_rising_step(tmp_path, numbers, steps):
+    lines = [f"step: {step}, loss: {9 - at / 10:.4f}, step_time: 0.2512s" for at, step in enumerate(numbers)]
+    record = record_of(lines, tmp_path / "a.log")
+    assert record.loss_last == (None if steps is None else 9 - (steps - 1) / 10)
+    assert (record.step_s is None) == (steps is None)
