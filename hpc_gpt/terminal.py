@@ -68,18 +68,30 @@ class ProgressLine:
 
 
 class Screen:
-    """A text that is shown repeatedly: in place on a terminal, one after another in a file."""
+    """A text that is shown repeatedly: in place on a terminal, as far as it has rows, one after another in a file."""
 
     def __init__(self) -> None:
         self._shown = ""
 
     def show(self, text: str) -> None:
         columns = width()
-        if columns is not None and self._shown:
-            sys.stdout.write(f"\x1b[{_rows(self._shown, columns)}F\x1b[J")
+        if columns is not None:
+            text = _fitted(text, columns, shutil.get_terminal_size().lines - 1)
+            if self._shown:
+                sys.stdout.write(f"\x1b[{_rows(self._shown, columns)}F\x1b[J")
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
         self._shown = text
+
+
+def _fitted(text: str, columns: int, most: int) -> str:
+    """The first lines of a text that `most` rows can hold, and how many are left out: what has scrolled off the top
+    cannot be rewritten."""
+    lines = text.split("\n")
+    kept = len(lines)
+    while kept > 1 and _rows("\n".join(lines[:kept]), columns) + (kept < len(lines)) > most:
+        kept -= 1
+    return "\n".join([*lines[:kept], *([f"… {len(lines) - kept} more lines"] if kept < len(lines) else [])])
 
 
 def _rows(text: str, columns: int) -> int:

@@ -123,7 +123,8 @@ def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool)
     display = Screen()
 
     def show(rows: list[RunStatus]) -> None:
-        display.show("\n".join(_table(rows, opened)))
+        every = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, every {interval:g} s; Ctrl-C ends this, not the runs"
+        display.show("\n".join([every, *_table(rows, opened)]))
 
     while True:
         rows, _ = ask_status(chosen(), show)

@@ -111,7 +111,8 @@ class Loop:
             saves = asked or by_step or "save_due" in agreed.asked
             if saves:
                 self._save(asked)
-            if step % train.log_every == 0:
+            # The first line of an attempt comes at once: it shows that the ranks train.
+            if step % train.log_every == 0 or step == first + 1:
                 self._log()
             elif saves:
                 # A resume begins after this step, so no later attempt writes its line.

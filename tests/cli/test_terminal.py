@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hpc_gpt import terminal
@@ -61,3 +63,14 @@ def test_a_screen_is_drawn_over_itself_however_long_its_lines(monkeypatch, capsy
     screen.show("")
     shown = capsys.readouterr().out
     assert [part.partition("F")[0] for part in shown.split("\x1b[")[1:] if "F" in part] == ["4", "1"]
+
+
+def test_a_screen_shows_no_more_rows_than_the_terminal_has(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "width", lambda: 80)
+    monkeypatch.setattr(terminal.shutil, "get_terminal_size", lambda: os.terminal_size((80, 6)))
+    screen = terminal.Screen()
+    screen.show("\n".join(["a", "b" * 100, "c", "d", "e", "f"]))
+    screen.show("a\nb\nc\nd\ne")
+    shown = capsys.readouterr().out
+    assert shown.startswith("a\n" + "b" * 100 + "\nc\n… 3 more lines\n\x1b[5F\x1b[J")
+    assert shown.endswith("a\nb\nc\nd\ne\n")
