@@ -62,7 +62,7 @@ def with_small(request: Request, profile: ClusterProfile) -> Request:
 def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
     """The file of EXPERIMENT.
 
-    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it stands for no file:
+    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it is no file:
     the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
     Raises ConfigError for another engine without a model, which has no default.
     """

@@ -1,4 +1,4 @@
-"""Signals raise flags at once, even while the main thread stands still; Slurm is asked at once."""
+"""Signals raise flags at once, even while the main thread is blocked; Slurm is asked at once."""
 
 from __future__ import annotations
 

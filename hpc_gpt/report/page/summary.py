@@ -147,7 +147,7 @@ def _hours_again(run: RunRead) -> float:
 
 
 def seconds_of_lines(steps: Any, usual: float | None) -> Any:
-    """Seconds of the steps that each line stands for, (n,): its step time x the steps since the line before it."""
+    """Seconds of the steps of each line, (n,): its step time x the steps since the line before it."""
     each = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
     apart = np.diff(steps["step"], prepend=np.nan)
     new = np.diff(steps.attempt, prepend=0) != 0

@@ -209,7 +209,7 @@ def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Cal
 
 
 def clear_error(device: torch.device) -> None:
-    """Clears the error that a failed call of `torch.cuda.cudart()` leaves behind, by a kernel that raises it.
+    """Clears the error that remains after a failed call of `torch.cuda.cudart()`, by a kernel that raises it.
 
     torch does not look at it there, but after its next launch, which has nothing to do with it. There it clears it.
     """

@@ -290,7 +290,7 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
   done
   return 1
 }
-continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes behind the =
+continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
   local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
   resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
   # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.

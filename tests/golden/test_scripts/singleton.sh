@@ -273,7 +273,7 @@ next_in_chain() { # next_in_chain JOBS PAUSE_S NODES: sets $next to the waiting 
     "$(date +%s)" "$next" "$HPC_GPT_JOB" >>"$HPC_GPT_RUN/submissions.jsonl"
   echo "continues as job $next, submitted after job $HPC_GPT_JOB"
 }
-continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes behind the =
+continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
   local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
   resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
   # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
