@@ -1,30 +1,89 @@
-"""Writes every verb's `--help` into a page, between two marks.
+"""Writes the generated parts of docs/, each between two marks: verbs' `--help`, keys, how a run can end.
 
-python -m tests.cli.document docs/cli.md
+python -m tests.cli.document                    every page
+python -m tests.cli.document docs/cli.md        one
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from hpc_gpt.cli import group as every_verb
+from hpc_gpt.keys import Key, keys_of
+from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.tables import toml_value
 
 WIDTH = 100
-MARKS = ("<!-- written by python -m tests.cli.document docs/cli.md -->", "<!-- end of verbs -->")
+END = "<!-- end -->"
 
 
-def document(page: str) -> str:
+def mark_of(name: str) -> str:
+    """The line above the generated part of a page."""
+    return f"<!-- written by python -m tests.cli.document docs/{name} -->"
+
+
+def document(page: str, name: str) -> str:
     """The page with new text between its marks; ValueError if a mark is missing."""
-    before, begin, rest = page.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
+    before, begin, rest = page.partition(mark_of(name))
+    _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page has no {MARKS[0]!r} followed by {MARKS[1]!r}")
-    text = "\n".join(f"## `{words}`\n\n```text\n{shown}\n```\n" for words, shown in help_texts(every_verb))
-    return f"{before}{begin}\n\n{text}\n{end}{after}"
+        raise ValueError(f"the page has no {mark_of(name)!r} followed by {END!r}")
+    return f"{before}{begin}\n\n{PAGES[name]()}\n{end}{after}"
+
+
+def verbs() -> str:
+    return "\n".join(f"## `{words}`\n\n```text\n{shown}\n```\n" for words, shown in help_texts(every_verb))
+
+
+def experiment_keys() -> str:
+    """A heading and a table for each table of an experiment."""
+    tables: dict[str, list[Key]] = {}
+    for key in keys_of(Experiment):
+        table, dot, _ = key.name.partition(".")
+        tables.setdefault(table if dot else "", []).append(key)
+    return "\n".join(f"### {table or 'At the top'}\n\n{_table(keys)}" for table, keys in tables.items())
+
+
+def profile_keys() -> str:
+    return _table(keys_of(ClusterProfile))
+
+
+def ends() -> str:
+    """A row for each class of ends that is one."""
+    rows = ["| class | means | a retry can help | the job chain | what to do |", "|---|---|---|---|---|"]
+    for name, advice in ADVICE.items():
+        retry, chain = ("-", "-") if name == "done" else (RETRY_WORDS[advice.retry], advice.chain)
+        cells = (advice.means, retry, chain, advice.to_do)
+        if name not in ("pending", "running"):
+            rows.append("| " + " | ".join((f"`{name}`", *map(_cell, cells))) + " |")
+    return "\n".join(rows) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": verbs,
+    "keys.md": experiment_keys,
+    "profiles.md": profile_keys,
+    "finishing.md": ends,
+}
+
+
+def _table(keys: list[Key]) -> str:
+    rows = ["| key | default | values | means |", "|---|---|---|---|"]
+    for key in keys:
+        default = "-" if key.default is None else f"`{toml_value(key.default)}`"
+        rows.append("| " + " | ".join((f"`{key.name}`", default, _cell(key.type), _cell(key.means))) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A text as it is in a cell of a Markdown table."""
+    return text.replace("|", r"\|").replace("<", r"\<").replace("*", r"\*")
 
 
 def help_texts(
@@ -48,10 +107,9 @@ def _help(command: click.Command, ctx: click.Context) -> str:
 
 
 def main() -> None:
-    """Updates the pages named as arguments."""
-    for name in sys.argv[1:] or ["docs/cli.md"]:
-        path = Path(name)
-        path.write_text(document(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Updates the pages named as arguments, or all."""
+    for path in map(Path, sys.argv[1:] or [f"docs/{name}" for name in PAGES]):
+        path.write_text(document(path.read_text(encoding="utf-8"), path.name), encoding="utf-8")
 
 
 if __name__ == "__main__":

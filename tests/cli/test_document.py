@@ -1,6 +1,5 @@
-"""docs/cli.md has the commands' own help, and the README links to it."""
+"""docs/cli.md has the commands' own help."""
 
-import re
 import subprocess
 import sys
 
@@ -9,10 +8,9 @@ import pytest
 
 from hpc_gpt import cli
 from tests.cli.command import in_process, without_slurm
-from tests.cli.document import MARKS, document, help_texts
+from tests.cli.document import END, help_texts, mark_of
 from tests.conftest import REPOSITORY
 
-README = REPOSITORY / "README.md"
 PAGE = REPOSITORY / "docs" / "cli.md"
 
 
@@ -25,17 +23,9 @@ def test_the_page_is_current(tmp_path):
 
 
 def test_every_verb_is_in_it():
-    page = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
+    page = PAGE.read_text(encoding="utf-8").partition(mark_of(PAGE.name))[2].partition(END)[0]
     for verb in cli.verbs():
         assert f"\n## `hpc-gpt {verb}`\n" in page
-
-
-def test_every_page_that_the_readme_and_the_docs_link_to_is_there():
-    for page in (README, *README.parent.glob("docs/*.md")):
-        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-        for target in targets:
-            assert "://" in target or (page.parent / target).is_file(), f"{page.name}: {target}"
-        assert page != README or "docs/cli.md" in targets
 
 
 def test_every_verb_and_option_says_what_it_is_for():
@@ -92,24 +82,3 @@ def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
     # As click itself would complete them.
     shown = {item.value: item.help for item in cli.group.shell_complete(ctx, "")}
     assert shown == {name: verb.get_short_help_str() for name, verb in verbs.items()}
-
-
-def test_only_the_part_between_the_marks_is_written():
-    page = document(f"above\n{MARKS[0]}\nstale line\n{MARKS[1]}\nbelow\n")
-    assert page.startswith(f"above\n{MARKS[0]}\n\n## `hpc-gpt`")
-    assert page.endswith(f"\n{MARKS[1]}\nbelow\n")
-    assert "stale line\n" not in page
-    assert document(page) == page
-
-
-@pytest.mark.parametrize("page", ["", "\n".join(reversed(MARKS))])
-def test_a_page_without_its_marks_is_refused(page):
-    with pytest.raises(ValueError, match="the page has no"):
-        document(page)
-
-
-def test_every_package_is_in_the_list_of_packages():
-    block = README.read_text(encoding="utf-8").partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
-    packages = [path.parent.name for path in (REPOSITORY / "hpc_gpt").glob("*/__init__.py")]
-    listed = [line.split("/")[0].strip() for line in block.splitlines() if line.startswith("  ")]
-    assert sorted(packages) == sorted(name for name in listed if name in packages)

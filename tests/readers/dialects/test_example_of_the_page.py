@@ -1,4 +1,4 @@
-"""The README's dialect, copied unchanged among the others: it is found, and its lines are read."""
+"""The dialect of docs/writing-a-dialect.md, copied unchanged among the others: it is found, and its lines are read."""
 
 import json
 import re
@@ -21,8 +21,8 @@ print(json.dumps(gather_paths([str(log)], Path(sys.argv[1])).records[0].to_table
 """
 
 
-def test_the_readmes_dialect_is_found_and_read(tmp_path):
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_the_pages_dialect_is_found_and_read(tmp_path):
+    text = (REPOSITORY / "docs/writing-a-dialect.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (module,) = [block for block in blocks if "DIALECT" in block]
     assert len(module.splitlines()) <= 20

@@ -1,0 +1,148 @@
+"""Every command that README and docs show is parsed. Those that plan, render, report or look are run; the others are in
+one list, with the reason."""
+
+import contextlib
+import importlib.util
+import json
+import re
+import shutil
+
+import click
+import pytest
+
+from hpc_gpt import cli
+from hpc_gpt.files import logs_dir
+from hpc_gpt.settings.hf_config import config_of
+from hpc_gpt.settings.presets import preset
+from tests.cli.command import in_process
+from tests.conftest import REPOSITORY
+from tests.docs.pages import blocks, shown
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+COMMANDS = shown("hpc-gpt")
+# {how a command begins: why no test here runs it}
+NOT_RUN = {
+    "submit": "queues or trains: tests/slurm and tests/local do; with --dry-run it is run here",
+    "export": "needs a trained run: tests/distributed/test_export.py",
+    "bench": "measures for minutes: tests/bench runs --smoke, a ladder and a peer",
+    "rehearse": "takes minutes: tests/rehearsal and tests/slurm/test_rehearsal.py",
+    "doctor": "asks Slurm: tests/slurm/test_doctor.py and test_first_hour.py",
+    "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",
+    "save": "asks a run that trains: tests/local and tests/slurm/test_control.py",
+    "stop": "the same",
+    "requeue": "the same",
+    "cancel": "the same",
+    "data corpus.jsonl --tokenizer tiktoken:gpt2": "fetches GPT-2's table from the network",
+    "data corpus.jsonl --tokenizer tokenizer.json": "needs a tokenizer: tests/tokens",
+    "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
+    "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_rows.py",
+    "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
+    "report acme.log": "of a dialect to be written: tests/readers/dialects/test_example_of_the_page.py",
+}
+
+
+def reason_not_to_run(words):
+    """The entry of NOT_RUN that a command falls under; None if it is run."""
+    if "--dry-run" in words:
+        return None
+    text = " ".join(words) + " "
+    return next((begin for begin in NOT_RUN if text.startswith(f"{begin} ")), None)
+
+
+RUN = [words for _, words in COMMANDS if reason_not_to_run(words) is None]
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(words)}" for page, words in COMMANDS])
+def test_every_shown_command_parses(page, words):
+    ctx, command, bare = click.Context(cli.group, **cli.group.context_settings), cli.group, len(words) == 1
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        command = command.get_command(ctx, name)
+        assert command is not None, f"{page}: no verb {name}"
+    if not bare:
+        command.make_context("hpc-gpt", list(words), parent=ctx)
+
+
+def test_there_are_commands_to_test_and_reasons_for_those_that_are_not_run():
+    assert len(COMMANDS) > 80
+    assert len(RUN) > 30
+    used = {reason_not_to_run(words) for _, words in COMMANDS}
+    assert [begin for begin in NOT_RUN if begin not in used] == []
+
+
+@pytest.mark.parametrize("words", [words for _, words in shown("make")], ids=" ".join)
+def test_its_target_is_in_the_makefile(words):
+    targets = re.search(r"^\.PHONY: (.*)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE).group(1).split()
+    assert words[0] in targets
+    for word in words[1:]:
+        assert re.match(r"(TESTS|PIP_ARGS|PYTHON|SEED|AT_ONCE|ONLY|FAULTS|WORKERS)=", word), word
+
+
+@pytest.mark.parametrize("words", [words for kind in ("python", "pytest") for _, words in shown(kind)], ids=" ".join)
+def test_its_module_and_its_tests_are_there(words):
+    if words[0] == "-m":
+        assert importlib.util.find_spec(words[1]), words[1]
+    for word in words:
+        if word.startswith("tests/"):
+            assert (REPOSITORY / word).exists(), word
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what the pages' commands name: runs, logs of another program, data, models, a sweep."""
+    folder = tmp_path_factory.mktemp("pages")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
+        patch.setenv("HPC_GPT_DATA", str(folder / "data"))
+        for seconds in (0.5, 0.6):
+            run = make_run(logs_dir())
+            attempt = add_attempt(
+                run, [metrics_line(step, step_s=seconds + 0.01 * (step % 3)) for step in range(1, 31)]
+            )
+            attempt.log.write_text("step 30\n")
+        text = in_process("help", "rows").stdout
+    (folder / "rows.json").write_text(text[: text.index("\n\nOr")])
+    (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be."}\n' * 200)
+    for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config_of(preset(of))))
+    (folder / "mine.sh.j2").write_text(blocks("docs/writing-a-template.md", "jinja")[0])
+    (folder / "old-logs").mkdir()
+    shutil.copy(REPOSITORY / "tests" / "report" / "audit" / "excerpt.md", folder / "paper.md")
+    (folder / "old-logs" / "train.log").write_text(
+        "".join(f"step {step}: train loss {4 - step / 10:.4f}, val loss {4 - step / 11:.4f}\n" for step in range(3))
+        + "".join(
+            f"iter {step}: loss {4 - step / 50:.4f}, time {300 + step % 7}.00ms, mfu 31.00%\n" for step in range(60)
+        )
+    )
+    (folder / "myrun.toml").write_text(blocks("docs/keys.md", "toml")[0])
+    shutil.copy(REPOSITORY / "tests" / "scripts" / "jobs" / "nanogpt-nodes.slurm", folder / "train.slurm")
+    shutil.copy(folder / "train.slurm", folder / "job.slurm")
+    assert in_process("init", "--from", "train.slurm", cwd=folder).code == 0
+    return folder
+
+
+@pytest.mark.parametrize("words", RUN, ids=" ".join)
+def test_it_does_what_the_page_says(words, place, tmp_path):
+    profiles = tmp_path / "config" / "clusters"
+    profiles.mkdir(parents=True)
+    for name in ("mine", "mysite"):
+        (profiles / f"{name}.toml").write_text(blocks("docs/profiles.md", "toml")[0])
+    runs = sorted(path.name for path in (place / "logs" / "demo").iterdir())
+    names = {"RUN": runs[0], "OTHER": runs[1], "NAME": "mine"}
+    environment = {
+        "HPC_GPT_CONFIG": str(tmp_path / "config"),
+        "HPC_GPT_LOGS": str(place / "logs"),
+        "HPC_GPT_CACHE": str(tmp_path / "cache"),
+    }
+    if words[0] == "init":  # it overwrites nothing, and train.toml is there
+        for script in ("train.slurm", "job.slurm"):
+            shutil.copy(place / script, tmp_path)
+        place = tmp_path
+    done = in_process(*(names.get(word, word) for word in words), cwd=place, environment=environment)
+    assert done.code == EXPECTED.get(" ".join(words), 0), done.stderr
+    assert done.stdout or done.stderr
+
+
+# The exit codes of those that are to find something.
+EXPECTED = {"report --audit paper.md old-logs/": 1, "verify RUN": 1}

@@ -1,0 +1,138 @@
+"""What README and docs say is what there is: links, length, generated parts, and facts that the code has, too."""
+
+import re
+import shlex
+import tomllib
+
+import pytest
+
+from hpc_gpt import cli, errors
+from hpc_gpt.cli.experiment_options import variables_of
+from hpc_gpt.readers.steps import SLOW
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.presets import PRESETS
+from hpc_gpt.settings.resolve import resolve
+from tests.cli.document import END, document, mark_of
+from tests.cli.document import PAGES as GENERATED
+from tests.cli.test_variables import options_of
+from tests.conftest import REPOSITORY
+from tests.docs.pages import PAGES, README, anchors_of, blocks, text_of
+from tests.docs.pictures import picture_of_plan
+
+
+def test_the_readme_is_read_in_one_sitting():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_its_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert "://" in target or there.is_file(), target
+        assert not anchor or anchor in anchors_of(there), target
+
+
+def test_every_page_of_docs_is_in_the_index_and_the_readme_leads_to_it():
+    assert "(docs/README.md)" in README.read_text(encoding="utf-8")
+    index = text_of("docs/README.md")
+    assert [path.name for path in PAGES if path.parent.name == "docs" and f"({path.name})" not in index] == [
+        "README.md"
+    ]
+
+
+def test_the_pictures_are_small():
+    names = re.findall(r"!\[[^]]+\]\((\S+)\)", README.read_text(encoding="utf-8"))
+    assert sorted(names) == ["docs/plan.svg", "docs/report.png"]
+    for name in names:
+        assert 5_000 < (REPOSITORY / name).stat().st_size < 150_000, name
+
+
+def test_the_picture_of_the_plan_is_current():
+    assert picture_of_plan() == text_of("docs/plan.svg"), "run: python -m tests.docs.pictures docs"
+
+
+@pytest.mark.parametrize("name", sorted(set(GENERATED) - {"cli.md"}))  # that of the verbs: tests/cli/test_document.py
+def test_a_generated_part_is_current(name):
+    page = text_of(f"docs/{name}")
+    assert document(page, name) == page, f"run: python -m tests.cli.document docs/{name}"
+
+
+def test_only_the_part_between_the_marks_is_written():
+    begin = mark_of("profiles.md")
+    page = document(f"above\n{begin}\nstale line\n{END}\nbelow\n", "profiles.md")
+    assert page.startswith(f"above\n{begin}\n\n| key | default |")
+    assert page.endswith(f"\n{END}\nbelow\n")
+    assert "stale line\n" not in page
+    assert document(page, "profiles.md") == page
+
+
+@pytest.mark.parametrize("page", ["", f"{END}\n{mark_of('cli.md')}"])
+def test_a_page_without_its_marks_is_refused(page):
+    with pytest.raises(ValueError, match="the page has no"):
+        document(page, "cli.md")
+
+
+def test_the_profile_it_shows_is_one(tmp_path):
+    (text,) = blocks("docs/profiles.md", "toml")
+    (tmp_path / "mysite.toml").write_text(text)
+    profile = load_profile(str(tmp_path / "mysite.toml"))
+    assert profile.gpus_per_node == 8
+    assert profile.sbatch == ("--hint=nomultithread",)
+
+
+def test_the_experiment_it_shows_runs_on_a_cluster(tmp_path):
+    (text,) = blocks("docs/keys.md", "toml")
+    assert "extends" not in tomllib.loads(text)  # no settings of another run leak into one's first
+    (tmp_path / "myrun.toml").write_text(text)
+    run = resolve(load_experiment(str(tmp_path / "myrun.toml")), load_profile("a100-80g-8"))
+    assert (run.gpus, run.batch.global_batch, run.name) == (16, 512, "myrun")
+
+
+@pytest.mark.parametrize("block", [*blocks("docs/keys.md", "console"), *blocks("docs/engines.md", "console")])
+def test_the_refusals_it_shows_are_what_is_said(block, capsys):
+    command, _, said = block.partition("\n")
+    with pytest.raises(SystemExit) as end:
+        cli.main(shlex.split(command)[2:])
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err, end.value.code) == ("", said, 2)
+
+
+def test_the_variables_they_name_are_read():
+    source = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "hpc_gpt").rglob("*.py"))
+    source += "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "templates").rglob("*.j2"))
+    options = {
+        name for verb in ("render", "submit") for option in options_of(verb) for name in variables_of(option.opts)
+    }
+    named = {name for page in PAGES for name in re.findall(r"HPC_GPT_[A-Z_]+[A-Z]", page.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if name not in source and name not in options] == []
+
+
+def test_the_presets_they_name_are_all_there_are():
+    said = re.search(r"^- Presets: (.*?)\. Other", text_of("docs/models.md"), re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`([^`]+)`", said.group(1))
+    assert set(named) <= set(PRESETS)
+    first, last = named.index("7.5b"), named.index("1t")  # from … to …
+    names = list(PRESETS)
+    assert set(named) | set(names[names.index("7.5b") : names.index("1t")]) == set(names)
+    assert last == first + 1
+
+
+def test_the_warm_up_rule_is_the_one_in_force():
+    assert f"no more than {SLOW} times the median" in " ".join(text_of("docs/reports.md").split())
+
+
+def test_the_exit_codes_are_those_of_the_errors():
+    table = dict(re.findall(r"\| (\d+) \| ([^|]+)", text_of("docs/exit-codes.md")))
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.UserError)]
+    assert {str(kind.exit_code) for kind in kinds} | {"0", "130"} == set(table)
+
+
+def test_every_package_is_in_the_tree():
+    block = text_of("docs/architecture.md").partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
+    packages = [path.parent.name for path in (REPOSITORY / "hpc_gpt").glob("*/__init__.py")]
+    listed = [line.split("/")[0].strip() for line in block.splitlines() if line.startswith("  ")]
+    assert sorted(packages) == sorted(name for name in listed if name in packages)
