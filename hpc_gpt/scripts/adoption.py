@@ -218,6 +218,7 @@ class _Reading:
             profile["srun"] = flags
         self.put("layout.gpus", self.gpus)
         self.put("layout.nodes", self.nodes, asked.places.get("nodes", ""))
+        asked.job.setdefault("name", self.path.name)  # as sbatch names it
         for key, value in asked.job.items():
             option = {"name": "job-name", "signal_lead_s": "signal"}.get(key, key)
             self.put(f"job.{key}", value, asked.places.get(option, ""))
