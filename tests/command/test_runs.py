@@ -271,7 +271,7 @@ def test_its_checkpoints_stay_in_its_run(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", tables=GPUS), STEPS="10")
     assert ended(run).state == "done"
     assert "its checkpoints stay with its run" in error_of(refused("submit", "--resume", run.run_id, "--gpus", "1"))[0]
-    assert "which hpc-gpt does not read" in error_of(refused("export", run.run_id, "--out", tmp_path / "hf"))[0]
+    assert "which hpc-gpt does not read" in hpc_gpt("export", run.run_id, "--out", tmp_path / "hf").stderr
 
 
 def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> None:

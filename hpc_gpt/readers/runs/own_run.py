@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -98,19 +98,15 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
     }
     unknown = [] if resolved.has_layout else ["tp", "pp", "dp"]
     unknown += [] if resolved.has_batch else ["micro_batch", "micro_batches", "global_batch"]
-    unknown += (
-        [] if resolved.has_model else ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
-    )
+    if not resolved.has_model:
+        unknown += ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
     return found | dict.fromkeys(unknown)
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    command = resolved.command is not None
-    settings = {
-        name: asdict(getattr(resolved, name)) for name in (("command",) if command else ("engine", "train", "data"))
-    }
-    if not command and resolved.train.init is None:  # as in resolved.json
-        del settings["train"]["init"]
+    stored = json.loads(resolved.to_json())
+    tables = ("engine", "train", "data") if resolved.command is None else ("command",)
+    settings = {name: stored[name] for name in tables}
     asked = figures_asked(resolved)
     if resolved.has_model:
         model = {key: value for key, value in resolved.model.table().items() if key not in asked}
