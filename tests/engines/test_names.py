@@ -15,20 +15,15 @@ from hpc_gpt.engines import engines
 from tests.conftest import REPOSITORY
 from tests.test_imports import MODULES
 
-NAMES = frozenset(engines())
+# A word of its own, too: it is an engine's name only beside an engine.
+COMMON = frozenset({"command"})
+NAMES = frozenset(engines()) - COMMON
 MAY_COMPARE = ("engines.", "train.engines.", "readers.dialects.")
 ASKERS = {module: path for module, path in MODULES.items() if not f"{module}.".startswith(MAY_COMPARE)}
 TEMPLATES = sorted((REPOSITORY / "templates").rglob("*.j2"))
 # {module: names that mean something else there}
 OTHER_MEANINGS = {
     "report.audit.row_checks": {"fsdp"},  # the heading of a column with a degree
-    # The key of a table of JSON that has a command line, and the experiment's table [command].
-    "bench.peer": {"command"},
-    "launch.local.controller": {"command"},
-    "launch.slurm_executor": {"command"},
-    "readers.runs.own_run": {"command"},
-    "settings.resolve": {"command"},
-    "settings.resolved": {"command"},
 }
 # Methods that look at a part of a text.
 OF_PARTS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "partition", "split"}
@@ -39,6 +34,9 @@ def comparisons(tree: ast.AST, names: frozenset[str] = NAMES) -> Iterator[tuple[
 
     def is_name(node: ast.AST | None) -> bool:
         return isinstance(node, ast.Constant) and node.value in names
+
+    def is_common(node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and node.value in COMMON
 
     def is_part(node: ast.AST | None) -> bool:
         text = node.value if isinstance(node, ast.Constant) else None
@@ -65,6 +63,7 @@ def comparisons(tree: ast.AST, names: frozenset[str] = NAMES) -> Iterator[tuple[
             sides = [node.left, *node.comparators]
             equal = any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops)
             found = any(is_name(side) or (equal and ast.unparse(side) in held) for side in sides)
+            found |= equal and any(map(is_engine, sides)) and any(map(is_common, sides))
             for operator, (left, right) in zip(node.ops, pairwise(sides), strict=True):
                 found |= isinstance(operator, ast.In | ast.NotIn) and is_part(left) and is_engine(right)
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):
@@ -96,6 +95,7 @@ def test_no_template_names_an_engine(path: Path) -> None:
     [
         'resolved.engine.name == "fsdp"',
         '"ddp" != name',
+        'resolved.engine.name == "command"',
         'name in ("fsdp", other)',
         '{"ddp": 4}[name]',
         'frozenset({"deepspeed-3d"})',
