@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import script_directives
 from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib, room_needed_gib
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted, show_bytes
+from hpc_gpt.words import counted, cut, show_bytes
 
 
 def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str) -> list[tuple[str, str]]:
@@ -20,10 +21,11 @@ def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     rows += [("data", line.removeprefix("data: ")) for line in data]
     rows += [("checkpoints", text) for text in saves(run, logs)]
-    rows += [("predicted", prepared.prediction.line.removeprefix("predicted: "))] if prepared.prediction else []
-    rows += (
-        [("forecast", line.removeprefix("forecast: ")) for line in prepared.forecast.lines] if prepared.forecast else []
-    )
+    if prepared.prediction is not None:
+        line = prepared.prediction.line.removeprefix("predicted: ")
+        rows.append(("predicted", line.replace("not predicted: ", "nothing: ", 1)))
+    if prepared.forecast is not None:
+        rows += [("forecast", line.removeprefix("forecast: ")) for line in prepared.forecast.lines]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
     directives = script_directives(prepared.script)
@@ -32,7 +34,7 @@ def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str
 
 
 def of_run(run: Resolved) -> list[tuple[str, str]]:
-    """Model, layout, batch and engine of a run."""
+    """Model, layout, batch and engine of a run, or the command that it starts."""
     rows = []
     shape, engine, train, batch = run.model, run.engine, run.train, run.batch
     if run.has_model:
@@ -47,9 +49,17 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
     if run.command is None:
         zero = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage else ""
         rows.append(("engine", f"{engine.name}{zero}, {train.dtype}, recompute {engine.recompute}"))
-        rows.append(
-            ("train", f"{counted(train.steps, 'step')}, learning rate {train.lr:g}, logged every {train.log_every}")
+        rows.append(("train", f"{counted(train.steps, 'step')}, learning rate {train.lr:g}"))
+    else:
+        program = run.command
+        text = program.run if isinstance(program.run, str) else shlex.join(program.run)
+        rows.append(("command", f"once a {program.per}, in {program.workdir}: {cut(' '.join(text.split()), 100)}"))
+        asked = program.stop_signal if program.stop_signal == "none" else f"SIG{program.stop_signal}"
+        rows.append(("stops by", asked))
+        found = (
+            f"{program.checkpoints}, then {program.resume}" if program.checkpoints else "as the program decides itself"
         )
+        rows.append(("resumes", found))
     return rows
 
 
