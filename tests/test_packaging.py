@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import email
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -56,27 +61,82 @@ def test_every_file_beside_the_code_is_carried(setup, folder):
     assert missed == []
 
 
-def test_the_built_wheel_finds_its_templates_profiles_and_experiments(tmp_path):
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that is built from the unpacked source distribution, as pip and an index build it."""
+    place = tmp_path_factory.mktemp("package")
+    source, built = place / "source", place / "built"
+    built.mkdir()
     parts = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("hpc_gpt", "templates", "experiments"):
         shutil.copytree(REPOSITORY / folder, source / folder, ignore=parts)
     for file in ("setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, source)
-    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    installed = tmp_path / "installed"
-    zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extractall(installed)
+    for kind in ("sdist", "wheel"):
+        build = f"from setuptools import build_meta; build_meta.build_{kind}({str(built)!r})"
+        subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+        if kind == "sdist":
+            shutil.rmtree(source)
+            (archive,) = built.glob("*.tar.gz")
+            shutil.unpack_archive(archive, place, filter="data")
+            source = place / archive.name.removesuffix(".tar.gz")
     shutil.rmtree(source)
+    (found,) = built.glob("*.whl")
+    return found
+
+
+def pip(python, *words):
+    """pip, for another environment."""
+    return [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *map(str, words)]
+
+
+def runs_installed(program, folder, environment):
+    """`render` prints what it prints from the tree."""
     for arguments in (["render", "--gpus", "64", "--pp", "16"], ["render", "demo", "--cluster", "local"]):
         done = subprocess.run(
-            [sys.executable, "-m", "hpc_gpt", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(installed)},
-            capture_output=True,
-            text=True,
-            check=False,
+            [program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        here = hpc_gpt(*arguments)
-        assert done.stdout == here.stdout
+        assert done.stdout == hpc_gpt(*arguments).stdout
+
+
+def test_the_wheel_of_the_source_distribution_installs_beside_what_it_needs(wheel, tmp_path):
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    python = fresh / "bin" / "python"
+    # A path in a .pth file is not searched for .pth files of its own, so the tree's installation is not found.
+    (site,) = fresh.glob("lib/python*/site-packages")
+    (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    subprocess.run(pip(python, "--no-deps", "--no-index", wheel), check=True)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    where = "import hpc_gpt; print(hpc_gpt.__file__)"
+    found = subprocess.run([python, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert Path(found.stdout.strip()) == site / "hpc_gpt" / "__init__.py"
+    runs_installed(fresh / "bin" / "hpc-gpt", tmp_path, environment)
+
+
+@pytest.mark.long
+def test_the_wheel_installs_with_all_that_it_needs_and_trains(wheel, tmp_path):
+    """As README's first hour: from the indexes of this machine's pip, with PIP_ARGS."""
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    more = shlex.split(os.environ.get("PIP_ARGS", ""))
+    pins = ("--constraint", REPOSITORY / "constraints.txt")
+    # DeepSpeed comes as source, which pip builds in an environment of its own.
+    subprocess.run(pip(fresh / "bin" / "python", *more, *pins, wheel), check=True)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    runs_installed(fresh / "bin" / "hpc-gpt", tmp_path, environment)
+    words = ["submit", "demo", "--cluster", "local", "--smoke", "--wait"]
+    subprocess.run([fresh / "bin" / "hpc-gpt", *words], cwd=tmp_path, env=environment, check=True)
+
+
+def test_the_metadata_are_what_an_index_takes(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        said = email.message_from_bytes(archive.read(name))
+    assert said["Requires-Python"] == ">=3.11"
+    assert said["Summary"]
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in said.get_all("Classifier", [])
+    # The licence is its owner's to choose, and nobody has stated an address.
+    assert [key for key in ("License", "License-Expression", "Home-page", "Project-URL") if said[key]] == []

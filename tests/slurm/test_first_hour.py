@@ -1,0 +1,80 @@
+"""The README's first hour on a real cluster, its commands as they are printed: with our trainer, and one's own script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.docs.pages import text_of
+from tests.slurm.cluster import Cluster
+from tests.slurm.launcher import SINGLE, Launcher
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=mine
+#SBATCH --partition=low
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:05:00
+srun python3 train.py --steps 20
+"""
+PROGRAM = """\
+for step in range(20):
+    print(f"iter {step}: loss {4 - step / 20:.4f}, time {250 + step % 3}.00ms, mfu 30.00%", flush=True)
+"""
+
+
+def commands_under(heading: str) -> list[list[str]]:
+    """The words of each command in the first sh block under a heading of the README."""
+    block = text_of("README.md").partition(f"### {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    return [words[1:] for words in lines if words[:1] == ["hpc-gpt"]]
+
+
+@pytest.fixture
+def newcomer(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """A user who has configured nothing."""
+    launcher = Launcher(small, tmp_path_factory.mktemp("newcomer"))
+    (launcher.folder / "config" / "clusters" / "site.toml").unlink()
+    for name in ("HPC_GPT_CLUSTER", "HPC_GPT_EXPERIMENT"):
+        del launcher.environment[name]
+    # Node names do not resolve here, and gloo looks up the host's own name.
+    launcher.environment |= {"HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return launcher
+
+
+def test_with_our_trainer(newcomer: Launcher) -> None:
+    commands = commands_under("With our trainer")
+    commands.remove(["rehearse", "demo", "--cluster", "mine"])  # test_rehearsal.py
+    assert [words[0] for words in commands] == ["profile", "doctor", "submit", "submit", "status", "logs", "report"]
+    said = {}
+    for words in commands:
+        small = (*SINGLE, "--set", "train.steps=5") if "--wait" in words else ()
+        said[words[0]], _ = newcomer.run(*words, *small)
+    assert re.search(r"\bdone\b", said["status"])
+    assert "step 5" in said["logs"]
+    assert re.search(r"\bdone\b", said["report"])
+
+
+def test_with_ones_own_script(newcomer: Launcher) -> None:
+    (newcomer.folder / "train.slurm").write_text(SCRIPT)
+    (newcomer.folder / "train.py").write_text(PROGRAM)
+    commands = commands_under("With your own script")
+    assert [words[0] for words in commands] == ["init", "render", "submit", "submit", "status", "why", "report"]
+    said = {}
+    for words in commands:
+        said[words[0]], _ = newcomer.run(*words)
+        if words[0] == "submit" and "--dry-run" not in words:
+            found = re.search(r"submitted (\S+) as job (\d+)", said["submit"])
+            assert found, said["submit"]
+            (run,) = newcomer.logs.glob(f"*/{found[1]}")
+            newcomer.job_of(RunFolder(run)).wait_end("COMPLETED")
+    assert "srun python3 train.py --steps 20" in said["init"]
+    assert "python3" in said["render"]
+    assert re.search(r"\bdone\b", said["status"])
+    assert "done" in said["why"]
+    assert re.search(r"\bdone\b", said["report"])
