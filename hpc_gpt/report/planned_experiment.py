@@ -21,7 +21,10 @@ _ENDS = {
         "Python's own sources, for a first run. Your text: hpc-gpt data SOURCE makes a token file, then",
         'source = "tokens" and path = "FILE".',
     ),
-    "train": ("How long, and how fast it learns. hpc-gpt help keys train explains every key.",),
+    "train": (
+        "How long, and how fast it learns; save_every or save_minutes say when it saves.",
+        "hpc-gpt help keys train explains every key.",
+    ),
 }
 
 
@@ -43,7 +46,7 @@ def planned_tables(best: Candidate, experiment: Experiment, given: Mapping[str, 
     for name in _KEYS_OF_LAYOUT:
         layout[name] = getattr(training, name)
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
-    train = {"steps": experiment.train.steps, "lr": experiment.train.lr, "save_every": experiment.train.save_every}
+    train = {"steps": experiment.train.steps, "lr": experiment.train.lr}
     tables["train"] = train | tables.pop("train", {}) | {"dtype": training.dtype}
     return tables
 

@@ -106,6 +106,8 @@ def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
     assert f"step {step}." in text
     assert "Against the best, the next layouts lose:" in text
     assert in_process("render", "small.toml", "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    asked = in_process("submit", "small.toml", "--cluster", "a100-80g-8", "--dry-run", cwd=tmp_path).stdout
+    assert "every 30 min and at the end, the newest 3 kept" in asked  # what it says of saving is nothing
     assert refused("small", *given, cwd=tmp_path)[0] == "small.toml exists, and nothing is overwritten"
 
 

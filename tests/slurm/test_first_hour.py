@@ -1,4 +1,4 @@
-"""The README's first hour on a real cluster, its commands as they are printed: with our trainer, and one's own script."""
+"""The README's first hour on a real cluster, its commands as printed: with our trainer, and with one's own script."""
 
 from __future__ import annotations
 
