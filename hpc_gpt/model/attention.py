@@ -70,7 +70,8 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotation is not None:
-            query, key = self.rotation.rotate(query), self.rotation.rotate(key)
+            is_normed = self.query_norm is not None
+            query, key = self.rotation.rotate(query, is_normed), self.rotation.rotate(key, is_normed)
         return mix(query, key, value, self.expands)
 
 

@@ -175,9 +175,6 @@ def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
                     f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
                     "leave engine.fused_bias_gradients out")  # fmt: skip
-    if engine.keep_residuals and shape.norm != "layernorm":
-        yield Fault(f"engine.keep_residuals finds the residual by LayerNorm, but model.norm is {shape.norm}",
-                    "leave engine.keep_residuals out")  # fmt: skip
 
 
 def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:

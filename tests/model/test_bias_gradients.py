@@ -97,11 +97,12 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "fused_bias_gradients = false" in refused.value.hint
 
 
-def test_a_kept_residual_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_kept_residual_is_not_computed_again(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler for Inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    shape = replace(SMALL, layers=1)
+    shape = replace(SMALL, layers=1, norm=norm)
     size = BATCH * shape.seq * shape.hidden
     plain = Gpt(shape, 1).bfloat16()
     residuals: list[Tensor] = []

@@ -242,7 +242,6 @@ LLAMA = {
     ("engine", "sizes", "tp", "words", "hint"),
     [
         ({"fused_bias_gradients": True}, {}, 1, "needs GELU, and biases .* swiglu, bias none", "leave engine.fused"),
-        ({"compile": "block", "keep_residuals": True}, {}, 1, "model.norm is rmsnorm", "leave engine.keep_residuals"),
         ({"zero_stage": 3, "tiles": 2}, {}, 4, "tp 4 gathers each of 2 kv_heads", "--tp 2 or less"),
         ({"name": "hf-deepspeed"}, {"mlp": "gelu"}, 1, "no class of its shape", "--engine deepspeed-3d or deepspeed-z"),
     ],

@@ -414,15 +414,19 @@ def keep_residuals() -> dict[str, Any]:
 
     class KeepResiduals(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            for norm in graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction):
+            aten = torch.ops.aten
+            layer_norms = graph.find_nodes(op="call_function", target=aten.var_mean.correction)
+            means = graph.find_nodes(op="call_function", target=aten.mean.dim)
+            rms_norms = [mean.args[0] for mean in means if mean.args[0].target is aten.pow.Tensor_Scalar]
+            for norm in (*layer_norms, *rms_norms):
                 read = norm.args[0]
                 while read.target is torch.ops.prims.convert_element_type.default:
                     read = read.args[0]
-                if read.target is torch.ops.aten.add.Tensor:
+                if read.target is aten.add.Tensor:
                     read.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
         def uuid(self) -> str:
-            return "hpc-gpt keep_residuals 1"
+            return "hpc-gpt keep_residuals 2"
 
     return {"joint_custom_post_pass": KeepResiduals()}
 
