@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
+from hpc_gpt.settings.command import shown
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.tables import close_matches
@@ -156,6 +157,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
+        "command": shown(resolved.command) if resolved.command is not None else [],
+        "signal": resolved.command.stop_signal if resolved.command is not None else "",
         "tasks": resolved.tasks,
         "tasks_per_node": resolved.tasks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],

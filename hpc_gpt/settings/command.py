@@ -76,6 +76,13 @@ def _quoted(value: str, quote: str) -> str:
     return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
 
 
+def shown(command: Command) -> list[str]:
+    """The command as lines of text, with what sets it up, for a comment."""
+    run = command.run if isinstance(command.run, str) else shlex.join(command.run)
+    lines = [line for text in (*command.setup, run) for line in text.splitlines() if line.strip()]
+    return [re.sub(r"[\x00-\x1f\x7f]", " ", line) for line in lines]
+
+
 def words_of(command: Command) -> tuple[str, ...]:
     """The command as a list: of a line for bash its one text."""
     return (command.run,) if isinstance(command.run, str) else command.run

@@ -19,6 +19,7 @@ import pytest
 
 from hpc_gpt.launch.render import array_script, render_script
 from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
+from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.settings.resolve import resolve
 
@@ -46,6 +47,13 @@ def _hostile() -> str:
     )
 
 
+def _command(profile: str, nodes: int = 1, preflight: bool = False, **command) -> str:
+    found = replace(load_profile(profile), preflight=preflight)
+    layout = LayoutRequest(gpus=nodes * found.gpus_per_node, nodes=nodes)
+    own = Command(**{"run": "bash loop.sh", "workdir": "/home/me/mine", **command})
+    return render_script(resolve(Experiment("mine", engine=Engine("command"), layout=layout, command=own), found))
+
+
 SCRIPTS = {
     "demo-local": lambda: _render("local"),
     "demo-slurm": lambda: _render(),
@@ -66,6 +74,14 @@ SCRIPTS = {
         "jean-zay-v100-32g", overrides=MEGATRON_LM, megatron_lm="/opt/it's/Megatron-LM", venv="/opt/venv"
     ),
     "megatron-lm-local": lambda: _render("local", overrides=MEGATRON_LM),
+    "command-gpu-local": lambda: _command(
+        "local", run=("python", "train.py", "{gpus}", "it's"), setup=("ulimit -c 0",)
+    ),
+    "command-node-slurm": lambda: _command(
+        "h100-80g-8", per="node", nodes=2, run="torchrun --nnodes {nodes} \\\n  train.py"
+    ),
+    "command-job-preflight": lambda: _command("h100-80g-8", per="job", nodes=2, preflight=True, stop_signal="USR1"),
+    "command-job-alone": lambda: _command("generic-slurm", per="job", nodes=2, stop_signal="none"),
     "singleton": lambda: _render(chain="singleton"),
     "preflight-slurm": lambda: _render(
         "h100-80g-8",

@@ -1,0 +1,257 @@
+#!/bin/bash
+# mine: 8 GPUs
+# Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
+
+# What to edit: modules and variables below. The settings at the end are those of the training: to change one, render
+#   again.
+# What happens: `main`. Started by hand, this script makes a run folder and starts itself once for each rank; started so,
+#   it becomes that rank.
+# It starts, once a gpu, by hpc_gpt.train, which watches it:
+#   ulimit -c 0
+#   python train.py '{gpus}' 'it'"'"'s'
+
+# Texts of the experiment and the profile are in single quotes, unchanged.
+# shellcheck disable=SC2016,SC1003
+set -o pipefail
+
+# --- environment ---------------------------------------------------------------------------------------------------
+# Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
+unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+[ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
+# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
+export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+# Each rank has an even share of the CPUs that this process may use, by its affinity and its container's quota. The load
+# does not count: with another number of threads sums round differently.
+cpus=$(nproc)
+cgroup=/sys/fs/cgroup
+{
+  read -r quota period <"$cgroup/cpu.max" ||
+    { read -r quota <"$cgroup/cpu/cpu.cfs_quota_us" && read -r period <"$cgroup/cpu/cpu.cfs_period_us"; }
+  if [ "$quota" -gt 0 ] && [ "$quota" -lt $((cpus * period)) ]; then cpus=$(((quota + period - 1) / period)); fi
+} 2>/dev/null
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > 8 ? cpus / 8 : 1))}"
+# A thread that waits for others spins some 0.2 ms and then sleeps. On a busy machine longer spinning, OpenMP's default,
+# takes the CPUs from the threads that are waited for; no spinning slows an idle one down.
+[ -n "${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ] || export GOMP_SPINCOUNT=5000
+
+main() {
+  if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then
+    HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-$PWD/logs}/mine/$(date +%Y%m%d-%H%M%S)-$$}"
+    make_run_folder
+    command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
+    use_submitted_code
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+  fi
+  # The submitted code, whatever PYTHONPATH the profile sets.
+  export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
+  # This process is one rank. With exec no shell is in between: signals reach python itself. USR2 is ignored until the
+  # trainer handles it.
+  # shellcheck disable=SC2153
+  export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
+  export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
+  trap "" USR2
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.train
+}
+
+# === nothing below is for editing: the functions that main calls, then the settings ==================================
+die() { # die MESSAGE HINT [CODE]
+  printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
+  exit "${3:-1}"
+}
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
+  local aside="$HPC_GPT_RUN/.$1.$$"
+  cat >"$aside" || return
+  ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
+  rm -f -- "$aside"
+  [ -e "$HPC_GPT_RUN/$1" ]
+}
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  case "$HPC_GPT_RUN" in
+  *:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain bash
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
+    die "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
+{
+ "name": "mine",
+ "preset": null,
+ "model": null,
+ "data": {
+  "source": "random",
+  "path": null,
+  "eval_fraction": 0.05,
+  "tokenizer": "byte",
+  "workers": 0,
+  "on_bad_shard": "stop"
+ },
+ "engine": {
+  "name": "command",
+  "zero_stage": 0,
+  "recompute": "none",
+  "attention": "auto",
+  "compile": "none",
+  "compile_backend": "inductor",
+  "keep_residuals": false,
+  "sequence_parallel": false,
+  "partition": "layers",
+  "offload": "none",
+  "offload_path": null,
+  "offload_ratio": 1.0,
+  "tiles": 1,
+  "activation_offload": false,
+  "loss_chunks": 1,
+  "one_pass_loss": false,
+  "fused_bias_gradients": false,
+  "sharded_optimizer": false,
+  "overlap_update": false,
+  "prefetch": true,
+  "reshard": true,
+  "megatron_args": []
+ },
+ "layout": {
+  "tp": 1,
+  "pp": 1,
+  "dp": 8
+ },
+ "batch": null,
+ "gpus": 8,
+ "nodes": 1,
+ "ranks_per_node": 8,
+ "train": {
+  "steps": 1000,
+  "minutes": null,
+  "dtype": "bf16",
+  "seed": 1,
+  "deterministic": false,
+  "tf32": false,
+  "optimizer": "adamw",
+  "optimizer_mode": "fused",
+  "lr": 0.0003,
+  "min_lr": 0.0,
+  "warmup_steps": 0,
+  "decay": "cosine",
+  "weight_decay": 0.1,
+  "beta1": 0.9,
+  "beta2": 0.95,
+  "eps": 1e-08,
+  "clip": 1.0,
+  "log_every": 10,
+  "eval_every": 0,
+  "eval_batches": 4,
+  "save_every": 0,
+  "save_last": true,
+  "save_in_background": true,
+  "keep_last": 0,
+  "keep_every": 0,
+  "max_failed_saves": 3,
+  "max_bad_steps": 20,
+  "until_loss": null,
+  "matmul_rate": false,
+  "hang_multiple": 20.0,
+  "hang_floor_s": 300.0
+ },
+ "job": {
+  "name": "mine",
+  "time": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "nodelist": null,
+  "exclude": null,
+  "comment": null,
+  "mem": null,
+  "cpus_per_task": null,
+  "dependency": null,
+  "exclusive": false,
+  "signal_lead_s": 30,
+  "max_gpu_hours": null,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "sbatch": [],
+  "srun": []
+ },
+ "cluster": {
+  "name": "local",
+  "description": "this machine: one node of 8 slots, no scheduler; without a GPU every rank runs on CPU",
+  "scheduler": "local",
+  "device": null,
+  "gpus_per_node": 8,
+  "cpus_per_node": null,
+  "gpu_flag": "none",
+  "gpu_type": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "time": null,
+  "mem": null,
+  "exclusive": false,
+  "chain": "none",
+  "signal_lead_s": 30,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "bad_node_hours": 24.0,
+  "modules": [],
+  "venv": null,
+  "python": null,
+  "megatron_lm": null,
+  "container": null,
+  "environment": {},
+  "node_suffix": "",
+  "sbatch": [],
+  "srun": []
+ },
+ "sweep": null,
+ "row": null,
+ "command": {
+  "run": [
+   "python",
+   "train.py",
+   "{gpus}",
+   "it's"
+  ],
+  "per": "gpu",
+  "workdir": "/home/me/mine",
+  "setup": [
+   "ulimit -c 0"
+  ],
+  "resume": null,
+  "checkpoints": null,
+  "complete": null,
+  "stop_signal": "TERM",
+  "pattern": null,
+  "hang_s": null,
+  "snapshot": true
+ },
+ "version": "0.0.0",
+ "schema": 1
+}
+HPC_GPT_RESOLVED
+
+main
