@@ -495,6 +495,6 @@ def _named(started: Started) -> str:
     words = [target.name, *(known(argument) or "" for argument in target.arguments)]
     if any("torchtitan" in word or word.startswith("--job.config") for word in words):
         return f"{target.name} of torchtitan"
-    if any(re.match(r"--(n_layer|n_embd|block_size|init_from)\b", word) for word in words):
+    if any(re.match(r"--(n_layer|n_embd)\b|config/train_\w+\.py", word) for word in words):
         return f"{target.name}, as nanoGPT's"
     return target.name or "a program"

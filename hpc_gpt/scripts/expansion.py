@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from hpc_gpt.scripts.shell import Assignment, Part, Word, read_operand, read_shell
+from hpc_gpt.secrets import is_secret_variable
 
 
 class Piece(NamedTuple):
@@ -315,8 +316,10 @@ class Scope:
             if name == self.begins:  # NAME="$NAME …" for the first time
                 return Piece("")
             self.unset.setdefault(name, self.line)
-        lasts = name in LASTING and source == f"${name}"
-        return Piece(source, "runtime", self.environment.get(name) if lasts else None)
+        value = self.environment.get(name, "") if source == f"${name}" else ""
+        # Of this shell's variables folders are used, and what is the same in every job.
+        is_folder = value.startswith("/") and ":" not in value and not is_secret_variable(name, value)
+        return Piece(source, "runtime", value if name in LASTING or (is_folder and name not in _USUAL) else None)
 
     # --- $(…)
 

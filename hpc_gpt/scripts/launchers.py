@@ -42,8 +42,8 @@ _CHORES = frozenset(
 )  # fmt: skip
 _TRAINS = re.compile(r"(?i)train|tune|sft|dpo|run_clm|gpt|llm|llama|nanotron|nemo|jax|fsdp|ddp|main|run")
 _PREPARES = re.compile(
-    r"(?i)prepare|preproc|download|convert|tokeni[sz]e|eval|plot|export|merge|check|setup|install|split|test|hostfile|"
-    r"consolidate|generate|infer|serve|version|print|port|clean"
+    r"(?i)(?<![a-z])(prepare|preproc|download|upload|convert|tokeni[sz]e|eval|plot|export|merge|setup|install|hostfile|"
+    r"consolidate|generate|infer|serve|clean)"
 )
 # torchrun's, accelerate's and deepspeed's options without a value.
 _LAUNCHER_FLAGS = frozenset(
@@ -235,7 +235,9 @@ def _program(launcher: str, options: dict[str, str | None], words: list[Argument
     is_module = "m" in options or "module" in options
     if launcher and words and known(words[0]) in ("python", "python3") and len(words) > 1:
         words = words[1:]  # torchrun --no-python python train.py
-    return Target(launcher, options, (known(words[0]) or "?") if words else "", tuple(words[1:]), is_module)
+    # The name of a program in a folder that only the job knows is known all the same.
+    program = "".join(piece.text if piece.value is None else piece.value for piece in words[0]) if words else ""
+    return Target(launcher, options, program, tuple(words[1:]), is_module)
 
 
 def _launcher_options(words: list[Argument]) -> tuple[dict[str, str | None], list[Argument]]:

@@ -36,6 +36,7 @@ from hpc_gpt.secrets import hide_secrets, is_secret_variable
 LARGEST = 1_000_000  # bytes of a script
 _DEEPEST = 8
 _MOST_TURNS = 64
+_MOST_STATEMENTS = 5_000
 # They print or wait, and set nothing.
 _PRINTS = frozenset(
     ("echo", "printf", "date", "hostname", "pwd", "ls", "cat", "head", "tail", "nvidia-smi", "sinfo", "squeue", "which",
@@ -66,6 +67,7 @@ _LOGS_IN = ("wandb", "huggingface-cli", "hf")  # with a secret among their words
 _GIVEN = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID))\b")
 _DECLARES = ("export", "declare", "typeset", "local", "readonly")
+_PYTHON = re.compile(r"python[\d.]*")
 _ACTIVATE = re.compile(r"(.*)/bin/activate")
 _NOT_READ = re.compile(
     r"(^|/)(\.?bash(rc|_profile)|\.?profile|conda\.sh|mamba\.sh|setvars\.sh|modules\.sh|activate)$|^/etc/"
@@ -135,6 +137,7 @@ class Walk:
     def __init__(self, scope: Scope, notes: Notes, folder: Path, label: str = "", depth: int = 0) -> None:
         self.scope, self.notes, self.folder, self.label, self.depth = scope, notes, folder, label, depth
         self.state = State()
+        self.walked = [0]  # statements, of all trials together
         self.functions: dict[str, Function] = {}
         self.uses_module_path = False
 
@@ -172,6 +175,12 @@ class Walk:
             last = self.truth([statement]) if is_test else True
 
     def one(self, statement: Statement) -> None:
+        self.walked[0] += 1
+        if self.walked[0] > _MOST_STATEMENTS:
+            raise ConfigError(
+                f"line {self.place(statement)}: with its loops it has more than {_MOST_STATEMENTS:,} statements",
+                "give a script with shorter loops",
+            )
         if isinstance(statement, Pipeline):
             self.pipeline(statement)
         elif isinstance(statement, Command):
@@ -210,6 +219,7 @@ class Walk:
         """A walk from here whose results are not ours yet."""
         found = Walk(self.scope.copy(), Notes(), self.folder, self.label, self.depth)
         found.functions, found.state = dict(self.functions), State(files=dict(self.state.files))
+        found.walked = self.walked
         found.state.steps, found.uses_module_path = list(self.state.steps), self.uses_module_path
         found.state.environment = dict(self.state.environment)
         return found
@@ -411,7 +421,8 @@ class Walk:
         )
         if name == "tee":
             return len(command.words) == 1
-        return name in _PRINTS and not writes
+        is_line = _PYTHON.fullmatch(name) and "-c" in map(known, map(self.scope.text, command.words[1:3]))
+        return (name in _PRINTS or bool(is_line)) and not writes
 
     def assignments(self, command: Command, declares: str | None, place: str) -> None:
         exports = declares == "export" or (declares in ("declare", "typeset") and "-x" in command.source.split())
@@ -518,7 +529,9 @@ class Walk:
             self.notes.does(place, command.source, "a job starts in the folder that it is submitted from")
             return
         if folder is None:
-            self.notes.leave(place, command.source, "only the job knows this folder: set command.workdir")
+            means = "only the job knows this folder and goes there: set command.workdir for a snapshot of it"
+            self.notes.leave(place, command.source, means)
+            self.carry(command, (), acts=True)
             return
         self.notes.take(place, command.source, "the folder that it runs in")
         base = self.state.workdir[1] if self.state.workdir else self.scope.work
@@ -658,6 +671,7 @@ class Walk:
         if self.depth >= _DEEPEST:
             return None
         found = Walk(self.scope.of_task(parameters), Notes(), self.folder, label, self.depth + 1)
+        found.walked = self.walked
         found.state.files, found.state.workdir = dict(self.state.files), self.state.workdir
         try:
             statements = read_shell(text, label)

@@ -163,6 +163,20 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_loops_without_end_are_refused() -> None:
+    turns = " ".join(map(str, range(60)))
+    text = "".join(f"for {name} in {turns}; do\n" for name in "abcde") + "x=$a\n" + "done\n" * 5
+    with pytest.raises(ConfigError, match="more than 5,000 statements"):
+        walked(text)
+
+
+def test_a_folder_that_only_the_job_knows_is_gone_to_there() -> None:
+    found = started("cd $PROJECT/code\npython -c 'print(1)'\nsrun python train.py")
+    assert [step.text for step in found.steps if step.acts] == ["cd $PROJECT/code"]
+    known = started("cd $PROJECT/code\nsrun python train.py", PROJECT="/project/me")
+    assert [step.text for step in known.steps if step.acts] == []
+
+
 @pytest.mark.parametrize(
     "source",
     [
