@@ -4,7 +4,7 @@ The rules, in this order:
 
 1. A line that several patterns match is one failure, of the most specific class.
 2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
-   have times of day, and what Python says it ignored.
+   have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
@@ -120,6 +120,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
+    said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
     for part in parts:
         rank = _rank_of_file(part.file)
@@ -133,6 +134,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
             before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
+            # Of a separate file without times nothing shows that it was after the last step.
+            before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             (survived if before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]

@@ -231,6 +231,22 @@ def test_a_barrier_names_the_rank_that_did_not_come() -> None:
     assert (cause.ended, cause.rank) == ("collective_timeout", 1)
 
 
+def test_an_error_of_a_separate_file_without_times_is_no_end_of_a_run_that_says_it_is_done() -> None:
+    """An error of the preamble in .err: nothing shows that it came after the last step in .out."""
+    out = ("job.out", [step(1), step(2), "[after training is done] datetime: 2024-03-05 12:00:00 "])
+    errors = ("job.err", ["ModuleNotFoundError: No module named 'apex'"])
+    assert cause_of(out, errors, reached_end=True).ended == "done"
+    assert cause_of(out, errors).ended == "user_error", "the planned steps were not reached"
+    after = (out[0], [*out[1], "OSError: [Errno 28] No space left on device"])
+    assert cause_of(after, errors, reached_end=True).ended == "disk_full"
+
+
+def test_the_time_limit_goes_before_what_ranks_print_later_in_the_same_file_of_errors() -> None:
+    limit = "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2024-03-05T10:11:12 DUE TO TIME LIMIT ***"
+    errors = ("job.err", [limit, "RuntimeError: CUDA error: unspecified launch failure"])
+    assert cause_of(("job.out", [step(1), step(2)]), errors).ended == "walltime"
+
+
 @pytest.mark.parametrize(
     ("line", "ended"),
     [

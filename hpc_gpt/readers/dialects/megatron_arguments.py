@@ -8,7 +8,10 @@ from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotien
 
 # What a launcher puts before the two spaces of a line. DeepSpeed dumps a config that looks the same and means other
 # things: its `world_size` is the data-parallel size. GPT-NeoX ends each line with `updated` or `default`.
-_BEFORE = r"^(?!.{0,120}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)(?:[^|]{0,80}[\]:] ?)? {1,8}"
+_BEFORE = (
+    r"^(?!.{0,400}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)"
+    r"(?:.{0,400}?(?:[\]:|>] ?|(?<= )- ?|\d\d:\d\d:\d\d[\d.,]{0,8} ?))? {1,8}"
+)
 
 
 def interpret(texts: Mapping[str, str]) -> Fields:

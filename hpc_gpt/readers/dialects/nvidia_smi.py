@@ -1,11 +1,19 @@
-"""The GPU names that NVIDIA's driver prints if a job script asks it. A name that ends in dots is cut and not read."""
+"""The GPU names that NVIDIA's and AMD's tools print if a job script asks them, and that programs print in passing.
+
+A name that ends in dots is cut and not read.
+"""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import LINE_START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
 
 # Eight distinct values of a fact are kept: a table with more GPUs is not counted.
 _INDEX = r"(?:(?P<gpu_index>[0-7])|(?P<gpu_index_above_7>\d{1,3}))"
+
+_NAME = (
+    r"(?P<device>(?:NVIDIA |Tesla |AMD Instinct |TPU v\d)[\w -]{1,40}|(?:NVIDIA )?GeForce RTX \d{4}(?: Ti)?"
+    r"|(?:A100|H100|V100)-(?:PCIE|SXM\d)-\d{2}GB|TPU v\d\w{0,2})"
+)
 
 DIALECT = Dialect(
     name="nvidia_smi",
@@ -17,11 +25,28 @@ DIALECT = Dialect(
             LINE_START
             + rf"\| {{1,4}}{_INDEX}  (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}(?:On|Off|N/A) {{0,4}}\| {{1,4}}00000000:",
         ),
+        Pattern(
+            "fact",
+            " Instinct MI",
+            LINE_START
+            + r"GPU\[\d{1,3}\]\s{0,4}: (?:Card [Ss]eries|Product Name|Card [Mm]odel):\s{0,4}"
+            + r"(?P<device>AMD Instinct MI\d{2,3}[AX]?(?: \w{2,6}){0,2})"
+            + END,
+        ),
+        Pattern(
+            "fact",
+            "evice",
+            START + rf"(?:[Uu]sing |[Tt]raining on )?(?:CUDA |GPU )?[Dd]evice(?: name)?(?:: | ?= ?){_NAME}" + END,
+            weak=True,
+        ),
+        Pattern("fact", "GPU", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
     ),
     specimen="""\
 GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)
 |   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |
 |   0  NVIDIA H200                    On  |   00000000:19:00.0 Off |                    0 |
+GPU[0]		: Card series: 		AMD Instinct MI300X
+Using device: NVIDIA GeForce RTX 4090
 """,
-    seen="nvidia-smi 525 and 570; made",
+    seen="rocm-smi 6; nvidia-smi 525 and 570; made",
 )

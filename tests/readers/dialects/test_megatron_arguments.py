@@ -15,7 +15,14 @@ def arguments(text: str) -> dict[str, str]:
     return {key: value for key, (value, _) in read_text(text).arguments.items()}
 
 
-@pytest.mark.parametrize("before", ["", "0: ", "[default0]:", "[rank0]:", "[2026-01-01 00:00:00] "])
+LOGGERS = (
+    "2024-03-05 10:11:12,123 | INFO | a.very.long.logger.name.of.a.module:run:1234 | host-12.example.org | pid=1234 | ",
+    "[2024-03-05 10:11:12,123][megatron.training.arguments][INFO][rank0][node r7i6n2.cluster.example.org] - ",
+    "2024-03-05 10:11:12 ",
+)
+
+
+@pytest.mark.parametrize("before", ["", "0: ", "[default0]:", "[rank0]:", "[2026-01-01 00:00:00] ", *LOGGERS])
 def test_lines_with_dots_without_and_with_one(before: str) -> None:
     dump = (
         "  hidden_size ..................................... 9216",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.cluster import device_named, peak_tflops
 from tests.readers.dialects.reading import facts_of, read_text
 
 
@@ -31,3 +31,25 @@ def test_a_table_of_more_than_eight_gpus_is_not_counted() -> None:
 
 def test_a_name_cut_short_is_none() -> None:
     assert not read_text("|   0  Tesla V100-SXM2...  On   | 00000000:1A:00.0 Off |                    0 |").facts
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Using device: NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+        ("GPU: NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5090"),
+        ("device name: NVIDIA GH200 480GB", "NVIDIA GH200 480GB"),
+        ("CUDA device: A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("Device: TPU v5e", "TPU v5e"),
+        ("GPU[0]\t\t: Card series: \t\tAMD Instinct MI300X", "AMD Instinct MI300X"),
+        ("GPU[7]\t\t: Card Series: \t\tAMD Instinct MI355X", "AMD Instinct MI355X"),
+    ],
+)
+def test_a_name_without_a_published_peak_is_kept_as_printed(line: str, name: str) -> None:
+    assert facts_of(read_text(line))["device"] == [name]
+    assert peak_tflops(device_named(name) or name, "bf16") is None
+
+
+@pytest.mark.parametrize("line", ["device: cuda:0", "Using device: cuda", "GPU: 3", "device = torch.device(name)"])
+def test_what_names_no_gpu(line: str) -> None:
+    assert not read_text(line).facts
