@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.layers import layers_of_stages
+from hpc_gpt.plan.layers import kv_width, layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
 from hpc_gpt.plan.states import moved_bytes
@@ -238,7 +238,7 @@ def _pass_bytes(training: Training) -> float:
     """
     shape = training.shape
     width, ffn = shape.query_width / training.tp, shape.mlp_width / training.tp
-    keys = shape.key_heads * shape.head_width / training.tp
+    keys = kv_width(shape, training.tp)
     split = training.tp if training.sequence_parallel else 1
     eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
     each = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)

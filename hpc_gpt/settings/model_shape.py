@@ -34,7 +34,7 @@ class Matrix:
         return self.rows * self.columns
 
     def rows_on(self, tp: int) -> float:
-        """Rows on one of `tp` ranks."""
+        """Rows that one of `tp` ranks multiplies."""
         return max(self.rows / tp, self.least_rows) if self.split == "rows" else self.rows
 
     def columns_on(self, tp: int) -> float:
@@ -42,8 +42,9 @@ class Matrix:
         return self.columns if self.split == "rows" else self.columns / tp
 
     def size_on(self, tp: int) -> float:
-        """Parameters of the weight without its bias on one of `tp` ranks."""
-        return self.rows_on(tp) * self.columns_on(tp)
+        """Parameters of the weight without its bias that one of `tp` ranks holds: of a head of keys that several
+        multiply each holds a part."""
+        return self.size / tp
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,8 @@ def layer_params(shape: ModelShape, tp: int) -> float:
     >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
     True
     """
-    matrices = sum(matrix.size_on(tp) + (matrix.rows_on(tp) if matrix.bias else 0) for matrix in shape.matrices)
+    biases = sum(one.rows / (tp if one.split == "rows" else 1) for one in shape.matrices if one.bias)
+    matrices = sum(matrix.size_on(tp) for matrix in shape.matrices) + biases
     return matrices + sum(norm.params for norm in shape.norms)
 
 

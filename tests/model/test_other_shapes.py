@@ -17,7 +17,7 @@ from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, spli
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import parts_of
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.model_shape import ModelShape, layer_params
 from hpc_gpt.settings.presets import preset
 from tests.distributed.equality_cases import MODELS
 from tests.distributed.plain_gpt import PlainOther
@@ -187,3 +187,12 @@ def test_a_rank_holds_its_queries_keys_values_gates_and_ups() -> None:
     gate, up = whole.feed_forward.up.weight.chunk(2)
     assert torch.equal(share.feed_forward.up.weight, torch.cat([gate[20:], up[20:]]))
     assert torch.equal(share.feed_forward.down.weight, whole.feed_forward.down.weight[:, 20:])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_plan_counts_the_parameters_that_a_rank_holds(name: str, tp: int) -> None:
+    """At tp 4 each head of keys is used by several ranks, of which each holds a part."""
+    shape = replace(SHAPES[name], qk_norm=False)
+    block = Gpt(replace(shape, layers=1), 1, TensorParallel(tp - 1, tp)).blocks[0]
+    assert sum(parameter.numel() for parameter in block.parameters()) == layer_params(shape, tp)

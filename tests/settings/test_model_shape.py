@@ -77,11 +77,11 @@ def test_what_the_ranks_hold_together_is_the_model_and_what_each_holds_whole(sha
     assert held == pytest.approx(shape.layers * shape.block_params)
 
 
-def test_a_key_head_is_on_each_rank_if_there_are_fewer_of_them_than_ranks():
+def test_ranks_that_share_a_head_of_keys_multiply_it_whole_and_hold_a_part():
     shape = ModelShape(64, 1, 8, kv_heads=2, **LLAMA)
-    wide, single = layer_params(shape, 2), layer_params(shape, 8)
-    keys = 2 * 8 * 64  # k and v of one head
-    assert wide == single * 4 - 3 * (keys + 2 * 64)
+    keys = next(matrix for matrix in shape.matrices if matrix.name == "k")
+    assert [keys.rows_on(tp) for tp in (1, 2, 4, 8)] == [16, 8, 8, 8]
+    assert [keys.size_on(tp) / 64 for tp in (1, 2, 4, 8)] == [16, 8, 4, 2]
 
 
 @given(shapes)
