@@ -182,7 +182,8 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if path is None:
-        return [Check("inputs", "ok", "random tokens")]
+        text = "random tokens" if resolved.command is None else "the program of your own reads them"
+        return [Check("inputs", "ok", text)]
     # The path of Megatron's pair of files is the common beginning of their names.
     there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
     return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]

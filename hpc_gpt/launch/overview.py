@@ -41,7 +41,7 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
         sizes = f"{counted(shape.layers, 'layer')} of {shape.hidden}, {shape.params:,} parameters"
         rows.append(("model", f"{sizes}, samples of {shape.seq:,} tokens"))
     where = f"{counted(run.gpus, 'GPU')} on {counted(run.nodes, 'node')} of {run.cluster.name}"
-    rows.append(("layout", f"{run.layout}, {where}"))
+    rows.append(("layout", f"{run.layout}, {where}" if run.has_layout else where))
     if run.has_batch:
         parts = f"micro-batch {batch.micro_batch} x {batch.micro_batches:,} x dp {run.layout.dp}"
         tokens = f", {batch.global_batch * shape.seq:,} tokens" if run.has_model else ""

@@ -16,6 +16,7 @@ from hpc_gpt.columns import FIGURES, Column, column, look_up
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.readers.runs import add_figures
+from hpc_gpt.readers.runs.own_run import figures_asked
 from hpc_gpt.report.tables import COLUMNS, as_jsonl
 from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -220,10 +221,15 @@ def _with_size(row: SweepRow, preset: str | None) -> SweepRow:
 def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the seeds."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
-    shape, sizes = resolve_shape(experiment.model), experiment.layout
+    sizes = experiment.layout
     try:
         resolved = resolve(experiment, ClusterProfile("report"))
+        if not resolved.has_model:
+            found = figures_asked(resolved)
+            return Record(**{key: found[key] for key in ("gpus", "tp", "pp", "dp", "global_batch")}), None
+        shape = resolved.model
     except UserError:  # of a row that cannot run, what its file says
+        shape = resolve_shape(experiment.model)
         gpus, tp, pp, dp = sizes.gpus, sizes.tp, sizes.pp, sizes.dp or 1
         micro_batch, micro_batches = sizes.micro_batch or 1, sizes.micro_batches or 1
         global_batch = sizes.global_batch or micro_batch * micro_batches * dp

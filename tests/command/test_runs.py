@@ -162,6 +162,16 @@ def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp
     wait_until(lambda: not processes(run, "sleep"))
 
 
+def test_no_new_step_for_a_multiple_of_the_median_is_a_hang(tmp_path: Path) -> None:
+    run_line = 'for n in 1 2 3 4 5 6 7 8; do sleep 0.6; echo "step $n loss 1.0"; done; sleep 1000'
+    tables = {**GPUS, "train": {"hang_multiple": 3.0, "hang_floor_s": 2.0}}
+    run = start(experiment(tmp_path, "stuck", {"run": run_line, "per": "job"}, tables))
+    status = ended(run)
+    assert (status.state, status.step) == ("hang", 8)
+    assert "after step 8" in str(status.cause) or "no rank made a step" in str(status.cause)
+    wait_until(lambda: not processes(run, "sleep"))
+
+
 def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_flops(tmp_path: Path) -> None:
     shown = r"""for n in 1 2 3 4 5 6; do echo "[$n] L=$n.5 t=200"; done"""
     pattern = r"\[(?P<step>\d+)\] L=(?P<loss>\S+) t=(?P<step_ms>\d+)"
@@ -265,6 +275,20 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, arguments: list[str], wor
     message, hint = error_of(refused(*(word.replace("{}", str(path)) for word in arguments)))
     assert words in message
     assert hint
+
+
+def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "loop", tables=GPUS)
+    rows = '[rows]\n"three" = { train.steps = 3 }\n"four" = { command.run = "STEPS=4 bash loop.sh" }\n'
+    path.write_text(path.read_text() + rows)
+    done = hpc_gpt("submit", path, "--sweep", "--cluster", "local", "--wait", environment={"STEPS": "3"})
+    assert done.code == 0, done.stderr
+    three, four = (next((Path(os.environ["HPC_GPT_LOGS"]) / f"loop-{row}").iterdir()) for row in ("three", "four"))
+    shown = in_process("report", path, "--json")
+    assert [row["loss_last"] for row in json.loads(shown.stdout)["records"]] == [loss_of_loop(3), loss_of_loop(4)]
+    assert "command.run  bash loop.sh -> STEPS=4 bash loop.sh" in in_process("compare", three, four).stdout
+    assert "equal to what was submitted" in hpc_gpt("verify", three).stdout
+    assert in_process("doctor", path, "--row", "four", "--cluster", "local").code == 0
 
 
 def test_its_checkpoints_stay_in_its_run(tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ def test_a_program_of_ones_own_goes_on_after(
     assert sorted(losses(job.run)) == list(range(1, STEPS + 1))
     assert losses(job.run) == expected(told, name)
     begun = job.run.attempt(2).trainer()
-    assert begun["resumed_step"] >= (10 if fault != "limit" or name == "hf" else 1)
+    # transformers' Trainer does not save on a signal: it continues from its last save, if there is one by then.
+    assert begun["resumed_step"] >= (10 if fault != "limit" else 0 if name == "hf" else 1)
     assert min(job.metrics(2)) == begun["resumed_step"] + 1
     assert launcher.state(job) == "done"
     assert not processes(job.run)

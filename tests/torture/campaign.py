@@ -14,11 +14,13 @@ from pathlib import Path
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.run_folder import job_ids
+from tests.command.mine import experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
+from tests.slurm.launcher import Job, Launcher
 from tests.torture.checks import lost_steps, problems, reference_of, resumed_steps, settled_class
 from tests.torture.faults import KINDS
-from tests.torture.order import Planned
+from tests.torture.order import SAVE_EVERY, STEPS, Planned
 from tests.torture.scene import Missed, Scene
 from tests.torture.site import make_launcher
 
@@ -100,7 +102,12 @@ def break_one(
                 _leave_alone(scene, verdict)
                 _mend(scene)
                 if verdict.ok:
-                    verdict.problems += problems(scene, reference())
+                    known = (
+                        reference()
+                        if not KINDS[planned.kind].program
+                        else {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+                    )
+                    verdict.problems += problems(scene, known)
                 verdict.ended = [settled_class(attempt) for attempt in scene.run.attempts()]
                 verdict.resumed = resumed_steps(scene)
                 verdict.lost = lost_steps(scene)
@@ -137,10 +144,18 @@ def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ra
         if kind.small_disk:
             stack.enter_context(_small_disk(launcher.logs))
         settings = [word for setting in kind.settings for word in ("--set", setting)]
-        scene = Scene(planned, launcher, launcher.submit(*settings))
+        scene = Scene(planned, launcher, _submit(launcher, planned, ranks, settings))
         stack.callback(_nodes_are_idle, scene)
         stack.callback(_end, scene)
         yield scene
+
+
+def _submit(launcher: Launcher, planned: Planned, ranks: int, settings: list[str]) -> Job:
+    """The experiment of the site, or for such a kind a loop in bash, which saves as often."""
+    if not KINDS[planned.kind].program:
+        return launcher.submit(*settings)
+    path = experiment(launcher.folder, "loop", tables={"layout": {"gpus": ranks, "nodes": planned.nodes}})
+    return launcher.submit(str(path), *settings, STEPS=str(STEPS), STEP_S="0.3", SAVE_EVERY=str(SAVE_EVERY))
 
 
 def _mend(scene: Scene) -> None:

@@ -107,7 +107,7 @@ def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
         return
     (record,) = json.loads(done.stdout)["records"]
     resolved = scene.run.resolved()
-    tokens = STEPS * resolved.batch.global_batch * resolved.model.seq
+    tokens = STEPS * resolved.batch.global_batch * resolved.model.seq or None
     if record["tokens_total"] != tokens and not scene.blurred:
         yield f"tokens_total {record['tokens_total']}, not {tokens}"
     if record["ended"] != "done":

@@ -25,7 +25,7 @@ class Missed(Exception):
 
 
 class Scene:
-    """A submitted run on its cluster.
+    """A submitted run on its cluster, of our trainer or of a program that is not ours.
 
     `mending` is done once the run is over, last first: a node is switched on again, a disk freed. `damaged` are steps
     whose checkpoint the fault has spoilt. `blurred` are steps whose line of figures it has spoilt.
@@ -90,14 +90,16 @@ class Scene:
     def checkpoints(self) -> list[int]:
         """Steps whose checkpoint is complete, oldest first."""
         found = self.run.checkpoints.glob("step-*/complete.json")
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+        if self.run.resolved().command is not None:
+            found = self.run.path.glob("work/out/ckpt-*/.done")
+        return sorted(int(path.parent.name.rpartition("-")[2]) for path in found)
 
     def newest_checkpoint(self) -> int:
         return max(self.checkpoints(), default=0)
 
     @property
     def world(self) -> int:
-        return self.run.resolved().layout.gpus
+        return self.run.resolved().tasks
 
     def rank_pids(self) -> dict[int, int]:
         """Rank -> pid, of the ranks that live."""

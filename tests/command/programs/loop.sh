@@ -1,5 +1,5 @@
 #!/bin/bash
-# A plain loop: counts, saves every ten steps and on a signal, and continues from the checkpoint that it is given.
+# A plain loop: counts, saves now and then and on a signal, and continues from the checkpoint that it is given.
 step=0 stop=
 [ -z "$1" ] || step=$(cat "$1/step")
 trap 'stop=1' TERM USR1
@@ -12,7 +12,7 @@ while ((step < ${STEPS:-40})); do
   sleep "${STEP_S:-0.05}"
   step=$((step + 1))
   echo "step $step/${STEPS:-40} loss $(awk "BEGIN {print 4 / $step}")"
-  if ((step % 10 == 0)) || [ -n "$stop" ]; then save; fi
+  if ((step % ${SAVE_EVERY:-10} == 0)) || [ -n "$stop" ]; then save; fi
   if [ -n "$stop" ]; then
     echo "saved on a signal"
     exit 3

@@ -27,6 +27,7 @@ class Kind:
     settings: tuple[str, ...] = ()
     small_disk: bool = False
     by_hand: frozenset[str] = frozenset()
+    program: bool = False  # the run is of a program that is not ours, the loop of tests/command
 
 
 def kind(
@@ -35,11 +36,12 @@ def kind(
     settings: tuple[str, ...] = (),
     small_disk: bool = False,
     by_hand: tuple[str, ...] = (),
+    program: bool = False,
 ) -> Callable[[Callable[[Scene], None]], Kind]:
     """Makes a Kind of a function; its name is the function's with dashes."""
 
     def make(strike: Callable[[Scene], None]) -> Kind:
         name = strike.__name__.replace("_", "-")
-        return Kind(name, strike, earliest, settings, small_disk, frozenset(by_hand))
+        return Kind(name, strike, earliest, settings, small_disk, frozenset(by_hand), program)
 
     return make

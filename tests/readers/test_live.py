@@ -1,0 +1,66 @@
+"""A log line by line: what of a step is whole, from which dialect, of which rank; and what went wrong last."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.readers.live import LiveLines
+
+TORCHTITAN = "step: 20  loss:  4.2  grad_norm:  1.1  memory: 20.00GiB(25.00%)  tps: 8,000  tflops: 50.00  mfu: 16.00%"
+
+
+def rows(lines: list[str], pattern: str | None = None) -> list[dict[str, float]]:
+    live = LiveLines(pattern)
+    return [row for line in lines if (row := live.take(line)) is not None]
+
+
+def test_lines_of_dialects_give_steps() -> None:
+    assert rows(["iter 10: loss 3.5, time 250.00ms, mfu 12.00%"]) == [
+        {"step": 10.0, "loss": 3.5, "step_s": 0.25, "mfu": 0.12}
+    ]
+    assert rows(["\x1b[32mstep 7 loss 2.5\x1b[0m", "no step here"])[0]["loss"] == 2.5
+
+
+def test_a_line_without_its_number_has_that_of_the_next_bar() -> None:
+    lines = [
+        "{'loss': '3.9', 'grad_norm': '0.6', 'learning_rate': '0.002', 'epoch': '1.5'}",
+        " 80%|████████  | 24/30 [00:01<00:00, 13.50it/s]",
+        " 83%|████████▎ | 25/30 [00:01<00:00, 14.14it/s]",
+    ]
+    assert [(row["step"], row["loss"]) for row in rows(lines)] == [(24.0, 3.9)]
+
+
+def test_an_evaluation_is_in_the_row_of_the_next_step() -> None:
+    lines = ["step 250: train loss 4.1012, val loss 4.2077", "iter 250: loss 4.0, time 10.00ms"]
+    assert [(row["step"], row["loss_eval"]) for row in rows(lines)] == [(250.0, 4.2077)]
+
+
+def test_of_ranks_that_all_print_the_first_counts() -> None:
+    lines = [f"[rank{rank}]: step {step} loss {step}.{rank}" for step in (1, 2) for rank in (1, 0)]
+    assert [(row["step"], row["loss"]) for row in rows(lines)] == [(1.0, 1.1), (2.0, 2.1)]
+
+
+@pytest.mark.parametrize("line", ["[3] L=2.5 t=200", "\x1b[1m[3] L=2.5 t=200"])
+def test_a_pattern_of_ones_own_is_the_only_one(line: str) -> None:
+    pattern = r"\[(?P<step>\d+)\] L=(?P<loss>\S+) t=(?P<step_ms>\d+)"
+    assert rows(["step 9 loss 9.9", line], pattern) == [{"step": 3.0, "loss": 2.5, "step_s": 0.2}]
+
+
+def test_the_first_failure_of_the_last_lines_that_no_other_caused() -> None:
+    live = LiveLines()
+    live.take("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    for number in range(300):
+        live.take(f"step {number} loss 1.0")
+    assert live.failure is None, "it trained on after that"
+    live.take("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD")
+    live.take("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    live.take("ValueError: something")
+    assert live.failure is not None
+    assert (live.failure.ended, live.failure.echo) == ("gpu_memory", False)
+
+
+def test_a_secret_in_a_failure_is_hidden() -> None:
+    live = LiveLines()
+    live.take("ValueError: no access with hf_0123456789abcdefghij")
+    assert live.failure is not None
+    assert "hf_0123456789" not in live.failure.words
