@@ -128,7 +128,7 @@
   const acrossOf = (run, kind, axis) =>
     axis === "tokens" ? (run.tokens ? run[kind].step.map((step) => step * run.tokens) : []) : run[kind][axis];
   // Figures drawn from `start` to `stop`: where, which one is there, and round ones for the ticks.
-  const scaled = (values, start, stop, log) => {
+  const scaled = (values, start, stop, log, whole) => {
     let low = Infinity, high = -Infinity;
     for (const one of values) if (Number.isFinite(one)) { low = Math.min(low, one); high = Math.max(high, one); }
     if (low > high) [low, high] = [0, 1];
@@ -142,7 +142,7 @@
       for (let power = Math.floor(a); power <= b; power += Math.max(1, Math.ceil(decades / 6)))
         for (const digit of decades <= 2 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
     } else {
-      const least = (high - low) / 5, power = 10 ** Math.floor(Math.log10(least));
+      const least = Math.max((high - low) / 5, whole ? 1 : 0), power = 10 ** Math.floor(Math.log10(least));
       const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= least * 0.999);
       for (let at = Math.ceil(low / step); at * step <= high; at++) ticks.push(at * step);
     }
@@ -199,7 +199,7 @@
       stops = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
       const all = lines.flatMap((line) => line.y).filter((one) => Number.isFinite(one));
       const spread = all.length && Math.min(...all) > 0 ? Math.max(...all) / Math.min(...all) : 1;
-      const x = scaled(stops, LEFT, RIGHT, logs), y = scaled(all, BOTTOM, TOP, spread >= 30);
+      const x = scaled(stops, LEFT, RIGHT, logs, axis === "step"), y = scaled(all, BOTTOM, TOP, spread >= 30);
       const frame = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
       for (const one of y.ticks) {
         frame.append(drawn("path", { d: `M${LEFT} ${y.at(one)}H${RIGHT}`, class: "grid" }));

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page import write_page
 from tests.report.page.chromium import PROGRAM, Chromium
-from tests.report.page.page_runs import HOSTILE, hostile_runs, many_runs, usual_runs
+from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
 # Contrast of every text and every stroke against what lies behind it, by WCAG 2.1's formula.
 CONTRASTS = """
@@ -302,7 +303,7 @@ def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, page
     browser.click("#choices li:nth-child(4) input")
     assert browser.run(LINES) == 1
     # The run's own loss at its first step, its last, and half way on the axis.
-    browser.run("document.querySelector('.plot').focus()")
+    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
     browser.press("Home", 36)
     assert browser.run(VALUE) == "step 1: meg_gpt2_perf_n16/1587010 11.77"
     browser.press("End", 35)
@@ -311,11 +312,11 @@ def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, page
     assert browser.run(VALUE).startswith("step 99: ")
     browser.click("input[value=tokens]")
     browser.press("End", 35)
-    browser.run("document.querySelector('.plot').focus()")
+    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
     browser.press("End", 35)
     assert browser.run(VALUE).startswith("tokens 104.9M: "), "100 steps x 1024 samples x 1024 tokens"
     browser.click("input[value=hours]")
-    browser.run("document.querySelector('.plot').focus()")
+    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
     browser.press("End", 35)
     assert browser.run(VALUE).startswith("hours 3.3"), "100 steps of 120 s"
     browser.click("#choice input[type=checkbox]")  # no logarithmic axis, so that the middle is half of the hours
@@ -324,6 +325,14 @@ def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, page
     assert 1 < float(re.match(r"hours ([\d.]+)", loss)[1]) < 2.2
     assert seconds.startswith("Step time over hours of steps of 1 run"), "the other chart is not read"
     assert browser.console == []
+
+
+def test_a_chosen_run_of_three_steps_has_whole_steps_on_its_axis(browser, tmp_path):
+    page = tmp_path / "short.html"
+    write_page(page, [RunRead(megatron(), curve(3))])
+    browser.open(page)
+    ticks = "[...document.querySelectorAll('.plot')[0].querySelectorAll('text[text-anchor=middle]')]"
+    assert browser.run(f"{ticks}.map((one) => one.textContent)") == ["1", "2", "3"]
 
 
 def test_the_table_is_not_clipped_at_1280_and_all_columns_are_a_click_away(browser, pages):
