@@ -7,42 +7,28 @@ program for it (`MASTER_ADDR`, `{nodes}`, `MASTER_PORT`); any other is kept as i
 
 from __future__ import annotations
 
-import ast
-import fnmatch
-import operator
 import os
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
 
-from hpc_gpt.scripts.shell import Assignment, Part, Word, read_operand, read_shell
+from hpc_gpt.scripts.constants import changed_text, evaluate
+from hpc_gpt.scripts.pieces import (
+    FILLS,
+    MASTER_ADDR,
+    MASTER_PORT,
+    Argument,
+    Piece,
+    is_hosts,
+    known,
+    merged,
+    with_spaces,
+)
+from hpc_gpt.scripts.quoting import read_operand
+from hpc_gpt.scripts.shell import read_shell
+from hpc_gpt.scripts.statements import Assignment, Part, Word
 from hpc_gpt.secrets import is_secret_variable
 
-
-class Piece(NamedTuple):
-    """A piece of a value.
-
-    text      known text
-    pattern   unquoted text with `*`, `?` or `{a,b}`, which bash fills in
-    runtime   source that the job's bash evaluates; `value` is what it will give, if that is known; `splits`: unquoted,
-              so that bash may make several words of it
-    fill      `{nodes}` or `{gpus}`, which engine `command` fills in; `value` is the number
-    hosts     all nodes' names
-    """
-
-    text: str
-    kind: Literal["text", "pattern", "runtime", "fill", "hosts"] = "text"
-    value: str | None = None
-    splits: bool = False
-
-
-Argument = tuple[Piece, ...]
-MASTER_ADDR = Piece("$MASTER_ADDR", "runtime")
-MASTER_PORT = Piece("$MASTER_PORT", "runtime")
-# The names by which an inner script has the sizes that engine `command` fills in.
-FILLS = {"hpc_gpt_nodes": "{nodes}", "hpc_gpt_gpus": "{gpus}"}
 # The variables of this shell that are the same in a job, and no secret.
 LASTING = ("HOME", "USER", "LOGNAME", "SCRATCH", "WORK", "STORE")
 # What every login shell or job has, whatever the script says.
@@ -64,7 +50,6 @@ _OPERATOR = re.compile(r"(:?[-=?+]|##?|%%?|//?|\^\^?|,,?|:)")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9@*#?$!-])(?:\[([^\]]*)\])?")
 _DEFAULTS = ("-", ":-", "=", ":=")
 _MOST_TEXT = 1_000_000
-_PLAIN = re.compile(r"[\w@%+=:,./-]*")
 
 
 @dataclass
@@ -158,7 +143,7 @@ class Scope:
             else:
                 for index, each in enumerate(self._part(part, name)):
                     pieces += [*([Piece(" ")] if index else []), *each]
-        return _merged(piece._replace(splits=False) for piece in pieces)
+        return merged(piece._replace(splits=False) for piece in pieces)
 
     def expand(self, word: Word) -> list[Argument]:
         """The arguments that bash makes of a word: none, one or several."""
@@ -197,7 +182,7 @@ class Scope:
                             current = [*(current or []), Piece(field_text, "pattern" if "*" in field_text else "text")]
         if current is not None:
             found.append(current)
-        return [_merged(pieces) for pieces in found]
+        return [merged(pieces) for pieces in found]
 
     def _home(self, part: Part) -> list[Piece]:
         """The text of a word's first part, with a leading `~` as the home folder."""
@@ -221,8 +206,8 @@ class Scope:
         if counts:
             variable = self.variables.get(counts[1])
             if variable is None or [each for each in variable.elements if _unknown(each)]:
-                is_hosts = variable is not None and [each for each in variable.elements if _is_hosts(each)]
-                return [(self.sizes["SLURM_NNODES"] if is_hosts else Piece(source, "runtime"),)]
+                counts_nodes = variable is not None and any(map(is_hosts, variable.elements))
+                return [(self.sizes["SLURM_NNODES"] if counts_nodes else Piece(source, "runtime"),)]
             return [(Piece(str(len(variable.elements))),)]
         length = re.fullmatch(r"#([A-Za-z_]\w*)", text)
         if length is not None and (measured := self._values(length[1], None, True)):
@@ -269,7 +254,7 @@ class Scope:
             own, other = known(value), known(self.text(read_operand(operand)))
             if own is None or other is None or any(piece.kind == "fill" for piece in value):
                 return [(Piece(source, "runtime"),)]
-            changed.append((Piece(_changed(own, mark[1], other)),))
+            changed.append((Piece(changed_text(own, mark[1], other)),))
         return list(changed)
 
     def _values(self, name: str, index: str | None, quoted: bool) -> list[Argument] | None:
@@ -279,7 +264,7 @@ class Scope:
                 return None
             if name.isdigit():
                 return self.parameters[int(name) - 1 : int(name)] or None if int(name) else None
-            return self.parameters if name == "@" or not quoted else [_with_spaces(self.parameters)]
+            return self.parameters if name == "@" or not quoted else [with_spaces(self.parameters)]
         if name == "#":
             return [(Piece(str(len(self.parameters))),)] if self.parameters is not None else None
         if name in FILLS:
@@ -301,9 +286,9 @@ class Scope:
             return None
         elements = variable.elements
         if index in ("@", "*"):
-            return elements if index == "@" or not quoted else [_with_spaces(elements)]
+            return elements if index == "@" or not quoted else [with_spaces(elements)]
         number = self._number(index or "0")
-        if number is None or any(_is_hosts(each) for each in elements):
+        if number is None or any(is_hosts(each) for each in elements):
             return [(MASTER_ADDR,)] if number == 0 else [(Piece(f"${{{name}[{index}]}}", "runtime"),)]
         return elements[number : number + 1] or [()]
 
@@ -367,7 +352,7 @@ class Scope:
         if program in ("dirname", "realpath", "readlink") and re.search(r"\$\{?(0|BASH_SOURCE)", source):
             return (Piece(self.folder),)
         if program == "echo" and given[1:2] != [(Piece("-n"),)]:
-            return _with_spaces(given[1:])
+            return with_spaces(given[1:])
         if None in words or not words:
             return None
         texts = [str(word) for word in words]
@@ -404,70 +389,13 @@ class Scope:
             sources[found[0]] = values.get(found[0]) or "".join(piece.text for piece in own)
         pattern = re.compile("|".join(sorted(map(re.escape, sources), key=len, reverse=True)) or r"(?!)")
         if len(values) == len(sources):
-            result = _evaluate(pattern.sub(lambda each: values[each[0]], text))
+            result = evaluate(pattern.sub(lambda each: values[each[0]], text))
             if result is not None and of_nodes and result == self.gpus:
                 return (Piece("{gpus}", "fill", str(result)),)
             if result is not None:
                 return (Piece(str(result)),)
         inner = pattern.sub(lambda each: sources[each[0]], text)
         return (Piece(f"$(({inner}))", "runtime"),)
-
-
-# --- pieces
-
-
-def known(argument: Argument) -> str | None:
-    """The text of an argument; None if only the job knows a piece of it."""
-    texts = [piece.text if piece.kind in ("text", "pattern") else piece.value for piece in argument]
-    return None if None in texts else "".join(map(str, texts))
-
-
-def quote(argument: Argument) -> str:
-    """An argument as bash reads it back: texts quoted, what the job evaluates between double quotes."""
-    texts = [piece.text for piece in argument if piece.kind == "text"]
-    if len(texts) == len(argument):
-        return shlex.quote("".join(texts))
-    if all(piece.kind in ("text", "fill") for piece in argument) and all(map(_PLAIN.fullmatch, texts)):
-        return "".join(piece.text for piece in argument)
-    if any(piece.kind == "pattern" or piece.splits for piece in argument):
-        return "".join(
-            shlex.quote(piece.text) if piece.kind == "text" else piece.text if _is_bare(piece) else f'"{piece.text}"'
-            for piece in argument
-        )
-    words = []
-    for piece, following in zip(argument, [*(piece.text for piece in argument[1:]), ""], strict=True):
-        if piece.kind == "text":
-            words.append(re.sub(r'([\\"$`])', r"\\\1", piece.text))
-        elif re.fullmatch(r"\$\w+", piece.text) and re.match(r"[\w\[]", following):
-            words.append(f"${{{piece.text[1:]}}}")
-        else:
-            words.append(piece.text)
-    return f'"{"".join(words)}"'
-
-
-def _is_bare(piece: Piece) -> bool:
-    """Whether a piece is not quoted: a pattern, or what bash may make several words of."""
-    return piece.kind in ("pattern", "fill") or piece.splits
-
-
-def source_of(argument: Argument) -> str:
-    """An argument's text as the source of an inner script (`bash -c`, `eval`)."""
-    names = {fill: f"${name}" for name, fill in FILLS.items()}
-    return "".join(names[piece.text] if piece.kind == "fill" else piece.text for piece in argument)
-
-
-def _merged(pieces: Iterable[Piece]) -> Argument:
-    found: list[Piece] = []
-    for piece in pieces:
-        if found and piece.kind == "text" == found[-1].kind:
-            found[-1] = Piece(found[-1].text + piece.text)
-        elif piece.text or piece.kind != "text":
-            found.append(piece)
-    return tuple(found)
-
-
-def _with_spaces(values: Iterable[Argument]) -> Argument:
-    return _merged(piece for index, each in enumerate(values) for piece in ([Piece(" ")] * bool(index) + list(each)))
 
 
 def _may_split(piece: Piece) -> bool:
@@ -479,65 +407,7 @@ def _unknown(argument: Argument) -> bool:
     return any(piece.kind in ("hosts", "runtime") for piece in argument)
 
 
-def _is_hosts(argument: Argument) -> bool:
-    return any(piece.kind == "hosts" for piece in argument)
-
-
 def _below(source: str) -> str:
     """`..` of `cd "$(dirname "$0")/.." && pwd`."""
     found = re.search(r"\)\"?((?:/\.\.)+)", source)
     return found[1].lstrip("/") if found else "."
-
-
-def _changed(text: str, mark: str, operand: str) -> str:
-    """`${text MARK operand}` of constants."""
-    if mark in ("#", "##", "%", "%%"):
-        cuts = range(len(text) + 1)
-        sides = [(text[:cut], text[cut:]) for cut in cuts]
-        if mark.startswith("#"):
-            fit = [rest for head, rest in sides if fnmatch.fnmatchcase(head, operand)]
-            return (fit[-1] if mark == "##" else fit[0]) if fit else text
-        fit = [head for head, rest in sides if fnmatch.fnmatchcase(rest, operand)]
-        return (fit[0] if mark == "%%" else fit[-1]) if fit else text
-    if mark in ("/", "//"):
-        old, _, new = operand.partition("/")
-        return text.replace(old, new, -1 if mark == "//" else 1) if old else text
-    if mark in ("^", "^^", ",", ",,"):
-        change: Callable[[str], str] = str.upper if mark[0] == "^" else str.lower
-        return change(text) if len(mark) == 2 else change(text[:1]) + text[1:]
-    start, _, length = operand.partition(":")
-    numbers = [int(each) if re.fullmatch(r"\s*-?\d+\s*", each) else None for each in (start, length)]
-    begin = numbers[0] or 0
-    return text[begin:] if numbers[1] is None else text[begin:][: numbers[1]]
-
-
-_OPERATORS: dict[type, Callable[[int, int], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: lambda a, b: int(a / b), ast.FloorDiv: lambda a, b: int(a / b), ast.Mod: operator.mod,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
-
-
-def _evaluate(text: str) -> int | None:
-    """A whole number from an expression of numbers; None if it is no such thing, or is too large."""
-    if len(text) > 500:
-        return None
-    try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
-        return None
-
-
-def _value(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.BinOp) and (binary := _OPERATORS.get(type(node.op))):
-        found = int(binary(_value(node.left), _value(node.right)))
-        if abs(found) < 2**63:
-            return found
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and (compare := _OPERATORS.get(type(node.ops[0]))):
-        return int(compare(_value(node.left), _value(node.comparators[0])))
-    raise ValueError("not a constant of whole numbers")

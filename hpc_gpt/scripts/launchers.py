@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.scripts.expansion import Argument, known
+from hpc_gpt.scripts.pieces import Argument, known
 
 # srun's options without a value, or with one after `=` alone.
 _SRUN_FLAGS = frozenset(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_gpt.engines.megatron_lm import names_of
-from hpc_gpt.scripts.expansion import Argument, known, quote
 from hpc_gpt.scripts.notes import Notes
+from hpc_gpt.scripts.pieces import Argument, known, quote
 from hpc_gpt.secrets import is_secret
 from hpc_gpt.settings.presets import PRESETS
 
@@ -71,16 +71,16 @@ _FLAGS: dict[str, tuple[str, Any]] = {
     "--recompute-activations": ("engine.recompute", "selective"),
     "--checkpoint-activations": ("engine.recompute", "full"),
 }
-# {option: what the engine does in its place}; None: nothing is lost.
+# {option: what the engine does in its place}.
 _OWN = {
     "--save": "the run's own checkpoints/",
     "--load": "the run's own checkpoints/: a run begins from none, and resumes from its newest",
     "--exit-signal-handler": "the engine adds it",
-    "--distributed-backend": None,
-    "--make-vocab-size-divisible-by": None,
-    "--group-query-attention": None,
-    "--no-position-embedding": None,
-    "--mock-data": None,
+    "--distributed-backend": "nccl is the default",
+    "--make-vocab-size-divisible-by": "it follows from model.vocab_multiple",
+    "--group-query-attention": "it follows from model.kv_heads",
+    "--no-position-embedding": "it follows from model.positions",
+    "--mock-data": "it follows from data.source",
 }
 # {option: (what the engine passes, Megatron-LM's own default)}: it changes the training's numbers.
 _FIXED = {
@@ -292,9 +292,11 @@ def _schedule(found: MegatronRun, options: dict[str, list[str | None]], notes: O
     if fraction is not None:
         keys["train.warmup_steps"] = int(float(fraction) * (steps or keys["train.steps"]))
         notes.take(f"--lr-warmup-fraction {fraction}", f"train.warmup_steps = {keys['train.warmup_steps']}")
-    if steps is not None and steps != keys["train.steps"] and decay != "constant":
+    if steps is not None:
         words = f"the engine decays over all {keys['train.steps']} steps"
-        notes.leave(f"--lr-decay-iters {steps}", words)
+        option = f"--lr-decay-iters {end}" if end is not None else f"--lr-decay-samples {samples}"
+        note = notes.does if steps == keys["train.steps"] or decay == "constant" else notes.leave
+        note(option, words)
     if keys["train.eval_batches"] == 0:
         keys["train.eval_every"] = 0
         del keys["train.eval_batches"]
@@ -348,9 +350,10 @@ def _recompute(found: MegatronRun, options: dict[str, list[str | None]], notes: 
         raise NotExpressible(f"--recompute-granularity {granularity}")
     found.keys["engine.recompute"] = granularity
     notes.take(f"--recompute-granularity {granularity}", "engine.recompute")
-    given = [_one(options, "--recompute-method") or "uniform", _one(options, "--recompute-num-layers") or "1"]
-    if granularity == "full" and given != ["uniform", "1"]:
-        notes.leave(f"--recompute-method {' '.join(given)}", "the engine recomputes every layer by itself")
+    for option, ours in (("--recompute-method", "uniform"), ("--recompute-num-layers", "1")):
+        given = _one(options, option)
+        if given is not None and given != ours:
+            notes.leave(f"{option} {given}", "the engine recomputes every layer by itself")
 
 
 def _fixed(options: dict[str, list[str | None]], notes: OptionNotes) -> None:
@@ -382,8 +385,7 @@ def _rest(options: dict[str, list[str | None]], notes: OptionNotes, found: Megat
     for option in names_of([option for option in options if option not in read]):
         values = options[option]
         if option in _OWN:
-            if (words := _OWN[option]) is not None:
-                notes.does(" ".join([option, *map(str, values)]), words)
+            notes.does(" ".join([option, *map(str, values)]), _OWN[option])
         elif None in values:
             notes.leave(f"{option} …", "only the job knows its value, and engine.megatron_args are fixed texts")
         elif is_secret(option.lstrip("-")) and values:

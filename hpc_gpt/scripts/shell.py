@@ -8,117 +8,29 @@ tree-sitter needs a compiled wheel on a login node.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NoReturn
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.scripts.quoting import ENDS_WORD, WordReader
+from hpc_gpt.scripts.statements import (
+    Assignment,
+    Case,
+    Command,
+    Function,
+    Group,
+    If,
+    Loop,
+    Part,
+    Pipeline,
+    Redirect,
+    Statement,
+    Word,
+)
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
 _REDIRECT = re.compile(r"(?:\d*|\{\w+\})(<<<|<<-|<<|<>|>>|>&|<&|>\||>|<)|(&>>|&>)")
 _FUNCTION = re.compile(r"([\w:.-]+)[ \t]*\([ \t]*\)")
 _DECLARES = frozenset(("export", "declare", "typeset", "local", "readonly"))
-_ENDS_WORD = frozenset(" \t\n;&|()<>")
 _DEEPEST = 60
-
-
-class Part(NamedTuple):
-    """A part of a word: literal text, or the source of a `$NAME`, `${…}`, `$(…)` or `$((…))`. `quoted`: it is not split
-    into words, and has no patterns."""
-
-    kind: Literal["text", "variable", "command", "arithmetic"]
-    text: str
-    quoted: bool
-
-
-Word = tuple[Part, ...]
-
-
-class Assignment(NamedTuple):
-    """`name=value`, `name+=value`, `name[index]=value` or `name=(value …)`."""
-
-    name: str
-    place: str | None
-    appends: bool
-    value: Word | tuple[Word, ...]
-    is_array: bool
-
-
-class Redirect(NamedTuple):
-    """`operator target`; for a here-document its text, and whether its delimiter was quoted."""
-
-    operator: str
-    target: Word
-    text: str | None = None
-    literal: bool = False
-
-
-@dataclass
-class Statement:
-    """A statement of any kind: its first line, counted from 1, and its source."""
-
-    line: int
-    source: str = field(default="", compare=False)
-
-
-@dataclass
-class Command(Statement):
-    """A simple command."""
-
-    assignments: list[Assignment] = field(default_factory=list)
-    words: list[Word] = field(default_factory=list)
-    redirects: list[Redirect] = field(default_factory=list)
-
-
-@dataclass
-class Pipeline(Statement):
-    """Commands joined by `|`, and how they are joined to those before: `&&`, `||` or not."""
-
-    parts: list[Statement] = field(default_factory=list)
-    joined: str = ""
-    in_background: bool = False
-
-
-@dataclass
-class If(Statement):
-    """`if`: (condition, body) of each branch; `else` has an empty condition."""
-
-    branches: list[tuple[list[Statement], list[Statement]]] = field(default_factory=list)
-
-
-@dataclass
-class Loop(Statement):
-    """`for` over words, or `while` and `until`, which have no words."""
-
-    kind: str = "while"
-    name: str = ""
-    words: list[Word] | None = None
-    body: list[Statement] = field(default_factory=list)
-
-
-@dataclass
-class Case(Statement):
-    """`case`: the bodies of its patterns."""
-
-    subject: Word = ()
-    branches: list[tuple[list[Word], list[Statement]]] = field(default_factory=list)
-
-
-@dataclass
-class Group(Statement):
-    """`{ …; }`, or `( … )` with variables of its own."""
-
-    body: list[Statement] = field(default_factory=list)
-    is_subshell: bool = False
-
-
-@dataclass
-class Function(Statement):
-    """A function's name and body."""
-
-    name: str = ""
-    body: list[Statement] = field(default_factory=list)
 
 
 def read_shell(text: str, where: str = "") -> list[Statement]:
@@ -130,28 +42,10 @@ def read_shell(text: str, where: str = "") -> list[Statement]:
     return _Reader(text.replace("\r\n", "\n"), where).statements()
 
 
-def read_text(text: str) -> Word:
-    """The parts of a text as it would be between double quotes."""
-    return tuple(_Reader(text, "").quoted_parts(len(text)))
-
-
-def read_operand(text: str) -> Word:
-    """The parts of `word` in `${NAME:-word}`: its quotes are removed, its blanks kept."""
-    reader = _Reader(text, "")
-    parts: list[Part] = []
-    while reader.at < len(text):
-        if text[reader.at].isspace():
-            parts.append(Part("text", text[reader.at], False))
-            reader.at += 1
-        else:
-            parts += reader.word(also="\0", blanks=" \t\n")
-    return _joined(parts)
-
-
-class _Reader:
+class _Reader(WordReader):
     def __init__(self, text: str, where: str) -> None:
-        self.text, self.where, self.at, self.depth = text, where, 0, 0
-        self.newlines = [place for place, letter in enumerate(text) if letter == "\n"]
+        super().__init__(text, where)
+        self.depth = 0
         # Redirects to here-documents whose text begins at the next line: (list of the command's, index, strips tabs).
         self.pending: list[tuple[list[Redirect], int, bool]] = []
 
@@ -161,18 +55,6 @@ class _Reader:
             self.fail(f"unexpected {self.text[self.at]!r}")
         return found
 
-    def fail(self, what: str, at: int | None = None) -> NoReturn:
-        line = self.line(self.at if at is None else at)
-        raise ConfigError(f"{self.where}:{line}: {what}", "bash -n FILE checks a script")
-
-    def line(self, at: int) -> int:
-        return bisect_right(self.newlines, at - 1) + 1
-
-    # --- blanks
-
-    def peek(self, text: str) -> bool:
-        return self.text.startswith(text, self.at)
-
     def skip_blanks(self) -> None:
         """Blanks, continued lines and a comment."""
         text = self.text
@@ -181,7 +63,7 @@ class _Reader:
                 self.at += 1
             elif text.startswith("\\\n", self.at):
                 self.at += 2
-            elif text[self.at] == "#" and (self.at == 0 or text[self.at - 1] in _ENDS_WORD):
+            elif text[self.at] == "#" and (self.at == 0 or text[self.at - 1] in ENDS_WORD):
                 end = text.find("\n", self.at)
                 self.at = len(text) if end < 0 else end
             else:
@@ -224,8 +106,6 @@ class _Reader:
         """The reserved word at this place, if it is one; empty else."""
         found = re.compile(r"[a-z!{}\[\]]+(?=[\s;&|()<>]|\Z)").match(self.text, self.at)
         return found[0] if found else ""
-
-    # --- statements
 
     def list_until(self, ends: tuple[str, ...]) -> list[Statement]:
         """Statements up to a reserved word, `)` or `;;` of `ends`, which is left there."""
@@ -451,7 +331,7 @@ class _Reader:
     def assignment(self, found: re.Match[str]) -> Assignment:
         name, index, plus = found.groups()
         if not self.peek("("):
-            ends = self.at >= len(self.text) or self.text[self.at] in _ENDS_WORD
+            ends = self.at >= len(self.text) or self.text[self.at] in ENDS_WORD
             return Assignment(name, index, bool(plus), () if ends else self.word(), False)
         self.at += 1
         values = []
@@ -466,140 +346,3 @@ class _Reader:
             values.append(self.word())
         self.at += 1
         return Assignment(name, index, bool(plus), tuple(values), True)
-
-    # --- words
-
-    def word(self, also: str = "", blanks: str = "") -> Word:
-        """The parts of the word that begins here, which has at least one letter. It ends at a blank, and at what ends a
-        command, or instead of that at a letter of `also`."""
-        parts: list[Part] = []
-        begin = self.at
-        ends = _ENDS_WORD if not also else set(also) | (set(blanks) if blanks else set(" \t\n;"))
-        while self.at < len(self.text) and self.text[self.at] not in ends:
-            letter = self.text[self.at]
-            if letter == "\\":
-                escaped = self.text[self.at + 1 : self.at + 2]
-                if escaped != "\n":
-                    parts.append(Part("text", escaped, True))
-                self.at += 2
-            elif letter == "'" or self.peek("$'"):
-                parts.append(Part("text", self.single_quoted(), True))
-            elif letter == '"' or self.peek('$"'):
-                begin_of_quote = self.at
-                self.at += 1 if letter == '"' else 2
-                parts += self.quoted_parts() or [Part("text", "", True)]
-                if not self.peek('"'):
-                    self.fail("a double quote has no end", begin_of_quote)
-                self.at += 1
-            elif letter in "$`":
-                parts.append(self.dollar(False))
-            else:
-                found = re.compile(r"[^\s;&|()<>\\'\"$`]+|.", re.DOTALL).match(self.text, self.at)
-                assert found is not None
-                parts.append(Part("text", found[0], False))
-                self.at = found.end()
-        if self.at == begin:
-            self.fail(f"unexpected {self.text[self.at : self.at + 1]!r}" if self.at < len(self.text) else "no end")
-        return _joined(parts)
-
-    def single_quoted(self) -> str:
-        is_ansi = self.peek("$'")
-        begin = self.at + (2 if is_ansi else 1)
-        pattern = re.compile(r"(?:[^'\\]|\\.)*'" if is_ansi else r"[^']*'", re.DOTALL)
-        found = pattern.match(self.text, begin)
-        if found is None:
-            self.fail("a single quote has no end")
-        self.at = found.end()
-        text = found[0][:-1]
-        return re.sub(r"\\(.)", lambda each: {"n": "\n", "t": "\t"}.get(each[1], each[1]), text) if is_ansi else text
-
-    def quoted_parts(self, end: int | None = None) -> list[Part]:
-        """The parts up to the closing double quote, or up to `end`."""
-        parts: list[Part] = []
-        while self.at < (len(self.text) if end is None else end):
-            letter = self.text[self.at]
-            if letter == '"' and end is None:
-                break
-            if letter == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n"):
-                escaped = self.text[self.at + 1]
-                if escaped != "\n":
-                    parts.append(Part("text", escaped, True))
-                self.at += 2
-            elif letter in "$`":
-                parts.append(self.dollar(True))
-            else:
-                found = re.compile(r"[^\\\"$`]+|.", re.DOTALL).match(self.text, self.at)
-                assert found is not None
-                parts.append(Part("text", found[0], True))
-                self.at = found.end()
-        return list(_joined(parts))
-
-    def dollar(self, quoted: bool) -> Part:
-        if self.peek("`"):
-            found = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL).match(self.text, self.at)
-            if found is None:
-                self.fail("a ` has no end")
-            self.at = found.end()
-            return Part("command", re.sub(r"\\([`$\\])", r"\1", found[1]), quoted)
-        self.at += 1
-        if self.peek("((") and (expression := self.arithmetic()) is not None:
-            return Part("arithmetic", expression, quoted)
-        if self.peek("("):
-            return Part("command", self.balanced(1), quoted)
-        if self.peek("{"):
-            return Part("variable", self.balanced(1, "{", "}"), quoted)
-        name = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(self.text, self.at)
-        if name is None:
-            return Part("text", "$", quoted)
-        self.at = name.end()
-        return Part("variable", name[0], quoted)
-
-    def arithmetic(self) -> str | None:
-        """The expression of `$((…))`; None, at the same place, if it is `$( (…) )`."""
-        begin = self.at
-        inner = self.balanced(1)
-        if inner.startswith("(") and inner.endswith(")"):
-            return inner[1:-1].strip()
-        self.at = begin
-        return None
-
-    def balanced(self, marks: int, opens: str = "(", closes: str = ")") -> str:
-        """The text between brackets, of which `marks` are at this place, with those and quotes in it."""
-        begin, depth = self.at, 0
-        while self.at < len(self.text):
-            letter = self.text[self.at]
-            if letter == "\\":
-                self.at += 1
-            elif letter == "'":
-                self.single_quoted()
-                continue
-            elif letter == '"':
-                self.at += 1
-                self.quoted_parts()
-            elif letter == "`":
-                self.dollar(False)
-                continue
-            elif letter == "#" and opens == "(" and self.text[self.at - 1] in " \t\n":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-                continue
-            elif letter == opens:
-                depth += 1
-            elif letter == closes:
-                depth -= 1
-                if not depth:
-                    self.at += 1
-                    return self.text[begin + marks : self.at - marks]
-            self.at += 1
-        return self.fail(f"{opens} has no {closes}", begin)
-
-
-def _joined(parts: list[Part]) -> Word:
-    """The parts with neighbouring texts of one kind as one."""
-    found: list[Part] = []
-    for part in parts:
-        if found and part.kind == "text" == found[-1].kind and part.quoted == found[-1].quoted:
-            found[-1] = Part("text", found[-1].text + part.text, part.quoted)
-        else:
-            found.append(part)
-    return tuple(found)

@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.scripts.expansion import Piece, Scope
+from hpc_gpt.scripts.expansion import Scope
 from hpc_gpt.scripts.notes import Notes
-from hpc_gpt.scripts.shell import Command, If, Loop, Pipeline, read_shell
-from hpc_gpt.scripts.walk import Started, Walk, names_used
+from hpc_gpt.scripts.pieces import Piece
+from hpc_gpt.scripts.shell import read_shell
+from hpc_gpt.scripts.state import Started, names_used
+from hpc_gpt.scripts.statements import Command, If, Loop, Pipeline
+from hpc_gpt.scripts.walk import Walk
 from hpc_gpt.settings.command import fill_line
 
 # Prints the arguments that a program gets, one in brackets.
