@@ -258,6 +258,13 @@ def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
     assert error_of(short)[0].endswith("with offload full, needs 387 of 149 GiB of a host's memory")
 
 
+def test_the_largest_model_of_another_kind_is_refused():
+    done = in_process("plan", "--max-model", "--model", "qwen3-8b", "--gpus", "16", "--cluster", "h100-80g-8")
+    assert done.code == 2
+    assert "the largest model is searched among GPT-2's shapes" in done.stderr
+    assert "hint: name no --model, or one such as gpt2" in done.stderr
+
+
 def test_the_largest_model_with_offload_says_that_it_is_slow():
     asked = ("plan", "--max-model", "--offload", "full", "--engine", "fsdp", "--gpus", "16", "--cluster")
     done = in_process(*asked, own_profile(host_memory_gib=4000))

@@ -36,6 +36,7 @@ NEAR += [
     for name in ENGINES
     for model in ("llama", "qwen3")
 ]
+NEAR += [Case(Layout(2, 2, 1), zero(1), dtype="bf16", clip=CLIP, model=model) for model in ("llama", "qwen3")]
 NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
