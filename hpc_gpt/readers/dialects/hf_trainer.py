@@ -142,6 +142,11 @@ DIALECT = Dialect(
             "train_samples_per_second",
             rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END,
         ),
+        Pattern(
+            "total",
+            "train_steps_per_second",
+            rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END,
+        ),
         Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
@@ -223,6 +228,7 @@ trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
 {'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, 'epoch': 1.0}
 [INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_runtime            = 0:14:31.66
 [INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_samples_per_second =      1.147
+  train_steps_per_second   =      0.406
   train_samples            =       1000
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608",

@@ -238,6 +238,9 @@ def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
     return _steps_of_rates(draft, part)
 
 
+_OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled up
+
+
 def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
     """Return the steps that the totals show: samples over the batch, or steps a second of three decimals."""
     runtime, samples, rounded = (
@@ -247,9 +250,16 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
-    batch, epochs = draft.whole("global_batch"), draft.whole("epochs") or 1
+    batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
     words = f"steps, the only number that is {rounded:g} a second"
-    if batch and (counted := draft.whole("samples_per_epoch")):
+    passes = runtime * samples / counted if counted else 0.0
+    # Without a number of epochs the rate of samples shows it.
+    epochs = draft.whole("epochs") or round(passes)
+    if passes and epochs and abs(passes / epochs - 1) > _OF_PASSES:
+        return 0.0, ""
+    if counted and not epochs and not rounded:
+        return 0.0, ""
+    if batch and counted and epochs:
         least = most = math.ceil(counted / batch) * epochs
     elif batch and samples:
         least, most = (math.ceil(runtime * (samples + off) / batch) for off in (-0.0005, 0.0005))

@@ -30,7 +30,7 @@ def interpreted(part: Part) -> dict[str, object]:
         (INFO + "  train_runtime            = 0:14:31.66", {"runtime_s": 871.66}),
         ("  train_runtime            = 1 day, 2:03:04.50", {"runtime_s": 93784.5}),
         (INFO + "  train_samples_per_second =      1.147", {"samples_per_s": 1.147}),
-        (INFO + "  train_steps_per_second   =      0.017", {}),
+        (INFO + "  train_steps_per_second   =      0.017", {"steps_rounded": 0.017}),
         (
             "{'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, "
             "'epoch': 1.0}",

@@ -402,3 +402,27 @@ def test_whole_seconds_time_steps_over_twenty_of_them():
     record = read(*[line.format(second, 90 + n) for n, second in enumerate(seconds)]).record
     assert record.step_s == pytest.approx(3.7, abs=0.2)
     assert record.attempts[0]["last_step"] == 97
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        (["  train_samples_per_second =       6.48", "  train_steps_per_second   =      0.406"], 501),
+        (["  train_samples_per_second =       6.48"], 501),
+        (["  Num Epochs = 3"], 501),
+        ([], None),  # of how many epochs nothing says
+        (["  Num Epochs = 1", "  train_samples_per_second =       6.48"], None),  # they contradict each other
+    ],
+)
+def test_a_metrics_block_of_several_epochs(more, steps):
+    """The form of transformers' log_metrics: 2,667 samples in batches of 16, three times."""
+    record = read(
+        "  Num examples = 2,667",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 16",
+        *[line for line in more if "Epochs" in line],
+        "  train_runtime            = 0:20:34.50",
+        *[line for line in more if "Epochs" not in line],
+    ).record
+    assert record.steps_used == steps
+    assert record.step_s == (None if steps is None else pytest.approx(1234.5 / steps))
+    assert steps is not None or any("over an unknown number of steps" in flag for flag in record.flags)
