@@ -39,7 +39,8 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
     shape, engine, train, batch = run.model, run.engine, run.train, run.batch
     if run.has_model:
         sizes = f"{counted(shape.layers, 'layer')} of {shape.hidden}, {shape.params:,} parameters"
-        rows.append(("model", f"{sizes}, samples of {shape.seq:,} tokens"))
+        begins = f", begins from {train.init}" if train.init else ""
+        rows.append(("model", f"{sizes}, samples of {shape.seq:,} tokens{begins}"))
     where = f"{counted(run.gpus, 'GPU')} on {counted(run.nodes, 'node')} of {run.cluster.name}"
     rows.append(("layout", f"{run.layout}, {where}" if run.has_layout else where))
     if run.has_batch:
