@@ -6,6 +6,7 @@ import re
 
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.page import build_page
+from hpc_gpt.report.page.anomalies import ABSURD
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 
@@ -34,3 +35,17 @@ def test_a_run_of_our_own_with_a_restart_a_skip_and_a_nan(tmp_path):
     assert "steps with no finite loss (1)" in page
     assert "<td>node failure</td><td>1</td><td>40</td><td>node n3 is gone</td>" in page
     assert re.search(r"<h3>demo/[^<]+</h3>", page)
+
+
+def test_a_step_time_off_by_a_hundred_tops_the_anomalies(tmp_path):
+    """Milliseconds that the lines' own times of day contradict: a minute a step."""
+    lines = [
+        f"2024-03-05 10:{step:02d}:00 step: {step} loss: {5 - step / 100:.4f} step_time: 410 ms"
+        for step in range(1, 30)
+    ]
+    (tmp_path / "a.log").write_text("\n".join([*lines, "RuntimeError: size mismatch"]))
+    page = build_page(gather_paths([str(tmp_path)], tmp_path).runs)
+    anomalies = page[page.index('<section id="anomalies"') :]
+    assert re.search(r'<li class="level-(\d)">', anomalies)[1] == str(ABSURD)
+    assert "the program prints 0.410 s a step, but the lines&#39; times of day give 60.0 s: left out" in anomalies
+    assert page.index('<section id="failures"') < page.index('<section id="anomalies"')
