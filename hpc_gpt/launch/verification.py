@@ -14,11 +14,14 @@ from typing import Any
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.checkpoints import faults_of, list_complete, newest_sound
+from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.provenance import INIT, collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.unpack import ARCHIVE, FOLDER, SUMS, unpacked_files
+from hpc_gpt.runs.work_folder import ARCHIVE as WORK_ARCHIVE
+from hpc_gpt.runs.work_folder import changed_since as changed_in
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT
@@ -31,6 +34,7 @@ MEANS = {
     "archive": "the run cannot start again: its code is not what was submitted",
     "code": "the run keeps the code that was submitted; a new submission would run what is here",
     "unpacked": "the next attempt sets code/ aside and unpacks the archive again",
+    "work": "the next attempt runs with work/ as it is; the program itself may have written these files",
     "versions": "the next attempt runs with what is installed then: figures and losses may differ",
     "profile": "the run keeps the profile it was submitted under; a new submission would follow the present one",
     "experiment": "the run keeps the settings it was submitted with; a new submission would follow the file",
@@ -75,6 +79,7 @@ def verify(run: RunFolder) -> Verification:
     resolved = run.resolved()
     checks: dict[str, Callable[[], Iterable[Difference]]] = {
         "code": lambda: _code(run.path),
+        "work": lambda: _work(run.path),
         "versions": lambda: _versions(run.path),
         "profile": lambda: _profile(resolved),
         "experiment": lambda: _experiment(run.path, resolved),
@@ -111,6 +116,12 @@ def _code(run: Path) -> Iterator[Difference]:
     yield from _files("code", archived, here)
     if (run / FOLDER).is_dir():
         yield from _files("unpacked", archived, unpacked_files(run))
+
+
+def _work(run: Path) -> Iterator[Difference]:
+    """The files of a program's folder that are not as they were submitted."""
+    if (run / WORK).is_dir() and (run / WORK_ARCHIVE).exists():
+        yield from (Difference("work", f"{WORK}/{name}", "changed or removed") for name in changed_in(run))
 
 
 def _files(check: str, submitted: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import hashlib
 import io
 import os
 import secrets
@@ -21,6 +22,7 @@ from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.resolved import Resolved
 
 ARCHIVE = "work.tar.gz"
@@ -126,7 +128,11 @@ def unpack_work(run: Path) -> Path:
         return folder
     try:
         aside.mkdir()
-        with tarfile.open(fileobj=io.BytesIO(gzip.decompress((run / ARCHIVE).read_bytes()))) as tar:
+        content = gzip.decompress((run / ARCHIVE).read_bytes())
+        if read_stored(run / "provenance.json").get(KEY) not in (None, hashlib.sha256(content).hexdigest()):
+            words = f"{run / ARCHIVE} is not what was submitted: its SHA-256 differs"
+            raise RunFolderError(words, "submit the experiment again, or put the archive back")
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             tar.extractall(aside, filter="tar")
         aside.rename(folder)
     except (OSError, EOFError, tarfile.TarError) as fault:

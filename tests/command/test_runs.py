@@ -208,6 +208,9 @@ def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path
     (work / "note").write_text("edited later\n")
     assert ended(run).state == "done"
     log = run.attempt(1).log.read_text()
+    verified = hpc_gpt("verify", run.run_id)
+    assert verified.code == 1
+    assert "work/note" in verified.stdout
     assert "as submitted" in log
     assert "tool ran" in log
     assert "data in place" in log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs import work_folder as work
 from hpc_gpt.runs.program_checkpoints import newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
@@ -138,6 +138,13 @@ def test_it_is_unpacked_once_with_its_modes_and_what_changes_is_seen(folder: Pat
     assert work.unpack_work(tmp_path / "run") == unpacked
     assert work.changed_since(tmp_path / "run") == ["train.py"]
     assert (unpacked / "out").read_text() == "its own"
+
+
+def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_path: Path) -> None:
+    files_of(folder, tmp_path / "run")
+    (tmp_path / "run" / "provenance.json").write_text(f'{{"{work.KEY}": "{"0" * 64}"}}')
+    with pytest.raises(RunFolderError, match="not what was submitted"):
+        work.unpack_work(tmp_path / "run")
 
 
 def test_the_runs_below_a_folder_are_not_its_files(
