@@ -85,15 +85,19 @@ def write_new(texts: Mapping[Path, str]) -> None:
     """Write files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
     refuses."""
     check_new(texts)
-    for path, text in texts.items():
-        try:
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "x", encoding="utf-8") as file:
+                written.append(path)
                 file.write(text)
-        except FileExistsError:
-            raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name") from None
-        except OSError as fault:
-            raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+    except OSError as fault:
+        for begun in written:
+            begun.unlink(missing_ok=True)
+        if isinstance(fault, FileExistsError):
+            raise ConfigError(f"{fault.filename} exists, and nothing is overwritten", "give another name") from None
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
 def give_name(aside: Path, path: Path) -> None:

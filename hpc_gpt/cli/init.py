@@ -40,7 +40,8 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:
-        if request.given or request.cluster is not None:
+        source = click.get_current_context().get_parameter_source("cluster")
+        if request.given or source is click.core.ParameterSource.COMMANDLINE:
             words = next(iter(request.given), "--cluster")
             raise ConfigError(f"--from takes all from the script, and {words} is given, too", "change the files then")
         from_script(script, name, folder)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import write_new
 from hpc_gpt.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
 
@@ -63,10 +65,19 @@ def test_no_file_is_overwritten(taken: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["other-cluster.toml", "other.toml"]
 
 
+def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"cannot write /proc/none/b\.toml: No such file or directory"):
+        write_new({tmp_path / "a.toml": "text", Path("/proc/none/b.toml"): "text"})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
     message, _ = refused("--from", "job.slurm", "--gpus", "8", cwd=tmp_path)
     assert message == "--from takes all from the script, and layout.gpus is given, too"
+    assert "--cluster is given, too" in refused("--from", "job.slurm", "--cluster", "local", cwd=tmp_path)[0]
+    of_shell = {"HPC_GPT_CLUSTER": "local"}  # for all verbs, and nothing that this one is asked
+    assert in_process("init", "quiet", "--from", "job.slurm", cwd=tmp_path, environment=of_shell).code == 0
     assert refused(cwd=tmp_path)[0] == "no script or NAME is given"
     assert refused("small", cwd=tmp_path)[0] == "no model is given"
     assert refused("../x", "--model", "gpt2", cwd=tmp_path)[0] == "'../x' is no name of a file"
