@@ -153,6 +153,43 @@ def test_a_requeue_by_hand_continues_where_it_saved(told: Teller) -> None:
 
 
 @story
+def cancelled(teller: Teller) -> Job:
+    """By hpc-gpt cancel: Slurm's SIGTERM reaches the program itself."""
+    job = start(teller, "loop", "cancelled", step_s="0.3")
+    job.wait_step(3)
+    teller.launcher.run("cancel", job.run.run_id)
+    job.wait("its end", lambda: job.run.attempt(1).ended())
+    job.wait_end("CANCELLED")
+    return job
+
+
+@story
+def preempted(teller: Teller) -> Job:
+    """By a job of higher priority for its node."""
+    job = start(teller, "loop", "preempted", "--partition", "low", step_s="0.3")
+    job.wait_step(3)
+    (node,) = job.nodes()
+    asked = ("--parsable", "-p", "high", "-w", node, "-N1", "--gres=gpu:2", "-o", "/dev/null", "--wrap", "sleep 1")
+    teller.cluster.run("sbatch", *asked, check=True)
+    job.wait("its end", lambda: job.run.attempt(1).ended())
+    job.wait_end()
+    return job
+
+
+@pytest.mark.long
+@pytest.mark.story(cancelled, preempted)
+def test_what_slurm_ends_saves_once_and_counts_as_what_it_is(told: Teller) -> None:
+    job = told(cancelled)
+    assert job.ended() == ["cancelled"], job.log()
+    assert (job.run.path / "work" / "out" / f"ckpt-{job.last_step(1)}" / ".done").exists()
+    assert job.log().count("saved on a signal") == 1
+    job = told(preempted)
+    assert job.ended() == ["preempted", "done"], job.log()
+    assert min(job.metrics(2)) == max(job.metrics(1)) + 1
+    assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+
+
+@story
 def one_a_gpu(teller: Teller) -> RunFolder:
     """Four tasks on two nodes, each of which says who it is."""
     folder = teller.launcher.folder / "per-gpu"
