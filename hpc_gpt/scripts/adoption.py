@@ -257,9 +257,15 @@ class _Adoption(Reading):
         kept: dict[str, str] = dict(self.directives.environment)
         given = dict(self.walk.state.environment)
         given |= {name: (self.started.place, value) for name, value in self.started.before}
+        exports = self.started.srun.options.get("export") if self.started.srun else None
+        for name, equals, word in (part.partition("=") for part in (exports or "").split(",")):
+            given |= {name: (self.started.place, (Piece(word),))} if equals else {}
         for name, (place, value) in given.items():
             text = _constant(value)
-            if text is None or self.builds(name, text):
+            if text is None:
+                continue
+            if self.builds(name, text):
+                self.notes.does(place, f"{name}={text}", "a part of the command")
                 continue
             if is_secret_variable(name, text):
                 self.notes.leave(place, f"{name}=…", "a secret is never copied: export it in the shell that submits")

@@ -112,6 +112,8 @@ class Commands:
                 self.scope.variables.pop(known(argument) or "", None)
                 self.state.environment.pop(known(argument) or "", None)
             self.carry(command, (), acts=True)
+        elif name == "set" and argv[1:2] == [(Piece("--"),)]:
+            self.scope.parameters = argv[2:]
         elif name == "shift":
             number = known(argv[1]) if argv[1:] else "1"
             if self.scope.parameters and number is not None and number.isdigit():

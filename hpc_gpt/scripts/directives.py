@@ -152,7 +152,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
         elif word.startswith("-") and len(word) > 1:
             name, given = _SHORT.get(word[1], word[1]), word[2:].lstrip("=") or None
         else:
-            yield word, None
+            yield f" {word}", None  # no option
             continue
         if given is None and name not in _FLAGS and waiting and not waiting[0].startswith("--"):
             given = waiting.pop(0)
@@ -204,7 +204,7 @@ def _take(found: Directives, option: str, value: str | None, place: str, notes: 
         found.sbatch[table].append(text)
         notes.take(place, text, "job.sbatch" if table == "job" else "profile: sbatch")
     else:
-        notes.leave(place, text, "no option of sbatch")
+        notes.leave(place, option.strip(), "no option of sbatch")
 
 
 def _take_size(found: Directives, option: str, value: str, place: str, notes: Notes) -> None:
