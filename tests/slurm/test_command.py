@@ -17,6 +17,7 @@ from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.slurm.cluster import send
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
 from tests.slurm.stories import Story, Teller, slow_story, story
+from tests.torture.checks import settled_class
 
 STEPS = 40
 # A program of each kind, its part that a fault is for, and its nodes.
@@ -123,7 +124,8 @@ def test_a_program_of_ones_own_goes_on_after(
     launcher: Launcher, told: Teller, name: str, fault: str, case: Story[Job]
 ) -> None:
     job = told(case)
-    assert job.ended() == [ENDS[fault], "done"], job.log()
+    # A rank that lost the dead node's may write its own words first: the judge knows better.
+    assert [settled_class(attempt) for attempt in job.run.attempts()] == [ENDS[fault], "done"], job.log()
     assert sorted(losses(job.run)) == list(range(1, STEPS + 1))
     assert losses(job.run) == expected(told, name)
     begun = job.run.attempt(2).trainer()
