@@ -32,7 +32,8 @@ def test_the_tables_take_a_figure_as_it_is_described(table: tuple[Column, ...]) 
         figure = FIGURES[each.keys[0]]
         assert (each.digits, each.right) == (figure.digits, figure.right)
         assert each.show(RECORD) == figure.show(RECORD)
-        assert each.heading.replace("TFLOP/s", "TFLOPs") == figure.heading
+        # The page has no room for a second line, so a heading there names the formula itself.
+        assert each.heading == figure.heading or (table is run_table._COLUMNS and each.heading.startswith("TFLOP/s "))
 
 
 def test_the_bench_has_a_label_for_each_of_its_figures() -> None:

@@ -16,6 +16,7 @@ from tests.made_runs import add_attempt, add_checkpoint, metrics_line
 # {(module, what it prints after `next: `, with {} for what varies, in two words): the test that runs it}
 RUN_BY = {
     ("cli/plan.py", "{}"): "cli/test_plan.py::test_the_next_command_runs_what_was_planned",
+    ("cli/init.py", "{}"): "cli/test_next.py::test_what_init_names_renders_what_it_wrote",
     ("cli/data.py", "{}"): "cli/test_data.py::test_the_next_command_takes_the_data",
     ("cli/status.py", "{}"): "cli/test_next.py::test_what_an_empty_logs_folder_names_would_run",
     ("cli/cancel.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
@@ -127,3 +128,15 @@ def test_what_a_sweep_and_a_wait_name_reports_their_runs(tiny):
         report = in_process(*shlex.split(command)[1:])
         assert report.code == 0, report.stderr
         assert "a tiny table" in report.stdout or "one" in report.stdout
+
+
+@pytest.mark.parametrize(
+    "asked", [("--from", "job.slurm"), ("big", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8")]
+)
+def test_what_init_names_renders_what_it_wrote(tmp_path, asked):
+    (tmp_path / "job.slurm").write_text("#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:2\nsrun torchrun train.py\n")
+    done = in_process("init", *asked, cwd=tmp_path)
+    rendered = in_process(*next_of(done), cwd=tmp_path)
+    assert rendered.code == 0, rendered.stderr
+    assert rendered.stdout.startswith("#!/bin/bash\n")
+    assert ("torchrun" in rendered.stdout) == (asked[0] == "--from")

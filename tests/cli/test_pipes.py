@@ -58,6 +58,7 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["--version"],
         ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
         ["doctor", "demo", "--cluster", "local", "--json"],
+        ["init", "--help"],
         ["render", "demo"],
         ["rehearse", "--help"],
         ["submit", "demo", "--cluster", "local", "--dry-run"],

@@ -128,7 +128,7 @@ def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monke
                 ask(attempt, reason)
             elif reason in SIGNALS.values():
                 begun.signals.raised.add(reason)
-        assert MegatronRank(run, attempt, begun.signals)._reason() == pair[0], pair
+        assert MegatronRank(run, attempt, begun.signals).reason() == pair[0], pair
         assert begun.loop.run() == end_for(pair[0], resolved, lambda: End("cancelled", "SIGTERM")), pair
 
 
