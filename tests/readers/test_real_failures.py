@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers.causes import Cause, first_cause
+from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.logs.read_log import read_log
 
 PROGRAMS = {
@@ -146,11 +147,17 @@ dist.all_reduce(x)
 
 def test_of_two_ranks_the_one_that_was_killed_is_named_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PEERS)
-    # torchrun ends the other rank once it looks: on a busy machine before that has said what it lost.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "5"]
-    launch = [*torchrun, "--nproc-per-node", "2", "program.py"]
-    cause = run(tmp_path, launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+
+    def is_lost(failure: Failure) -> bool:
+        return failure.rank == 0 and "Connection" in failure.words
+
+    # On a busy machine torchrun may end the other rank before that has said what it lost.
+    for _ in range(3):
+        cause = run(tmp_path, launch, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+        if any(map(is_lost, cause.echoes)):
+            break
     assert (cause.ended, cause.rank) == ("error", 1), cause
     assert "signal 9 (SIGKILL)" in cause.words
     assert "nothing says who killed it" in cause.sure
-    assert any(failure.rank == 0 and "Connection" in failure.words for failure in cause.echoes)
+    assert any(map(is_lost, cause.echoes))
