@@ -398,7 +398,7 @@ class Command:
     complete: str | None = key(None, "free", "nothing")
     'A file that a checkpoint has only once it is complete; for example "{checkpoint}/.done".'
     stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", "free", "nothing")
-    "What tells it to save and end, before the time limit, too; none if nothing does."
+    "The signal to save and end, sent before the time limit, too; none if it has none."
     pattern: str | None = key(None, "free", "nothing")
     "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
     hang_s: float | None = key(None, "free", "nothing")
