@@ -1,7 +1,8 @@
 """What a local script's choice of threads costs and gains: `python tests/benchmarks/local_threads.py [ROUNDS]`.
 
 One rank of the demo's model, and one of a model with matrices six times as wide, once with torch's own choice (as many
-threads as CPUs, which spin for milliseconds when they wait) and once with the variables that the local script sets.
+threads as CPUs, which spin for milliseconds when they wait) and once with the variables that the local script sets,
+started where the measured ranks start: beside the load, if there is one.
 Both processes live at once and take turns of a few steps, so that what else the machine does falls on both; the one
 whose turn it is not sleeps. First nothing else runs, then BURNERS processes a CPU that only count. Printed for each:
 the median step, and the ratio of the script's choice to torch's within a round, with its quartiles.
@@ -115,12 +116,13 @@ def measure(model: str, rounds: int, burners: int, first: bool) -> None:
     ranks: list[Rank] = []
     beside: list[subprocess.Popen[bytes]] = []
     try:
-        for chosen in ({}, scripts_choice()):
-            ranks.append(Rank(model, chosen, first))
-        for rank in ranks:
-            rank.answer()
         before = Path("/proc/loadavg").read_text().split()[3]
         beside += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(burners)]
+        chosen = scripts_choice()
+        for variables in ({}, chosen):
+            ranks.append(Rank(model, variables, first))
+        for rank in ranks:
+            rank.answer()
         for turn in range(rounds):
             for rank in ranks if turn % 2 else reversed(ranks):
                 rank.train()
@@ -133,7 +135,8 @@ def measure(model: str, rounds: int, burners: int, first: bool) -> None:
     ratios = sorted(own / other for own, other in zip(ours, torchs, strict=True))
     quartiles = f"{ratios[len(ratios) // 4]:.3f} to {ratios[-1 - len(ratios) // 4]:.3f}"
     print(
-        f"{model}, {burners} more processes ({before} ran before): torch's choice "
+        f"{model}, {burners} more processes ({before} ran before), the script sets "
+        f"{' '.join(f'{name}={text}' for name, text in chosen.items())}: torch's choice "
         f"{1e3 * statistics.median(torchs):.1f} ms a step, the script's {1e3 * statistics.median(ours):.1f} ms, "
         f"ratio {statistics.median(ratios):.3f} (quartiles {quartiles})",
         flush=True,
@@ -146,7 +149,7 @@ def main(words: list[str]) -> None:
         return
     rounds = next((int(word) for word in words if word.isdigit()), ROUNDS)
     cpus = len(os.sched_getaffinity(0))
-    print(f"{cpus} CPUs; the script sets {' '.join(f'{name}={text}' for name, text in scripts_choice().items())}")
+    print(f"{cpus} CPUs")
     for model in STEPS:
         measure(model, rounds, 0, "--first" in words)
     for model in STEPS:

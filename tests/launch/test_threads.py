@@ -19,16 +19,24 @@ V1 = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
 
 
 def rank_environment(
-    folder: Path, cpus: int, quota: dict[str, str] | None = None, given: dict[str, str] | None = None
+    folder: Path,
+    cpus: int,
+    quota: dict[str, str] | None = None,
+    given: dict[str, str] | None = None,
+    runnable: int = 100,
 ) -> dict[str, str]:
-    """OURS as a rank gets them on a machine of so many CPUs, with these files of its control group."""
+    """OURS as a rank gets them on a machine of so many CPUs and runnable threads, with these files of its cgroup."""
     script = render_script(resolve(load_experiment("demo", {"layout.gpus": RANKS}), load_profile("local")))
     cgroup = folder / "cgroup"
     for name, text in (quota or {}).items():
         (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroup / name).write_text(f"{text}\n")
     assert "cgroup=/sys/fs/cgroup\n" in script
-    (folder / "job.sh").write_text(script.replace("/sys/fs/cgroup", str(cgroup)))
+    loads = folder / "loadavg"
+    loads.write_text(f"0.10 0.20 0.30 {runnable}/900 4711\n")
+    assert "</proc/loadavg " in script
+    script = script.replace("/sys/fs/cgroup", str(cgroup)).replace("/proc/loadavg", str(loads))
+    (folder / "job.sh").write_text(script)
     for name, text in (("nproc", f"echo {cpus}"), ("python", 'printf "%s=%s\\n" ' + " ".join(
         f'{name} "${name}"' for name in OURS
     ))):  # fmt: skip
@@ -65,8 +73,12 @@ def test_each_rank_has_an_even_share_of_the_cpus_it_may_use(tmp_path, cpus, quot
     assert rank_environment(tmp_path, cpus, quota)["OMP_NUM_THREADS"] == str(threads)
 
 
-def test_a_waiting_thread_soon_sleeps_unless_the_user_says_how_it_waits(tmp_path):
-    assert 0 < int(rank_environment(tmp_path, 64)["GOMP_SPINCOUNT"]) <= 10_000  # torch's own is 300,000
+def test_a_waiting_thread_soon_sleeps_where_others_run(tmp_path):
+    assert 0 < int(rank_environment(tmp_path, 64, runnable=RANKS + 1)["GOMP_SPINCOUNT"]) <= 10_000
+    assert rank_environment(tmp_path, 64, runnable=RANKS)["GOMP_SPINCOUNT"] == ""  # torch's own is 300,000
+
+
+def test_how_a_thread_waits_is_the_users_to_say(tmp_path):
     given = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     assert rank_environment(tmp_path, 64, given=given) == given | {"GOMP_SPINCOUNT": ""}
     assert rank_environment(tmp_path, 64, given={"GOMP_SPINCOUNT": "3"})["GOMP_SPINCOUNT"] == "3"
