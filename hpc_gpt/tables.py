@@ -321,17 +321,18 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
         value = tables[stored.name]
         if stored.table is not None and not (value is None and stored.may_be_none):
             value = from_tables(stored.table, value, f"{where}.{stored.name}" if where else stored.name)
-        elif not fits(value, stored.hint):
+        elif not stored.check(value):
             raise ValueError(f"{where}.{stored.name} is {value!r:.60}" if where else f"{stored.name} is {value!r:.60}")
         values[stored.name] = tuple(value) if isinstance(value, list) and not stored.is_list else value
     return kind(**values)
 
 
 class _StoredField(NamedTuple):
-    """A field of a dataclass: its type, the dataclass that it holds if it does, and whether a list stays one."""
+    """A field of a dataclass: what a value must be, the dataclass that it holds if it does, and whether a list stays
+    one."""
 
     name: str
-    hint: Any
+    check: Callable[[Any], bool]
     table: Any
     has_default: bool
     may_be_none: bool
@@ -348,34 +349,40 @@ def _stored_fields(kind: Any) -> list[_StoredField]:
         table = next((each for each in parts if is_dataclass(each)), None)
         has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
         is_list = any(get_origin(each) is list for each in parts)
-        found.append(_StoredField(entry.name, hint, table, has_default, NoneType in parts, is_list))
+        found.append(_StoredField(entry.name, _check_of(hint), table, has_default, NoneType in parts, is_list))
     return found
-
-
-@functools.cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The origin of a type, Union for `A | B`, and its arguments."""
-    origin = get_origin(hint)
-    return Union if origin is UnionType else origin, get_args(hint)
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON has a type; an integer is a float, too, and no number is larger than LARGEST."""
+    return _check_of(hint)(value)
+
+
+@functools.cache
+def _check_of(hint: Any) -> Callable[[Any], bool]:
+    """What `fits` asks of a value of that type. Cached: looking into a type takes longer than the check."""
+    origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
-    if type(value) is hint and hint is not int and hint is not float:
-        return True
-    if hint is int or hint is float:
-        if isinstance(value, float):
-            return hint is float and math.isfinite(value)
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
-    origin, inner = _parts(hint)
-    if origin is Union:
-        return (type(value) in inner and not isinstance(value, int | float)) or any(fits(value, each) for each in inner)
+        return lambda value: True
+    if hint is int:
+        return _is_whole
+    if hint is float:
+        return lambda value: math.isfinite(value) if isinstance(value, float) else _is_whole(value)
+    if origin in (Union, UnionType):
+        plain = tuple(each for each in inner if each in (bool, str, NoneType))
+        others = [_check_of(each) for each in inner if each not in plain]
+        return lambda value: isinstance(value, plain) or any(check(value) for check in others)
     if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
+        kinds, choices = {type(each) for each in inner}, {(type(each), each) for each in inner}
+        return lambda value: type(value) in kinds and (type(value), value) in choices
     if origin in (tuple, list):
-        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+        check = _check_of(inner[0])
+        return lambda value: isinstance(value, list) and all(map(check, value))
     if origin is dict:
-        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
-    return isinstance(value, hint)
+        check = _check_of(inner[1])
+        return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    return lambda value: isinstance(value, hint)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -92,6 +92,8 @@ def read_restarts(attempts: Sequence[Attempt], live: bool, now: float | None = N
     `live`: the last attempt may still run.
     """
     counted = [each for each in attempts if each.ended().get("ended") != "refused"]
+    if len(counted) < 2:
+        return None
     moment = time.time() if now is None else now
     found = [_read(each, moment if live and each == counted[-1] else None) for each in counted]
     stretches = [each for each in found if each is not None]

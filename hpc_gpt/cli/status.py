@@ -102,7 +102,9 @@ def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], s
 
     def show(groups: Iterable[list[RunStatus]]) -> None:
         before = [_facts(row) for row in shown]
-        rows = [row for group in groups if any(_facts(row) not in before for row in group) for row in group]
+        rows = [
+            row for group in groups if not before or any(_facts(row) not in before for row in group) for row in group
+        ]
         for line in _table(rows, opened) if rows else ():
             click.echo(line)
         shown.extend(rows)

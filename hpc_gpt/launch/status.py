@@ -24,7 +24,7 @@ from hpc_gpt.launch.slurm import (
 )
 from hpc_gpt.launch.slurm_reasons import reason_words
 from hpc_gpt.runs.record import finite
-from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.run_folder import RunFolder, SeenRun, job_ids
 from hpc_gpt.runs.run_state import (
     AttemptEnd,
     RunState,
@@ -114,15 +114,16 @@ def ask_status(
     gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
-    if not any(is_of_slurm(line) for run in runs for line in newest_chain(run)):
-        return _rows(runs, {}), ""
+    seen = [SeenRun(run.path) for run in runs]
+    if not any(is_of_slurm(line) for run in seen for line in newest_chain(run)):
+        return _rows(seen, {}), ""
     began, patient_s = time.monotonic(), patience_s()
     known: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not known:
-            known.extend(_rows(runs, None))
+            known.extend(_rows(seen, None))
             early(known)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in known)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -131,8 +132,13 @@ def ask_status(
             raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
         return answer
 
-    words, silence = _slurm_states([job_id for run in runs for job_id in open_jobs(run)], wait)
-    return known if words is None and known else _rows(runs, words), silence
+    opened = [open_jobs(run) for run in seen]
+    words, silence = _slurm_states([job_id for jobs in opened for job_id in jobs], wait)
+    if words is None and known:
+        return known, silence
+    # What a live run has written since Slurm was asked counts.
+    seen = [SeenRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
+    return _rows(seen, words), silence
 
 
 def _slurm_states(open_ids: list[str], wait: Callable[[Client], Answer]) -> tuple[Words | None, str]:

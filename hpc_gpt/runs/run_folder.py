@@ -7,6 +7,7 @@ folder `attempts/<n>/`. All paths in a run folder are defined here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -14,10 +15,10 @@ import pwd
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.files import append_line, try_folder, write_once
@@ -39,6 +40,8 @@ DATA_BESIDE = "data_beside"
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
+_Owner = TypeVar("_Owner")
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,41 @@ class RunFolder:
     def stop_mark(self, job_id: str) -> Path:
         """The file that `hpc-gpt stop` writes: the job ends as stopped when it starts, or starts again."""
         return self.path / f"stop.{job_id}"
+
+
+def _once(read: Callable[[_Owner], _Read]) -> Callable[[_Owner], _Read]:
+    """A method that reads a file the first time, and returns the same later."""
+    key = f"_{read.__name__}"
+
+    @functools.wraps(read)
+    def first(self: _Owner) -> _Read:
+        if key not in self.__dict__:
+            self.__dict__[key] = read(self)
+        found: _Read = self.__dict__[key]
+        return found
+
+    return first
+
+
+class SeenAttempt(Attempt):
+    """An attempt of a `SeenRun`."""
+
+    started = _once(Attempt.started)
+    ended = _once(Attempt.ended)
+    verdict = _once(Attempt.verdict)
+    trainer = _once(Attempt.trainer)
+    last_metrics = _once(Attempt.last_metrics)
+
+
+class SeenRun(RunFolder):
+    """A run as its files are when they are first asked for: each is read once. For an answer of one moment."""
+
+    resolved = _once(RunFolder.resolved)
+    submissions = _once(RunFolder.submissions)
+
+    @_once
+    def attempts(self) -> list[Attempt]:
+        return [SeenAttempt(attempt.folder) for attempt in super().attempts()]
 
 
 def create_run(

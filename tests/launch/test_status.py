@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -221,6 +223,34 @@ def test_a_configuration_that_is_not_there_is_said_at_once(client, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     rows, silence = status.ask_status([slurm_run(ended="done")])
     assert (rows[0].state, silence) == ("done", "SLURM_CONF names /nowhere/slurm.conf, which does not exist")
+
+
+@pytest.mark.parametrize("cluster", ["local", "generic-slurm"])
+def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, cluster):
+    run = make_run(logs_dir()) if cluster == "local" else slurm_run(ended="done")
+    if cluster == "local":
+        add_attempt(run, [metrics_line(1)], "error")
+    opened, plain_open = Counter(), Path.open
+
+    def count(path, *args, **kwargs):
+        opened[str(path.relative_to(run.path))] += 1
+        return plain_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", count)
+    read_status([run])
+    assert {"resolved.json", "submissions.jsonl", "attempts/1/ended.json"} <= opened.keys()
+    assert [name for name, times in opened.items() if times > 1] == []
+
+
+def test_a_run_that_ends_while_slurm_is_asked_has_ended(monkeypatch):
+    run = slurm_run()
+
+    def answer(wanted, _):
+        run.attempt(1).write_ended("done", None, 5)
+        return {}, ""
+
+    monkeypatch.setattr(status, "_slurm_states", answer)
+    assert read_status([run])[0].state == "done"
 
 
 def test_a_refused_run_says_why():
