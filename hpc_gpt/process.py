@@ -11,16 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def stat_of(pid: int | str) -> list[str]:
+    """The state of a process, its parent, its group and so on, as /proc has them (proc(5), `stat`, from field 3 on).
+    OSError if there is no such process."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
 def start_time(pid: int) -> str | None:
     """When a process started, in the system's own unit; None if there is no such process, or it is a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat_of(pid)
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
         done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
         return done.stdout.strip() or None
-    fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
 
 
@@ -47,7 +52,7 @@ def descendants(pid: int) -> dict[int, str]:
     started: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            fields = stat_of(entry.name)
             children.setdefault(int(fields[1]), []).append(int(entry.name))
             if fields[0] not in "ZX":
                 started[int(entry.name)] = fields[19]
@@ -59,6 +64,21 @@ def descendants(pid: int) -> dict[int, str]:
         if child in started:
             found[child] = started[child]
     return found
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of a group runs; a zombie does not count."""
+    if not Path("/proc/self/stat").exists():
+        with contextlib.suppress(OSError):
+            os.killpg(group, 0)
+            return True
+        return False
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = stat_of(entry.name)
+            if fields[0] not in "ZX" and int(fields[2]) == group:
+                return True
+    return False
 
 
 @contextlib.contextmanager

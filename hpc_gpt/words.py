@@ -105,6 +105,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first of the texts, with an ellipsis if there are more.
+
+    >>> some(["a", "b", "c"], 2), some(["a"], 2)
+    ('a, b, …', 'a')
+    """
+    return between.join([*texts[:most], *(["…"] if len(texts) > most else [])])
+
+
 def class_and_words(ended: str, words: str | None) -> str:
     """A class or state of a run with the words on it, if these say more than its name.
 
@@ -176,6 +185,12 @@ class Grid:
         named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != NOTHING]
         margin = max((len(heading) for heading, _ in named), default=0)
         return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
+
+    def fitted(self, width: int | None, between: str = "") -> str:
+        """The aligned text if it is no wider than `width` (None: any width), else a block for each line."""
+        if width is None or self.width <= width:
+            return self.aligned()
+        return between.join(map(self.block, self.lines))
 
     def _widths(self) -> list[int]:
         return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]

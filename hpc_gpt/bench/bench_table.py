@@ -10,7 +10,7 @@ from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
 from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import NOTHING, plain, show_digits, show_share
+from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 
 # Seed 000's mark of a row that does not fit.
 OOM = "OOM"
@@ -122,10 +122,7 @@ def _several(rows: Sequence[BenchRow], width: int | None) -> str:
         _of_row(column("Spread", "tokens_per_s_spread", show_share, optional=True)),
     )
     shown = filled([*first, *(replace(each, optional=True) for each in _COLUMNS), _NOTES], rows)
-    table = grid(shown, rows)
-    if width is None or table.width <= width:
-        return table.aligned()
-    return "".join(table.block(cells) for cells in table.lines)
+    return grid(shown, rows).fitted(width)
 
 
 def _notes(record: Record) -> str:
@@ -158,7 +155,7 @@ def _shape(record: Record) -> tuple[str, ...]:
     if not record.params or not record.seq:
         return ()
     batch = f"global batch {record.global_batch}" if record.global_batch else ""
-    ranks = f"{record.gpus} rank{'s' if record.gpus != 1 else ''}"
+    ranks = counted(record.gpus, "rank") if record.gpus else ""
     return f"{record.params:,} parameters", f"sequence {record.seq}", batch, str(record.dtype), ranks
 
 

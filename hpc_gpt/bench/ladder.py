@@ -277,10 +277,7 @@ def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], wid
     text = _seed_table(ladder.rungs, rungs, rows, width)
     savings = _savings(ladder, rungs, rows)
     if savings:
-        table = grid(_SAVINGS, savings)
-        blocks = "".join(table.block(cells) for cells in table.lines)
-        text += f"\n{_caption(ladder)}\n"
-        text += table.aligned() if width is None or table.width <= width else blocks
+        text += f"\n{_caption(ladder)}\n{grid(_SAVINGS, savings).fitted(width)}"
     shared = "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
     return f"{text}\n{shared}{outcome(ladder, rungs, rows).line()}\n"
 

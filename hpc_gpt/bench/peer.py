@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.process import interrupts_wait
+from hpc_gpt.process import group_lives, interrupts_wait
 from hpc_gpt.readers.causes import one_line
 from hpc_gpt.readers.pattern import SHORT
 from hpc_gpt.readers.runs.discovery import Discovered
@@ -193,24 +193,9 @@ def _signal(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
 
 
 def _lives(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process of the group runs; a zombie does not count."""
-    process.poll()
-    if not Path("/proc/self/stat").exists():
-        try:
-            os.killpg(process.pid, 0)
-        except OSError:
-            return False
-        return True
-    return any(_is_of(entry.name, process.pid) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-
-
-def _is_of(pid: str, group: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    fields = stat.rpartition(")")[2].split()
-    return fields[0] not in "ZX" and int(fields[2]) == group
+    """Whether a process of the group runs."""
+    process.poll()  # a child that has ended stays a zombie until then
+    return group_lives(process.pid)
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

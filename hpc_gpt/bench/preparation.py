@@ -26,6 +26,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import compare
 from hpc_gpt.tables import close_matches
+from hpc_gpt.words import counted
 
 DEFAULT_BENCH = "bench"
 _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
@@ -280,9 +281,11 @@ def _shrunken(experiment: Experiment, asked: BenchAsked, holds_micro_batch: bool
 
     real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
     resolved, lines = shrunken(experiment, real, asked.profile, asked.has_gpu, as_asked)
-    steps = f"{resolved.train.steps} step{'s' if resolved.train.steps != 1 else ''}"
     sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
-    notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *lines]
+    notes += [
+        f"smoke: {sizes}, {counted(resolved.train.steps, 'step')}: its figures show that it runs, no speed",
+        *lines,
+    ]
     return resolved
 
 

@@ -45,29 +45,17 @@ def verbs() -> dict[str, Verb]:
     return dict(sorted(found.items(), key=lambda item: item[1].place))
 
 
-# What other programs call a verb.
+# {verb: what other programs call it}.
 _NEAR = {
-    "ls": "status",
-    "list": "status",
-    "ps": "status",
-    "queue": "status",
-    "run": "submit",
-    "train": "submit",
-    "start": "submit",
-    "launch": "submit",
-    "resume": "submit --resume RUN",
-    "kill": "cancel",
-    "delete": "cancel",
-    "log": "logs",
-    "tail": "logs",
-    "info": "status",
-    "check": "doctor",
-    "validate": "doctor",
-    "clusters": "profile list",
-    "profiles": "profile list",
-    "continue": "submit --resume RUN",
-    "show": "status, or hpc-gpt profile show",
-    "new": "init",
+    "status": "ls list ps queue info",
+    "submit": "run train start launch",
+    "submit --resume RUN": "resume continue",
+    "cancel": "kill delete",
+    "logs": "log tail",
+    "doctor": "check validate",
+    "profile list": "clusters profiles",
+    "status, or hpc-gpt profile show": "show",
+    "init": "new",
 }
 
 
@@ -75,7 +63,8 @@ def near_verb(name: str) -> str:
     """The hint for a name that is no verb; empty if none is near."""
     from hpc_gpt.tables import close_matches
 
-    return f"use hpc-gpt {_NEAR[name]}" if name in _NEAR else close_matches(name, verbs())
+    meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
+    return f"use hpc-gpt {meant}" if meant else close_matches(name, verbs())
 
 
 class VerbGroup(click.Group):

@@ -296,44 +296,34 @@ def _split(eval_fraction: float) -> str:
 # --- the iteration line, in every form since 2020
 
 HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
-# {key between the bars after the head: the field that it gives (readers/pattern.py)}. `lm loss` is missing if every
+# {field (readers/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
 # iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
 # of forks too.
-KEYS = {
-    "consumed samples": "consumed_samples",
-    "consumed tokens": "consumed_tokens",
-    "elapsed time per iteration (ms)": "step_ms",
-    "elapsed time per iteration (s)": "step_s",
-    "elapsed time per iteration (sec)": "step_s",
-    "learning rate": "lr",
-    "global batch size": "global_batch",
-    "lm loss": "loss",
-    "lm-loss": "loss",
-    "lm_loss": "loss",
-    "loss": "loss",
-    "loss scale": "loss_scale",
-    "grad norm": "grad_norm",
-    "number of skipped iterations": "skipped",
-    "number of nan iterations": "nan",
-    "samples per second": "samples_per_s",
-    "samples/sec": "samples_per_s",
-    "tokens per second": "tokens_per_s",
-    "tokens per gpu per second (tgs)": "tokens_per_s_gpu",
-    "tokens per GPU per second": "tokens_per_s_gpu",
-    "tokens per GPU (tokens/s/GPU)": "tokens_per_s_gpu",
-    "tokens/s/GPU": "tokens_per_s_gpu",
-    "tokens/sec/gpu": "tokens_per_s_gpu",
-    "tokens-per-second-per-gpu": "tokens_per_s_gpu",
-    "tokens/s/GPU inst/harmonic mean": "tokens_per_s_gpu",
-    "TFLOPs": "tflops",
-    "TFLOPS": "tflops",
-    "throughput per GPU (TFLOP/s/GPU)": "tflops",
-    "compute per GPU (TFLOP/s/GPU)": "tflops",
-    "throughput (TFLOP/s/GPU)": "tflops",
-    "model TFLOP/s/GPU": "tflops",
-    "MFU": "mfu_percent",
-    "mfu": "mfu_percent",
-}
+_KEYS_OF = {
+    "consumed_samples": ("consumed samples",),
+    "consumed_tokens": ("consumed tokens",),
+    "step_ms": ("elapsed time per iteration (ms)",),
+    "step_s": ("elapsed time per iteration (s)", "elapsed time per iteration (sec)"),
+    "lr": ("learning rate",),
+    "global_batch": ("global batch size",),
+    "loss": ("lm loss", "lm-loss", "lm_loss", "loss"),
+    "loss_scale": ("loss scale",),
+    "grad_norm": ("grad norm",),
+    "skipped": ("number of skipped iterations",),
+    "nan": ("number of nan iterations",),
+    "samples_per_s": ("samples per second", "samples/sec"),
+    "tokens_per_s": ("tokens per second",),
+    "tokens_per_s_gpu": (
+        "tokens per gpu per second (tgs)", "tokens per GPU per second", "tokens per GPU (tokens/s/GPU)", "tokens/s/GPU",
+        "tokens/sec/gpu", "tokens-per-second-per-gpu", "tokens/s/GPU inst/harmonic mean",
+    ),
+    "tflops": (
+        "TFLOPs", "TFLOPS", "throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)",
+        "throughput (TFLOP/s/GPU)", "model TFLOP/s/GPU",
+    ),
+    "mfu_percent": ("MFU", "mfu"),
+}  # fmt: skip
+KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
 _HEAD = re.compile(HEAD)
 
 
@@ -343,13 +333,11 @@ class IterationLine:
     line. None if the line lacks a figure: the loss if every iteration was skipped, the batch in v1.1.5."""
 
     iteration: int
-    iterations: int
     step_s: float
     lr: float | None
     loss: float | None
     grad_norm: float | None
     global_batch: int | None
-    consumed_samples: int | None
     skipped: int
     nan: int
 
@@ -383,13 +371,11 @@ def read_iteration(line: str) -> IterationLine | None:
 
     return IterationLine(
         iteration=int(head["step"]),
-        iterations=int(head["steps_planned"]),
         step_s=step_s,
         lr=found.get("lr"),
         loss=found.get("loss"),
         grad_norm=found.get("grad_norm"),
         global_batch=count("global_batch"),
-        consumed_samples=count("consumed_samples"),
         skipped=count("skipped") or 0,
         nan=count("nan") or 0,
     )

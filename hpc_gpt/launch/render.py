@@ -51,6 +51,9 @@ _WHY = {
     "error": "all output goes to attempts/<n>/log", "e": "all output goes to attempts/<n>/log",
     "export": "the ranks need the whole environment of the job",
 }  # fmt: skip
+# The keys of [job] that are options of sbatch as they are, in the order of the directives.
+_TEXT_FLAGS = ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude", "comment",
+               "dependency")  # fmt: skip
 _MARK = "#SBATCH "
 _JOB_NAME = "--job-name="
 
@@ -260,18 +263,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
-    for flag in (
-        "name",
-        "account",
-        "partition",
-        "qos",
-        "constraint",
-        "reservation",
-        "nodelist",
-        "exclude",
-        "comment",
-        "dependency",
-    ):
+    for flag in _TEXT_FLAGS:
         value = getattr(job, flag)
         if value is not None:
             lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
@@ -321,11 +313,7 @@ def cpus_per_task(resolved: Resolved) -> int | None:
 
 def _text_faults(resolved: Resolved) -> Iterator[str]:
     job, profile = resolved.job, resolved.cluster
-    texts: dict[str, str | None] = {
-        f"job.{name}": getattr(job, name)
-        for name in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
-                     "comment", "dependency", "mem", "time")
-    }  # fmt: skip
+    texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in (*_TEXT_FLAGS, "mem", "time")}
     texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
     texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
     where = f"cluster profile {profile.name}"

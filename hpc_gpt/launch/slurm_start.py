@@ -20,7 +20,7 @@ from hpc_gpt.launch.slurm import Answer, ask, has_sbatch, sbatch_failed, submiss
 from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, some
 
 # On a busy controller the answer may take long, as it simulates the queue.
 _ASK_S = 30.0
@@ -194,8 +194,7 @@ def _away_words(partition: str, wanted: int, fit: Sequence[_Node], away: Sequenc
     """Words on nodes that take no job: how many, in which states, and what the administrators noted."""
     states = ", ".join(f"{n} {state}" for state, n in Counter(node.state.rstrip("*~#!%$@^-") for node in away).items())
     notes = [f"{node.name}: {node.reason}" for node in away if node.reason not in ("none", "")]
-    more = ", …" if len(notes) > 3 else ""
-    why = f" ({', '.join(notes[:3])}{more})" if notes else ""
+    why = f" ({some(notes, 3)})" if notes else ""
     return (
         f"it needs {wanted} of the {len(fit)} nodes of partition {partition} that can hold it, and these take no job "
         f"now: {states}{why}"

@@ -29,6 +29,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted
 
 # Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24
@@ -320,8 +321,7 @@ class Life:
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
 
     def _ranks(self, count: int | None = None) -> str:
-        count = self.resolved.gpus if count is None else count
-        return f"{count} rank{'s' if count != 1 else ''}"
+        return counted(self.resolved.gpus if count is None else count, "rank")
 
 
 def _steps(attempt: Attempt) -> dict[int, float]:

@@ -15,7 +15,7 @@ from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole
+from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole, some
 
 # The number of differing settings shown; --json has all.
 SHOWN = 24
@@ -165,8 +165,7 @@ def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> l
     for side, name in (("a", a), ("b", b)):
         own = [apart.key for apart in comparison.apart if not apart.is_stated and getattr(apart, side) is not None]
         if own:
-            some = ", ".join(cut(key, 40) for key in own[:6]) + (", …" if len(own) > 6 else "")
-            notes.append(f"only {name} states {counted(len(own), 'setting')}: {some}")
+            notes.append(f"only {name} states {counted(len(own), 'setting')}: {some([cut(key, 40) for key in own], 6)}")
     return notes
 
 

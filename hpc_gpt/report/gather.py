@@ -18,6 +18,7 @@ from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.report.seed_tables import named_sweep, sweep_of
 from hpc_gpt.runs.record import Record, write_record
 from hpc_gpt.runs.run_folder import RunFolder, find_run, is_sweep_folder, list_runs, named_runs, oldest_first
+from hpc_gpt.words import some
 
 
 @dataclass
@@ -105,7 +106,7 @@ def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunF
         return named_runs(path, logs)
     if Path(path).resolve().is_relative_to(logs.resolve()):
         return []
-    instead = f"; {'; '.join(skipped[:3])}{'; …' if len(skipped) > 3 else ''}" if skipped else ""
+    instead = f"; {some(skipped, 3, '; ')}" if skipped else ""
     raise NoSuchRun(
         f"no runs under {path}{instead}", "give a log, a run folder, or a folder of run folders, such as logs/"
     )
@@ -174,12 +175,12 @@ def read_one(name: str, logs: Path) -> RunRead:
         raise NoSuchRun(
             f"no run in {shown(name)}", "give a log with training steps, a run folder, a run id or a job id"
         )
-    some = ", ".join(str(run.record.run) for run in runs[:5]) + (", …" if len(runs) > 5 else "")
+    named = some([str(run.record.run) for run in runs], 5)
     benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
     hint = (
         f"name one row, such as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
     )
-    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", hint)
+    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {named}", hint)
 
 
 def read_compared(name: str, logs: Path) -> RunRead:
@@ -197,9 +198,9 @@ def read_compared(name: str, logs: Path) -> RunRead:
     if path.name == "record.json" and (path.parent / "resolved.json").is_file():
         return read_one(str(path.parent), logs)
     if len(records) != 1:
-        some = ", ".join(str(record.run) for record in records[:5]) + (", …" if len(records) > 5 else "")
+        named = some([str(record.run) for record in records], 5)
         hint = f"compare single rows, such as {name}#1" if path.name == BENCH_FILE else "give a file of one run"
-        raise ConfigError(f"{name} holds {len(records)} records: {some}", hint)
+        raise ConfigError(f"{name} holds {len(records)} records: {named}", hint)
     return read_bench(path)[0] if is_bench(path) else RunRead(records[0], files=[path])
 
 

@@ -144,11 +144,9 @@ def as_table(records: Sequence[Record], width: int | None = None, columns: Seque
     `width` None: any width. Flags are left out, as the verb writes them to stderr.
     """
     grid = _grid(records, columns)
-    if width is None or grid.width <= width:
-        return grid.aligned()
-    if columns is COLUMNS:
+    if columns is COLUMNS and width is not None and grid.width > width:
         return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
-    return "\n".join(grid.block(cells) for cells in grid.lines)
+    return grid.fitted(width, "\n")
 
 
 def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:

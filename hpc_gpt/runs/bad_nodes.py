@@ -24,9 +24,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hpc_gpt.files import state_dir
-from hpc_gpt.runs.stored import NODE
+from hpc_gpt.runs.stored import NODE, read_as
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.tables import from_tables
 
 # Limits: each run of a sweep on a broken node notes the same failure.
 _NOTES_A_NODE = 8
@@ -146,14 +145,8 @@ def _notes(folder: Path) -> Iterator[tuple[Path, _Note]]:
 
 
 def _read(path: Path) -> _Note | None:
-    """The note in a file; None if it was removed, is damaged, or is of another version."""
-    try:
-        if not path.is_file():  # opening a pipe would block
-            return None
-        entry: _Note = from_tables(_Note, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return entry if NODE.fullmatch(entry.node) else None
+    entry: _Note | None = read_as(_Note, path)
+    return entry if entry is not None and NODE.fullmatch(entry.node) else None
 
 
 def _prune(folder: Path, node: str, now: float) -> None:

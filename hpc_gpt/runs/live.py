@@ -31,7 +31,7 @@ from typing import Any
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import give_name, read_json, write_once
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.tables import from_tables
+from hpc_gpt.runs.stored import read_as
 
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
@@ -89,8 +89,8 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    found = (_read_heartbeat(folder / name) for name in names if name.removesuffix(".json").isdigit())
-    return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat is not None}
+    read = [read_as(RankHeartbeat, folder / name, LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()]
+    return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
 
 
 def read_c_dump(folder: Path, rank: int) -> str:
@@ -99,17 +99,6 @@ def read_c_dump(folder: Path, rank: int) -> str:
         return (folder / f"{rank}.json").read_bytes()[LINE_BYTES:].decode(errors="replace")
     except OSError:
         return ""
-
-
-def _read_heartbeat(path: Path) -> RankHeartbeat | None:
-    try:
-        if not path.is_file():  # opening a pipe would block
-            return None
-        with open(path, "rb") as file:
-            found: RankHeartbeat = from_tables(RankHeartbeat, json.loads(file.read(LINE_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found
 
 
 @dataclass(frozen=True)

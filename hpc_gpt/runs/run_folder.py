@@ -25,6 +25,7 @@ from hpc_gpt.files import append_line, try_folder, write_once
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import some
 
 if TYPE_CHECKING:
     from hpc_gpt.runs.snapshot import Archive
@@ -467,9 +468,9 @@ def _means_sweep(name: str, found: Sequence[RunFolder]) -> bool:
 def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
     """The error for a name that matches no run, or several."""
     if found:
-        some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
+        named = some([run.run_id for run in found], 5)
         hint = "name one of the sweep's runs" if _means_sweep(name, found) else "give more of the id"
-        return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {some}", hint)
+        return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"

@@ -17,6 +17,7 @@ from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.runs.state import LIVE, RETRIES, Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.words import some
 
 # A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0
@@ -348,7 +349,7 @@ def words_between(attempt: Attempt, now: float | None = None, why: bool = False)
         words.append(f"at {clock(begin, current)}")
     left_out = verdict.get("exclude") or []
     if left_out:
-        words.append(f"without {', '.join(left_out[:8])}" + (", …" if len(left_out) > 8 else ""))
+        words.append(f"without {some(left_out, 8)}")
     row = verdict.get("retries") or 0
     tail = f"; {ordinal(row)} failure in a row" if row > 1 else ""
     return ", ".join(words) + tail

@@ -139,32 +139,20 @@ OF_LOG = (*OF_NODE, "gpu_memory", "host_memory", "disk_full", "nan", "data", "us
 # The long state names of squeue and sacct. COMPLETED means an exit code of 0, which a training also has that was
 # stopped or must be requeued: only the trainer can say `done`.
 SLURM_STATES = {
-    "PENDING": "pending",
-    "CONFIGURING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_FED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "SPECIAL_EXIT": "pending",
-    "RESV_DEL_HOLD": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "RESIZING": "running",
-    "STOPPED": "running",
-    "COMPLETED": "unknown",
-    "CANCELLED": "cancelled",
-    "TIMEOUT": "walltime",
-    "DEADLINE": "walltime",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node_failure",
-    "BOOT_FAIL": "node_failure",
-    "OUT_OF_MEMORY": "host_memory",
-    "FAILED": "error",
+    state: ended
+    for ended, states in {
+        "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        "running": "RUNNING COMPLETING SUSPENDED SIGNALING STAGE_OUT RESIZING STOPPED",
+        "unknown": "COMPLETED",
+        "cancelled": "CANCELLED",
+        "walltime": "TIMEOUT DEADLINE",
+        "preempted": "PREEMPTED",
+        "node_failure": "NODE_FAIL BOOT_FAIL",
+        "host_memory": "OUT_OF_MEMORY",
+        "error": "FAILED",
+    }.items()
+    for state in states.split()
 }
-
-
 # The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
 SLURM_RUNS = ("RUNNING", "SIGNALING")
 

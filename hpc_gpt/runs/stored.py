@@ -6,13 +6,14 @@ were missing; a null and a key that is not listed stay.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.files import last_json_line, read_json, read_json_lines
-from hpc_gpt.tables import fits
+from hpc_gpt.tables import fits, from_tables
 
 # A host's name, and a job id as Slurm gives it: both become parts of commands and of file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
@@ -89,3 +90,15 @@ def read_last_stored_line(path: Path, last_bytes: int) -> dict[str, Any]:
 def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
     """The sound keys of each line of a file, or of its last or first bytes; one that is no JSON object is left out."""
     return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
+
+
+def read_as(kind: Any, path: Path, first_bytes: int = -1) -> Any:
+    """The object of a dataclass in a file, or in its first bytes; None if the file was removed, is damaged or is of
+    another version."""
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return None
+        with open(path, "rb") as file:
+            return from_tables(kind, json.loads(file.read(first_bytes)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -29,22 +29,17 @@ _PRINTS = frozenset(
      "sstat", "sacct", "tee", "scontrol", "[", "[[", "test", "gcc", "clear", "seff", "hostnamectl", "ifconfig", "ip",
      "false")
 )  # fmt: skip
-# {program: why it is not carried}
+# {programs that are not carried: why}.
 _REFUSED = {
-    "rm": "it deletes files, which a retry may need",
-    "rmdir": "it deletes files, which a retry may need",
-    "mv": "a retry would not find it again",
-    "sbatch": "hpc-gpt submits: a run is requeued and resumes, and job.dependency waits for another",
-    "scancel": "hpc-gpt cancel RUN",
-    "kill": "hpc-gpt ends the processes that it starts",
-    "pkill": "hpc-gpt ends the processes that it starts",
-    "killall": "hpc-gpt ends the processes that it starts",
-    "pip": "install it once, not in each attempt",
-    "pip3": "install it once, not in each attempt",
-    "git": "a run has a snapshot of the code that it was submitted with",
-    "wandb": "log in once in a shell, or export WANDB_API_KEY there",
-    "huggingface-cli": "log in once in a shell, or export HF_TOKEN there",
-    "hf": "log in once in a shell, or export HF_TOKEN there",
+    ("rm", "rmdir"): "it deletes files, which a retry may need",
+    ("mv",): "a retry would not find it again",
+    ("sbatch",): "hpc-gpt submits: a run is requeued and resumes, and job.dependency waits for another",
+    ("scancel",): "hpc-gpt cancel RUN",
+    ("kill", "pkill", "killall"): "hpc-gpt ends the processes that it starts",
+    ("pip", "pip3"): "install it once, not in each attempt",
+    ("git",): "a run has a snapshot of the code that it was submitted with",
+    ("wandb",): "log in once in a shell, or export WANDB_API_KEY there",
+    ("huggingface-cli", "hf"): "log in once in a shell, or export HF_TOKEN there",
 }
 _LOGS_IN = ("wandb", "huggingface-cli", "hf")  # with a secret among their words
 # What a program gets from hpc-gpt, whatever its script exports.
@@ -122,9 +117,9 @@ class Commands:
             self.reads(command, name)
         elif is_candidate(argv):
             self.start(argv, before, command, whole, place)
-        elif name in _REFUSED:
+        elif why := next((why for names, why in _REFUSED.items() if name in names), ""):
             shown = command.source if name not in _LOGS_IN else f"{' '.join(command.source.split()[:2])} …"
-            self.notes.leave(place, shown, _REFUSED[name])
+            self.notes.leave(place, shown, why)
             self.state.refused = True
         elif not self.prints(command):
             self.carry(command, (), acts=True, text=self.document(command) if name == "cat" else None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -307,7 +307,8 @@ class Device:
     Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is the generation of NVLink; without it ranks of a node
     are joined at `node_gb_s`, or at the host's rate. `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer.
     `nominal` figures are for tests. `full_power_w` is the die's power at its peak if the card's limit is below it.
-    `sustained` is the share of the peak's clock that large matrix products hold, if it was measured.
+    `sustained` is the share of the peak's clock that large matrix products hold, if it was measured. `products` are
+    parts of the name that torch.cuda.get_device_name or nvidia-smi prints.
     """
 
     name: str
@@ -323,6 +324,7 @@ class Device:
     nominal: bool = False
     full_power_w: float | None = None
     sustained: float | None = None
+    products: Sequence[str] = ()
 
 
 class _Devices(Mapping[str, Device]):
@@ -344,27 +346,6 @@ class _Devices(Mapping[str, Device]):
 
 DEVICES = _Devices()
 
-# (part of the name that torch.cuda.get_device_name or nvidia-smi prints, our name). PCIe cards are other devices.
-_PRODUCT_NAMES = (
-    ("V100-SXM2-16GB", "v100-16g"),
-    ("V100-SXM2-32GB", "v100-32g"),
-    ("V100-SXM3-32GB", "v100-32g"),
-    ("A100-SXM4-40GB", "a100-40g"),
-    ("A100-SXM4-80GB", "a100-80g"),
-    ("A100-SXM-80GB", "a100-80g"),
-    ("H100 80GB HBM3", "h100-80g"),
-    ("H100-SXM5-80GB", "h100-80g"),
-    ("NVIDIA H200", "h200"),
-    ("DGX H100", "h100-80g"),
-    ("DGX H200", "h200"),
-    ("HGX B200", "b200"),
-    ("DGX B200", "b200"),
-    ("GB200", "gb200"),
-    ("GB300", "gb300"),
-    ("NVIDIA B200", "b200"),
-    ("NVIDIA B300", "b300"),
-)
-
 
 def device_named(product: str) -> str | None:
     """Our name for a GPU by the driver's name of it; None if it is not in the table.
@@ -376,7 +357,7 @@ def device_named(product: str) -> str | None:
         return product
     if "NVL" in product or "PCIE" in product.upper():
         return None
-    return next((name for part, name in _PRODUCT_NAMES if part in product), None)
+    return next((name for name, each in DEVICES.items() if any(part in product for part in each.products)), None)
 
 
 def peak_tflops(device: str | None, dtype: str) -> float | None:

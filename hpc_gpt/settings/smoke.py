@@ -107,9 +107,8 @@ def compare(real: Resolved, small: Resolved) -> list[str]:
 
 def _sizes(resolved: Resolved) -> dict[str, str]:
     shape, batch = resolved.model, resolved.batch
-    gpus = f"{resolved.gpus} GPU{'s' if resolved.gpus > 1 else ''}"
     return {
-        "layout": f"{resolved.layout} on {gpus}",
+        "layout": f"{resolved.layout} on {counted(resolved.gpus, 'GPU')}",
         "model": f"{shape.layers} layers of {shape.hidden}, {shape.heads} heads, seq {shape.seq}, vocab {shape.vocab}",
         "batch": f"{batch.micro_batch} x {batch.micro_batches} x dp {resolved.layout.dp} = {batch.global_batch}",
         "train": f"{counted(resolved.train.steps, 'step')} in {resolved.train.dtype}",

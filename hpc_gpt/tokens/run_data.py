@@ -259,7 +259,7 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
         made = list_shards(path, resolved) if path.exists() else None
         size = sum(made.sizes) if made else split_tokens(stdlib_length(), data.eval_fraction)
         shards = len(made.training) if made else STDLIB_SHARDS - int(STDLIB_SHARDS * data.eval_fraction)
-        length = f"{shards:,} shard{'s' if shards > 1 else ''} to train on, about {size:,} bytes of text"
+        length = f"{counted(shards, 'shard')} to train on, about {size:,} bytes of text"
         samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
         unknown = "how many tokens these are is known when they are read"
     else:

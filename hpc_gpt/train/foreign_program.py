@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import append_line, write_once
+from hpc_gpt.process import stat_of
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import classify, is_lost_peer
@@ -285,7 +285,7 @@ class ForeignWatch:
     def _find_wait(self) -> tuple[str, str]:
         """(collective, place) of the program, as far as they can be seen from outside."""
         try:
-            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            state = stat_of(self._process.pid)[0]
         except (OSError, IndexError):
             state = "?"
         if state in "tT":

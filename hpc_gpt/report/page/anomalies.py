@@ -17,36 +17,25 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.state import ENDED, LIVE
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 
 LEVELS = ("failed", "absurd", "figures in doubt", "worth a look", "good to know")
 FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 
-# How a run ended: the text for it, and its level; None if nothing is wrong.
-ENDED_TEXTS: dict[str, tuple[str, int | None]] = {
-    "done": ("done", None),
-    "stopped": ("stopped", KNOW),
-    "walltime": ("out of walltime", KNOW),
-    "preempted": ("preempted", KNOW),
-    "requeued": ("requeued", KNOW),
-    "cancelled": ("cancelled", KNOW),
-    "refused": ("refused by the scheduler", FAILED),
-    "budget": ("out of budget", LOOK),
-    "no_progress": ("no progress", FAILED),
-    "gpu_memory": ("out of GPU memory", FAILED),
-    "host_memory": ("out of host memory", FAILED),
-    "collective_timeout": ("a collective timed out", FAILED),
-    "hang": ("hung", FAILED),
-    "node_failure": ("node failure", FAILED),
-    "nan": ("NaN loss", FAILED),
-    "data": ("data fault", FAILED),
-    "disk_full": ("disk full", FAILED),
-    "user_error": ("user error", FAILED),
-    "error": ("error", FAILED),
-    "pending": ("pending", None),
-    "running": ("running", None),
-    "unknown": ("unknown", KNOW),
+# How a run ended, where the text for it is not the class in words; and its level unless it has failed, None if nothing
+# is wrong.
+_TEXTS = {
+    "walltime": "out of walltime", "refused": "refused by the scheduler", "budget": "out of budget",
+    "gpu_memory": "out of GPU memory", "host_memory": "out of host memory",
+    "collective_timeout": "a collective timed out", "hang": "hung", "nan": "NaN loss", "data": "data fault",
+}  # fmt: skip
+_ENDED_LEVELS: dict[str, int | None] = {
+    **dict.fromkeys(("done", *LIVE)),
+    **dict.fromkeys(("stopped", "walltime", "preempted", "requeued", "cancelled", "unknown"), KNOW),
+    "budget": LOOK,
 }
+ENDED_TEXTS = {ended: (_TEXTS.get(ended, ended.replace("_", " ")), _ENDED_LEVELS.get(ended, FAILED)) for ended in ENDED}
 # The level of a flag: the first pattern found in it decides.
 _FLAG_LEVELS = (
     (
