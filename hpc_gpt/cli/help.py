@@ -7,6 +7,7 @@ from dataclasses import asdict, is_dataclass
 
 import click
 
+from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.keys import Key, keys_of
@@ -75,7 +76,7 @@ named; so are mixtures of experts, FP8 and context parallelism, which are not mo
 """
 
 
-class Topics(click.Group):
+class Topics(UncutGroup):
     """The topics; the name of a verb shows that verb's own help."""
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:

@@ -1,4 +1,4 @@
-"""A verb's help with its options in groups: one list of 40 is read by nobody."""
+"""A verb's help with its options in groups: one list of 40 is read by nobody. And a group's verbs, none cut off."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ _EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
 _OF_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
 _OF_NAME = {
     **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
+    **dict.fromkeys(("max_parallel", "skip_unfit"), _EXPERIMENT),
     **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
     **dict.fromkeys(("dry_run", "script", "wait", "yes", "as_json", "html", "keep", "help"), _OUTPUT),
 }
@@ -32,3 +33,14 @@ class GroupedCommand(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=24)
+
+
+class UncutGroup(click.Group):
+    """A group whose help has the first sentence of each command whole: click cuts it at 80 columns."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, each.get_short_help_str(limit=999)) for name, each in commands.items() if each is not None]
+            )

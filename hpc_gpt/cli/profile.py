@@ -14,6 +14,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import words_of_small
+from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, profile_text, read_site
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import check_new, config_dir, write_new
@@ -26,7 +27,7 @@ PLACE = 190
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@click.group()
+@click.group(cls=UncutGroup)
 def profile() -> None:
     """List, show and detect cluster profiles.
 

@@ -28,6 +28,7 @@ from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.runs.run_state import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.terminal import ProgressLine
 
 GOOD_ENDS = ("done", "stopped", "budget")
@@ -81,8 +82,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     if open_ is not None:
         request = ask(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
-        does = _DOES[verb] if verb == "save" or run.resolved().train.save_last else _DOES_UNSAVED[verb]
-        return Asked(run, verb, f"asked to {does}{doubt}", attempt=open_, request=request)
+        return Asked(run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
     if verb == "stop":
         return Asked(
@@ -107,6 +107,14 @@ _DOES_UNSAVED = {
     "stop": "end after this step, unsaved: train.save_last is false",
     "requeue": "go back to the queue after this step, unsaved: train.save_last is false",
 }
+
+
+def _does(resolved: Resolved, verb: str) -> str:
+    """What a run does for a request."""
+    if resolved.command is not None:  # whether it saves then is its own affair
+        back = " and go back to the queue" if verb == "requeue" else ""
+        return f"end by SIG{resolved.command.stop_signal}{back}"
+    return _DOES[verb] if verb == "save" or resolved.train.save_last else _DOES_UNSAVED[verb]
 
 
 def _impossible(run: RunFolder, verb: str) -> str:

@@ -146,7 +146,8 @@ def prepare_row(
         notes = (words_of_defaults(request, meant_for, train, resolved, batch), *notes)
     elif not request.names_experiment:
         where = f"{counted(resolved.gpus, 'GPU')} of {profile.name}"
-        notes = (f"no EXPERIMENT: takes {experiment.name}, {resolved.layout} on {where}", *notes)
+        name = request.experiment if row is None else f"{request.experiment} --row {row}"
+        notes = (f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}", *notes)
     if not can_resume(resolved.engine):
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")

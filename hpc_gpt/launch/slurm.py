@@ -173,8 +173,9 @@ def check_reachable() -> None:
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
     if answer.code != 0 or " is UP" not in answer.stdout:
+        said = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
         raise SlurmUnreachable(
-            f"Slurm's controller does not answer: {answer.sentence.partition('; *')[0] or 'scontrol ping failed'}",
+            f"Slurm's controller does not answer: {said.rpartition('; ')[2] or 'scontrol ping failed'}",
             "nothing was submitted; try again when slurmctld is up",
         )
 

@@ -469,7 +469,8 @@ def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
     """The error for a name that matches no run, or several."""
     if found:
         named = some([run.run_id for run in found], 5)
-        hint = "name one of the sweep's runs" if _means_sweep(name, found) else "give more of the id"
+        newest = f"give more of the id, or its end: {found[-1].run_id[-4:]} is the newest"
+        hint = "name one of the sweep's runs" if _means_sweep(name, found) else newest
         return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"

@@ -78,7 +78,7 @@ def _long_text(text: str) -> str:
     if escaped.endswith('"'):
         escaped = escaped[:-1] + '\\"'
     is_one = "\n" not in escaped
-    wrapped = re.sub(r"(?<=[^\s\\]) (?=--[A-Za-z])", " \\\\\n    ", escaped) if is_one else escaped
+    wrapped = re.sub(r"(?<=[^\s\\]) (?=\"?--[A-Za-z])", " \\\\\n    ", escaped) if is_one else escaped
     return f'"""\\\n    {wrapped}"""'
 
 

@@ -128,7 +128,7 @@ def test_a_row_is_of_an_experiment(given):
 def test_without_a_model_it_is_the_default_experiment():
     done = in_process("render", "--gpus", "64", "--pp", "16", "--engine", "deepspeed-3d", *JEAN_ZAY)
     assert done.stderr.startswith(
-        "no EXPERIMENT: takes gpt2-meg-ds-3d-48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
+        "no EXPERIMENT: takes gpt2-meg-ds-3d --row 48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
     )
     assert (resolved_of(done)["train"]["lr"], resolved_of(done)["train"]["dtype"]) == (1.5e-4, "fp16")
     named = in_process("render", "gpt2-meg-ds-3d", "--model", "18b", *JEAN_ZAY)

@@ -52,7 +52,7 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
 def test_the_seeds_run_is_predicted_and_left_as_it_is():
     done = in_process("render", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER)
     assert done.code == 0
-    took = r"no EXPERIMENT: takes gpt2-meg-ds-3d-48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
+    took = r"no EXPERIMENT: takes gpt2-meg-ds-3d --row 48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
     line = (
         took + r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
+import pytest
+
 from hpc_gpt.engines import engines
 from hpc_gpt.settings.experiment import Engine
 from tests.cli.command import hpc_gpt, in_process
@@ -29,3 +31,10 @@ def test_the_rows_that_are_shown_are_predicted(tmp_path):
     assert row["left_out"] is None
     assert row["layout"] == "tp4-pp4-dp4"
     assert row["published_memory_gib"] == 20.5
+
+
+@pytest.mark.parametrize("words", [(), ("help",), ("profile",)])
+def test_no_description_of_a_command_is_cut(words):
+    usage, _, rest = in_process(*words, "--help").stdout.partition("\n")
+    assert usage.endswith("COMMAND [ARGS]...")
+    assert [line for line in rest.splitlines() if line.endswith("...")] == []

@@ -72,6 +72,7 @@ def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Pa
     assert "saves when it does by itself" in in_process("save", run.run_id).stderr
     done = hpc_gpt("stop", run.run_id, "--wait")
     assert done.code == 0, done.stderr
+    assert f": asked to end by SIG{stop_signal}\n" in done.stdout
     end = run.attempt(1).ended()
     assert (end["ended"], end["cause"]) == ("stopped", "hpc-gpt stop; the program ended with exit code 3")
     saved = max(int(path.name.rpartition("-")[2]) for path in (run.path / "work" / "out").iterdir())

@@ -65,7 +65,7 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     assert refusal.value.hint == "name one of the sweep's runs"
     with pytest.raises(NoSuchRun, match="matches 4 runs") as refusal:
         find_run(sweep.id[:8], logs)
-    assert refusal.value.hint == "give more of the id"
+    assert refusal.value.hint.startswith("give more of the id, or its end: ")
     with pytest.raises(NoSuchRun, match="no run '471'"):
         named_runs("471", logs)
 
