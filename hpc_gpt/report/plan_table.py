@@ -115,12 +115,13 @@ def _smaller(candidate: Candidate, best: Candidate) -> str:
 
 
 def count_text(params: float) -> str:
-    """Parameters in units of 10^9.
+    """Parameters in units of 10^9, those of a small model in 10^6.
 
-    >>> count_text(51_966_918_656), count_text(3.71e12)
-    ('52.0e9', '3,710e9')
+    >>> count_text(51_966_918_656), count_text(3.71e12), count_text(842_496)
+    ('52.0e9', '3,710e9', '0.842e6')
     """
-    return f"{seconds(params / 1e9)}e9"
+    unit, power = (1e9, 9) if params >= 1e7 else (1e6, 6)
+    return f"{seconds(params / unit)}e{power}"
 
 
 def loses(candidate: Candidate, best: Candidate) -> str:

@@ -52,7 +52,7 @@ def read_end(attempt: Attempt) -> AttemptEnd:
         retried=bool(verdict.get("go_on", end.get("requeue"))),
     )
     cause = verdict.get("cause") or end.get("cause")
-    why = None if facts.retried else verdict.get("why")
+    why = None if facts.retried or verdict.get("why") == facts.judged else verdict.get("why")
     return AttemptEnd(facts, cause, why or cause, verdict.get("time") or 0.0)
 
 
