@@ -157,6 +157,7 @@ def test_imports_point_one_way(module):
 VALUE_TYPES = {
     "settings.layout",
     "settings.model_shape",
+    "settings.shape_split",
     "settings.experiment",
     "settings.cluster",
     "settings.resolved",

@@ -19,17 +19,11 @@ from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_line
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
-from hpc_gpt.settings.experiment_file import (
-    ExperimentFile,
-    SweepRow,
-    choose_row,
-    cut_warmup,
-    load_experiment,
-    read_experiment,
-)
+from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.words import plain, show_digits, show_params
 

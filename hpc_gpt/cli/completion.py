@@ -105,7 +105,8 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, then sweep ids; job ids if none of these starts with `begun`."""
     from hpc_gpt.files import logs_dir
-    from hpc_gpt.runs.run_folder import job_ids, list_runs
+    from hpc_gpt.runs.find_runs import list_runs
+    from hpc_gpt.runs.run_folder import job_ids
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]

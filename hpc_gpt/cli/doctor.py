@@ -16,7 +16,8 @@ from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import BadNode, listed
-from hpc_gpt.runs.run_folder import RunFolder, find_run
+from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.words import plain
 

@@ -11,7 +11,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.run_folder import find_run
+from hpc_gpt.runs.find_runs import find_run
 
 PLACE = 170
 

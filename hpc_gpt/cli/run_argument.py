@@ -7,7 +7,7 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import NoSuchRun
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.run_folder import list_runs
+from hpc_gpt.runs.find_runs import list_runs
 
 run_argument = click.argument("run", required=False, shell_complete=completion.runs)
 run_or_logs_argument = click.argument("run", required=False, shell_complete=completion.runs_and_logs)

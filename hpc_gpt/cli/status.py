@@ -20,7 +20,8 @@ from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
 from hpc_gpt.output import reader_left
-from hpc_gpt.runs.run_folder import RunFolder, find_runs, singles_out
+from hpc_gpt.runs.find_runs import find_runs, singles_out
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen, width

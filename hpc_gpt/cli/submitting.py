@@ -34,7 +34,8 @@ from hpc_gpt.launch.until import Until, parse_until
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
-from hpc_gpt.runs.run_folder import RunFolder, find_run
+from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.tokens.run_data import describe_data, located

@@ -9,7 +9,7 @@ import click
 
 from hpc_gpt.cli.run_argument import run_argument, run_meant
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.run_folder import find_run
+from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.words import plain
 
 PLACE = 160

@@ -33,10 +33,11 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
 from hpc_gpt.preflight_lines import PREFLIGHT
+from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.room import free_gib, room_needed_gib
-from hpc_gpt.runs.run_folder import RunFolder, list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolved import Resolved

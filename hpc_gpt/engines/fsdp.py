@@ -8,7 +8,7 @@ from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, Fault, PublishedR
 from hpc_gpt.engines.base.states import StateBytes
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import layer_params, outer_params
+from hpc_gpt.settings.shape_split import layer_params, outer_params
 
 
 class Fsdp(EngineFacts):

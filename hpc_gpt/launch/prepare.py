@@ -26,8 +26,8 @@ from hpc_gpt.launch.request import (
     words_of_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
+from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.runs.run_folder import list_runs
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume

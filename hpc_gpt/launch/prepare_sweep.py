@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare_row
 from hpc_gpt.launch.request import Request, choose_profile, read_asked
-from hpc_gpt.settings.experiment_file import SweepRow
+from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.words import counted
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
+from hpc_gpt.launch.slurm_options import options_of
 from hpc_gpt.settings.command import shown
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
@@ -28,27 +29,19 @@ _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # {flag that the script sets itself: the key that decides it, None if no key does}.
 _OWNED_SBATCH = {
-    "job-name": "job.name", "J": "job.name", "time": "job.time", "t": "job.time", "partition": "job.partition",
-    "p": "job.partition", "account": "job.account", "A": "job.account", "qos": "job.qos", "q": "job.qos",
-    "constraint": "job.constraint", "C": "job.constraint", "reservation": "job.reservation",
-    "nodelist": "job.nodelist", "w": "job.nodelist", "exclude": "job.exclude", "x": "job.exclude",
-    "comment": "job.comment", "mem": "job.mem", "cpus-per-task": "job.cpus_per_task", "c": "job.cpus_per_task",
-    "dependency": "job.dependency", "d": "job.dependency", "nodes": "layout.nodes", "N": "layout.nodes",
-    "gpus": "layout.gpus", "G": "layout.gpus", "gres": "the profile's gpu_flag and gpu_type",
-    "gpus-per-node": "the profile's gpu_flag and gpu_type", "signal": "job.signal_lead_s",
-    "requeue": "the profile's chain", "no-requeue": "the profile's chain",
-    "ntasks": None, "n": None, "ntasks-per-node": None, "gpus-per-task": None, "output": None, "o": None,
-    "error": None, "e": None, "open-mode": None, "export": None, "wrap": None, "array": None, "a": None,
-    "wait": None, "W": None, "parsable": None, "quiet": None, "Q": None, "test-only": None,
+    **{name: f"job.{name}" for name in ("time", "partition", "account", "qos", "constraint", "reservation", "nodelist",
+                                        "exclude", "comment", "mem", "dependency")},
+    "job-name": "job.name", "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
+    **dict.fromkeys(("gres", "gpus-per-node"), "the profile's gpu_flag and gpu_type"), "signal": "job.signal_lead_s",
+    **dict.fromkeys(("requeue", "no-requeue"), "the profile's chain"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus-per-task", "output", "error", "open-mode", "export", "wrap",
+                     "array", "wait", "parsable", "quiet", "test-only")),
 }  # fmt: skip
-_OWNED_SRUN = dict.fromkeys(
-    ("ntasks", "n", "nodes", "N", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit", "K")
-)
+_OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
 # {flag without such a key: why it cannot be added}.
 _WHY = {
     "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
-    "output": "all output goes to attempts/<n>/log", "o": "all output goes to attempts/<n>/log",
-    "error": "all output goes to attempts/<n>/log", "e": "all output goes to attempts/<n>/log",
+    **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
     "export": "the ranks need the whole environment of the job",
 }  # fmt: skip
 # The keys of [job] that are options of sbatch as they are, in the order of the directives.
@@ -357,16 +350,15 @@ def _control_character(text: str) -> str:
 
 
 def _flag_faults(resolved: Resolved) -> Iterator[str]:
-    for table, flags, owned in (
-        ("sbatch", resolved.job.sbatch, _OWNED_SBATCH),
-        ("srun", resolved.job.srun, _OWNED_SRUN),
-    ):
+    tables = (("sbatch", resolved.job.sbatch, _OWNED_SBATCH), ("srun", resolved.job.srun, _OWNED_SRUN))
+    for table, flags, owned in tables:
+        letters = options_of(table).letters
         for i, flag in enumerate(flags):
             key = f"job.{table}[{i}]"
             if not _FLAG.fullmatch(flag):
                 yield f"{key} {flag!r} is no flag of {table}: one --name or --name=value each"
                 continue
-            name = flag[2:].partition("=")[0] if flag.startswith("--") else flag[1]
+            name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
             if name in owned:
                 instead = owned[name]
                 why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")

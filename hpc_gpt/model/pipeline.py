@@ -16,7 +16,8 @@ from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ChunkedLoss, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
 from hpc_gpt.settings.experiment import Partition
-from hpc_gpt.settings.model_shape import ModelShape, partition_layers
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.shape_split import partition_layers
 
 
 def layer_specs(shape: ModelShape, initial: InitialWeights, tp: TensorParallel, techniques: Techniques) -> list[Any]:

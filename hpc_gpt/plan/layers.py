@@ -15,7 +15,8 @@ from functools import lru_cache
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.settings.model_shape import ModelShape, layer_params, outer_params, stage_layers
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.shape_split import layer_params, outer_params, stage_layers
 
 
 def kv_width(shape: ModelShape, tp: int) -> float:

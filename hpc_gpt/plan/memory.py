@@ -27,7 +27,7 @@ from hpc_gpt.plan.layers import (
     stage_params,
 )
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.settings.model_shape import layer_params, vocab_rows
+from hpc_gpt.settings.shape_split import layer_params, vocab_rows
 
 Moment = Literal["backward pass", "optimizer step", "evaluation"]
 GIB = 2.0**30

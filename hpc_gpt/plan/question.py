@@ -17,9 +17,10 @@ from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, Partition, Recompute
 from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_split, partition_layers, split_obstacle
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import check_split, partition_layers, split_obstacle
 from hpc_gpt.words import counted
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.

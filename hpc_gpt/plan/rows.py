@@ -33,7 +33,8 @@ from hpc_gpt.plan.row_fields import (
 )
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.shape_split import partition_layers, stage_layers
 from hpc_gpt.words import plain
 
 DEFAULT_VOCAB = 51200

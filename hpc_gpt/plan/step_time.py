@@ -19,7 +19,7 @@ from hpc_gpt.plan.layers import kv_width, layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
 from hpc_gpt.plan.states import moved_bytes
-from hpc_gpt.settings.model_shape import layer_params
+from hpc_gpt.settings.shape_split import layer_params
 
 _COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)
 _ODD_WIDTH = 1.1  # multiples of 8 but not of 64 (NVIDIA, "Matrix multiplication background", tile quantisation)

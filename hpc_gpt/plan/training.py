@@ -8,8 +8,8 @@ from typing import Any
 from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.engines.base.training import OptimizerMode, Training
 from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.settings.model_shape import partition_layers
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import partition_layers
 
 # Keys of [engine] that a Training has under the same name.
 _SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer")

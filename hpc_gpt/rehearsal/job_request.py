@@ -15,38 +15,17 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_gpt.launch.render import script_directives
+from hpc_gpt.launch.slurm_options import options_of, read_options
 from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.settings.experiment import limit_s
 
-# Names with their letters: options with a value, with an optional value, without a value.
-_BOTH = (
-    """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container
-    core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
-    error/e exclude/x export extra-node-info/B gid gpu-bind gpu-freq gpus/G gpus-per-node gpus-per-socket gpus-per-task
-    gres gres-flags hint input/i job-name/J licenses/L mail-type mail-user mcs-label mem mem-bind mem-per-cpu
-    mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n ntasks-per-core ntasks-per-gpu ntasks-per-node
-    ntasks-per-socket open-mode output/o partition/p power prefer priority profile qos/q reservation signal
-    sockets-per-node switches thread-spec threads-per-core time/t time-min tmp uid wckey""",
-    "exclusive nice no-kill/k propagate x11",
-    "contiguous hold/H overcommit/O oversubscribe/s quiet/Q reboot spread-job use-min-nodes verbose/v",
-)
 _OPTIONS = {
-    "sbatch": (
-        _BOTH[0] + " array/a batch export-file wrap",
-        _BOTH[1] + " get-user-env",
-        _BOTH[2] + " ignore-pbs no-requeue parsable requeue test-only wait/W",
-    ),
-    "srun": (
-        _BOTH[0] + " bcast bcast-exclude cpu-bind epilog het-group jobid mpi prolog relative/r slurmd-debug task-epilog"
-        " task-prolog threads/T wait/W",
-        _BOTH[1] + " compress immediate/I kill-on-bad-exit/K resv-ports send-libs",
-        _BOTH[2] + " disable-status/X exact interactive label/l multi-prog no-allocate/Z overlap preserve-env/E pty"
-        " quit-on-interrupt unbuffered/u",
-    ),
-    "scontrol": ("", "", "oneliner/o"),
-    "squeue": ("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
-    "scancel": ("signal/s state/t", "", "quiet/Q"),
-    "sacct": ("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
+    "sbatch": options_of("sbatch"),
+    "srun": options_of("srun"),
+    "scontrol": read_options("", "", "oneliner/o"),
+    "squeue": read_options("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
+    "scancel": read_options("signal/s state/t", "", "quiet/Q"),
+    "sacct": read_options("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
 }
 # Options that start anything but a job's script and its ranks.
 _NOT_REHEARSED = {"sbatch": ("array", "wrap"), "srun": ("het-group", "jobid", "multi-prog", "no-allocate")}
@@ -107,7 +86,7 @@ def parse_options(command: str, arguments: Sequence[str]) -> tuple[dict[str, str
 
     Raises OptionFault, or RequestFault for what only a real Slurm knows.
     """
-    names, letters = _options_of(command)
+    names, letters = _OPTIONS[command]
     found: dict[str, str] = {}
     left = list(arguments)
     while left and left[0].startswith("-") and left[0] != "-":
@@ -152,18 +131,6 @@ def ignored_options(command: str, options: Mapping[str, str]) -> list[str]:
         for name, value in options.items()
         if name in _IGNORED[command] or (name == "export" and value != "ALL")
     ]
-
-
-def _options_of(command: str) -> tuple[dict[str, str], dict[str, str]]:
-    """(long name -> valued, optional or plain; letter -> long name)."""
-    names: dict[str, str] = {}
-    letters: dict[str, str] = {}
-    for kind, entries in zip(("valued", "optional", "plain"), _OPTIONS[command], strict=True):
-        for entry in entries.split():
-            name, _, letter = entry.partition("/")
-            names[name] = kind
-            letters |= {letter: name} if letter else {}
-    return names, letters
 
 
 def read_request(script: str, line: Mapping[str, str], name: str, now: float) -> JobRequest:

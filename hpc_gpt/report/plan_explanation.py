@@ -10,7 +10,7 @@ from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layers_of
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.report.plan_table import PARTS, does_not_fit, host_gib, settings_text, tokens_text
-from hpc_gpt.settings.model_shape import layer_params, outer_params
+from hpc_gpt.settings.shape_split import layer_params, outer_params
 from hpc_gpt.words import Grid
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",

@@ -9,21 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.slurm_options import options_of
 from hpc_gpt.scripts.notes import Notes
 from hpc_gpt.secrets import is_secret, is_secret_variable
 from hpc_gpt.settings.experiment import limit_s
 
-_SHORT = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "A": "account", "p": "partition", "q": "qos",
-    "C": "constraint", "t": "time", "J": "job-name", "w": "nodelist", "x": "exclude", "d": "dependency",
-    "o": "output", "e": "error", "D": "chdir", "a": "array", "L": "licenses", "M": "clusters", "b": "begin",
-    "m": "distribution", "S": "core-spec", "B": "extra-node-info", "F": "nodefile", "i": "input", "k": "no-kill",
-    "s": "oversubscribe", "H": "hold", "W": "wait", "Q": "quiet", "O": "overcommit", "v": "verbose",
-}  # fmt: skip
-_FLAGS = frozenset(
-    ("exclusive", "requeue", "no-requeue", "hold", "wait", "overcommit", "oversubscribe", "spread-job", "contiguous",
-     "parsable", "quiet", "verbose", "test-only", "no-kill", "nice", "reboot", "get-user-env", "use-min-nodes")
-)  # fmt: skip
 # {option: the key that it becomes}: of the profile what all jobs of a site have, of the experiment what is this run's.
 _PROFILE = dict.fromkeys(("account", "partition", "qos", "constraint", "reservation", "mem"))
 _JOB = {"time": "time", "job-name": "name", "comment": "comment", "nodelist": "nodelist", "exclude": "exclude",
@@ -143,6 +133,7 @@ def read_directives(text: str, notes: Notes) -> Directives:
 
 def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
     """(long name, value) of each option."""
+    kinds, letters = options_of("sbatch")
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
@@ -150,11 +141,11 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
             name, equals, value = word[2:].partition("=")
             given: str | None = value if equals else None
         elif word.startswith("-") and len(word) > 1:
-            name, given = _SHORT.get(word[1], word[1]), word[2:].lstrip("=") or None
+            name, given = letters.get(word[1], word[1]), word[2:].lstrip("=") or None
         else:
             yield f" {word}", None  # no option
             continue
-        if given is None and name not in _FLAGS and waiting and not waiting[0].startswith("--"):
+        if given is None and kinds.get(name, "valued") == "valued" and waiting and not waiting[0].startswith("--"):
             given = waiting.pop(0)
         yield name, given
 

@@ -7,21 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_gpt.launch.slurm_options import options_of
 from hpc_gpt.scripts.pieces import Argument, known
 
-# srun's options without a value, or with one after `=` alone.
-_SRUN_FLAGS = frozenset(
-    ("label", "l", "unbuffered", "u", "exclusive", "kill-on-bad-exit", "K", "verbose", "v", "vv", "quiet", "Q",
-     "overlap", "exact", "overcommit", "O", "oversubscribe", "s", "pty", "no-kill", "k", "disable-status", "X",
-     "preserve-env", "E", "multi-prog", "test-only", "Z", "no-allocate", "container-mount-home",
-     "no-container-mount-home", "container-writable", "container-remap-root", "no-container-remap-root",
-     "container-entrypoint", "no-container-entrypoint", "contiguous", "spread-job", "use-min-nodes", "interactive",
-     "treewidth", "async")
+# srun's options of pyxis without a value.
+_PYXIS_FLAGS = frozenset(
+    ("container-mount-home", "no-container-mount-home", "container-writable", "container-remap-root",
+     "no-container-remap-root", "container-entrypoint", "no-container-entrypoint")
 )  # fmt: skip
-_SRUN_SHORT = {"n": "ntasks", "N": "nodes", "c": "cpus-per-task", "G": "gpus", "l": "label", "u": "unbuffered",
-               "K": "kill-on-bad-exit", "w": "nodelist", "x": "exclude", "o": "output", "e": "error", "i": "input",
-               "J": "job-name", "p": "partition", "A": "account", "t": "time", "m": "distribution", "D": "chdir",
-               "W": "wait", "C": "constraint", "Q": "quiet", "v": "verbose", "q": "qos", "r": "relative"}  # fmt: skip
 _MPI_FLAGS = frozenset(
     ("allow-run-as-root", "oversubscribe", "tag-output", "v", "report-bindings", "nooversubscribe", "display-map", "l")
 )
@@ -87,7 +80,6 @@ class Srun:
     """An srun in front of a command: its options by long name, None without a value."""
 
     options: dict[str, str | None]
-    words: tuple[str, ...]
 
 
 def is_candidate(argv: Sequence[Argument]) -> bool:
@@ -134,8 +126,8 @@ def split_srun(argv: Sequence[Argument]) -> tuple[Srun | None, Sequence[Argument
     words = list(unwrapped(argv))
     if not words or os.path.basename(known(words[0]) or "") != "srun":
         return None, argv
+    kinds, letters = options_of("srun")
     options: dict[str, str | None] = {}
-    kept: list[str] = []
     place = 1
     while place < len(words):
         text = known(words[place])
@@ -149,18 +141,17 @@ def split_srun(argv: Sequence[Argument]) -> tuple[Srun | None, Sequence[Argument
             name, equals, value = text[2:].partition("=")
             given: str | None = value if equals else None
         else:
-            name, given = _SRUN_SHORT.get(text[1:2], text[1:2]), text[2:].lstrip("=") or None
-            if name in _SRUN_FLAGS and given and name != "kill-on-bad-exit":  # -lu
-                options.update({_SRUN_SHORT.get(letter, letter): None for letter in given})
+            name, given = letters.get(text[1:2], text[1:2]), text[2:].lstrip("=") or None
+            if kinds.get(name) == "plain" and given:  # -lu
+                options.update({letters.get(letter, letter): None for letter in given})
                 given = None
-        if given is None and name not in _SRUN_FLAGS and place + 1 < len(words):
+        takes_value = kinds.get(name, "valued") == "valued" and name not in _PYXIS_FLAGS
+        if given is None and takes_value and place + 1 < len(words):
             place += 1
-            given = known(words[place])
-            given = given if given is not None else "?"
+            given = known(words[place]) or "?"
         options[name] = given
-        kept.append(f"--{name}" + (f"={given}" if given is not None else ""))
         place += 1
-    return Srun(options, tuple(kept)), words[place:]
+    return Srun(options), words[place:]
 
 
 def shell_text(argv: Sequence[Argument]) -> Argument | None:

@@ -19,7 +19,8 @@ from hpc_gpt.cli.bench import signals_as_ctrl_c
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import logs_dir, read_json, read_json_lines
 from hpc_gpt.process import is_alive
-from hpc_gpt.runs.run_folder import RunFolder, list_runs
+from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, metrics_line

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.launch.render import array_script
-from hpc_gpt.runs.run_folder import list_runs
+from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_completion import offered

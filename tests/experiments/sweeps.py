@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import ExperimentFile, SweepRow, find_sweep, load_experiment
+from hpc_gpt.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sweep_rows import SweepRow
 
 # Rows of each folder: as many as its seed's tables have, and those that the seed names without a figure.
 COUNTS = {

@@ -11,7 +11,8 @@ import pytest
 from hpc_gpt.launch import submission
 from hpc_gpt.launch.resumption import check_resumption
 from hpc_gpt.launch.submission import Submitted
-from hpc_gpt.runs.run_folder import RunFolder, find_run
+from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
 from tests.cli.command import error_of, in_process

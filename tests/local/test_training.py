@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.files import read_json, read_json_lines
-from hpc_gpt.runs.run_folder import RunFolder, list_runs
+from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import Done, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until

@@ -17,8 +17,9 @@ from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, spli
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import parts_of
-from hpc_gpt.settings.model_shape import ModelShape, layer_params
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.shape_split import layer_params
 from tests.distributed.equality_cases import MODELS
 from tests.distributed.plain_gpt import PlainOther
 from tests.model.test_gpt import tokens_of

@@ -18,7 +18,8 @@ from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
 from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import IN_QUEUE, find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
+from hpc_gpt.runs.find_runs import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
+from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve

@@ -9,16 +9,10 @@ import pytest
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment_file import (
-    SweepRow,
-    cut_warmup,
-    find_experiment,
-    find_sweep,
-    list_experiments,
-    load_experiment,
-)
+from hpc_gpt.settings.experiment_file import cut_warmup, find_experiment, find_sweep, list_experiments, load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.settings.sweep_rows import SweepRow
 
 BASE = """
 [model]

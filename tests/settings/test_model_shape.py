@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import (
-    ModelShape,
-    check_shape,
+from hpc_gpt.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.settings.presets import PRESETS, preset
+from hpc_gpt.settings.shape_split import (
     check_split,
     default_tp,
     layer_params,
@@ -20,7 +20,6 @@ from hpc_gpt.settings.model_shape import (
     stage_layers,
     stage_params,
 )
-from hpc_gpt.settings.presets import PRESETS, preset
 
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 

@@ -25,8 +25,8 @@ from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.engines.base.states import StateBytes, zero_states
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import layer_params, outer_params
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import layer_params, outer_params
 
 OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
 # Elements of a gradient whose norm DeepSpeed takes at once.

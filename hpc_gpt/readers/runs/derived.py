@@ -20,7 +20,8 @@ from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.settings.cluster import device_named
 from hpc_gpt.settings.experiment import Bias
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape, replicated_params
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.shape_split import replicated_params
 from hpc_gpt.words import counted
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
