@@ -65,6 +65,7 @@ class Pattern:
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of state.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
+    own: bool = False  # many programs print such a line: it counts only after one that shows its program
     weak: bool = (
         False  # many programs print such a line: it shows no program, its total or end counts beside others only
     )
@@ -166,6 +167,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "gflops": ("tflops", 1e-3),
     "memory_allocated_bytes": ("memory_allocated_gib", 1 / GIB),
     "memory_allocated_mib": ("memory_allocated_gib", 2.0**-10),
+    "memory_allocated_mb": ("memory_allocated_gib", 1e6 / GIB),
     "memory_allocated_gb": ("memory_allocated_gib", 1e9 / GIB),
     "memory_reserved_bytes": ("memory_reserved_gib", 1 / GIB),
     "memory_reserved_mib": ("memory_reserved_gib", 2.0**-10),
@@ -221,6 +223,7 @@ TEXT_FIELDS = frozenset(
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_SPELT = re.compile(r"(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(\d{1,4})s")  # 1h 22m 38s
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
 # In `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the second is a running mean, or a goal.
 _SECOND = re.compile(r" ?[/(].*")
@@ -247,7 +250,7 @@ def figure(text: str) -> float | None:
         return _in_range(float(text), text) if "_" not in text else None
     except ValueError:
         pass
-    if clock := _CLOCK.fullmatch(text):
+    if clock := _CLOCK.fullmatch(text) or _SPELT.fullmatch(text):
         days, hours, minutes, seconds = clock.groups()
         return int(days or 0) * 86400.0 + int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
     found = _FIGURE.match(text)

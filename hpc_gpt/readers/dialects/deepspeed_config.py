@@ -37,12 +37,22 @@ DIALECT = Dialect(
             r"\bDeepSpeed (?:Basic|Final) Optimizer = DeepSpeedCPUAdam\b",
             facts={"optimizer_offload": True},
         ),
+        # The JSON that the user gave, a key a line; a value may be "auto".
+        *(
+            Pattern("fact", f'"{key}": ', rf'^ {{2,8}}"{key}": (?P<{field}>\d{{1,9}})(?=,? *$)', own=True)
+            for key, field in (
+                ("train_batch_size", "global_batch"),
+                ("train_micro_batch_size_per_gpu", "micro_batch"),
+                ("gradient_accumulation_steps", "micro_batches"),
+            )
+        ),
         Pattern("fact", '"cpu_offload": true', r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
     ),
     specimen="""\
 [2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   train_batch_size ............. 768
 [2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   train_micro_batch_size_per_gpu  48
 [2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   world_size ................... 16
+    "train_micro_batch_size_per_gpu": 2,\x20
 [2021-05-25 22:30:04,195] [INFO] [config.py:752:print]   fp16_enabled ................. True
 [2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   zero_optimization_stage ...... 3
 """,

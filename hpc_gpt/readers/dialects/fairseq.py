@@ -6,7 +6,7 @@ the time since the start, `bsz` the sequences of a batch.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, LINE_START, NUMBER, Dialect, Pattern
 
 
 def _entry(key: str, group: str) -> str:
@@ -39,6 +39,27 @@ DIALECT = Dialect(
             + _entry("cuda_gb_reserved", "memory_reserved_gib")
             + _entry("wall", "elapsed_s"),
         ),
+        # Versions of 2018: the update of the epoch, and running means in brackets.
+        Pattern(
+            "step",
+            ", wpb=",
+            rf"\| epoch (?P<epoch>\d{{1,6}}) {{1,8}}\d{{1,12}} / \d{{1,12}} loss=(?P<loss_bits>{NUMBER}) \({NUMBER}\), [^\n]{{0,200}}?"
+            rf"\blr=(?P<lr>{NUMBER})(?=,)",
+        ),
+        Pattern(
+            "eval",
+            "' subset | ",
+            rf"\bvalid on '\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
+            r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
+        ),
+        Pattern("fact", "num. model params: ", rf"\bnum\. model params: (?P<params>{INT}) \(num\. trained: "),
+        Pattern("fact", "| num. model params: ", LINE_START + r"\| num\. model params: (?P<params>\d{1,15})(?=\s*$)"),
+        Pattern("fact", " GPUs (with max", r"\| using (?P<gpus>\d{1,6}) GPUs \(with max"),
+        Pattern(
+            "fact",
+            "max tokens per GPU = ",
+            r"\bmax tokens per GPU = \w{1,12} and (?:batch size|max sentences) per GPU = (?P<micro_batch>\d{1,7})(?=\s*$)",
+        ),
         Pattern(
             "eval",
             '"valid_loss": ',
@@ -62,6 +83,12 @@ DIALECT = Dialect(
 2022-05-08 19:09:24 | INFO | train_inner | {"epoch": 1, "update": 0.01, "loss": "13.702", "ppl": "13325.5", "wps": "41250.3", "ups": "0.62", "wpb": "65536", "bsz": "32", "num_updates": "100", "lr": "1e-05", "gnorm": "3.12", "train_wall": "160", "cuda_gb_allocated": "13.9", "cuda_gb_reserved": "20.1", "wall": "182"}
 {"epoch": 27, "update": 26.267, "loss": "8.206", "nll_loss": "7.049", "ppl": "132.47", "wps": "1195.4", "ups": "1.62", "wpb": "738.1", "bsz": "46.4", "num_updates": "33700", "lr": "0.00017226", "gnorm": "1.833", "clip": "1", "train_wall": "61", "wall": "30542"}
 2020-07-17 07:11:02 | INFO | train_inner | epoch 001:   2800 / 160368 loss=9.255, ppl=611.12, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates=2800, lr=2.8e-05, gnorm=3.23, train_wall=13, wall=1236
+| epoch 010  2000 / 8223 loss=1.27 (1.50), wps=962, wpb=908, bsz=32, lr=0.001, clip=100%, gnorm=2.1427
+| epoch 009 | valid on 'valid' subset | valid_loss 6.37204 | valid_nll_loss 5.14732 | valid_ppl 35.44 | num_updates 24633 | best 6.37204
+2021-03-08 12:29:51 | INFO | fairseq_cli.train | num. model params: 13,110,865,920 (num. trained: 13,110,865,920)
+| using 3 GPUs (with max tokens per GPU = 2000 and max sentences per GPU = None)
+| num. model params: 217643510
+2021-03-08 12:29:51 | INFO | fairseq_cli.train | max tokens per GPU = None and batch size per GPU = 8
 """,
-    seen="facebookresearch/metaseq/pull/67; facebookresearch/fairseq/issues/2201, /2338",
+    seen="facebookresearch/metaseq/pull/67; facebookresearch/fairseq/issues/103, /301, /514, /1967, /2201, /2338",
 )

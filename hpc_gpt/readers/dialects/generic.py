@@ -77,7 +77,7 @@ loss:0.92626953125, global_step:160
 Step 120/1000, Loss: 3.2184, LR: 3.0e-4
 step=20 loss=4.1234 dt=251.20ms tok/sec=12345.6
 {"step": 20, "loss": 4.1234, "step_time_ms": 251.2}
-iter 20: loss 1.8912 BPC, time 251.2ms
+iteration 20: loss 1.8912 bpc, time 251.2ms
 Batch 40 Loss: 8.1234, Speed: 512.2 samples/sec
 """,
     seen="common to loops written by hand",

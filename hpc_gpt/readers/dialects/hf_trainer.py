@@ -1,9 +1,10 @@
-"""Hugging Face's Trainer, and what is built on it: TRL, axolotl, LLaMA-Factory.
+"""Hugging Face's Trainer, and what is built on it: TRL, axolotl, LLaMA-Factory, Unsloth, ms-swift.
 
 Lines of metrics have an epoch but no step number: the step follows from `logging_steps`, which becomes `log_interval`.
 Every rank or every node prints the final summary: totals are taken once. The model's shape is printed as it was loaded,
 before `--config_overrides` changes it: the overrides win. Under ZeRO-3 the scripts print `Total size=0.00M params`, which
-is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s per step): no step time is taken from it, as
+is not read. Unsloth's header counts the parameters of adapters, so it is not read either. ms-swift's memory is reserved;
+its `train_speed` is a mean since the start. `train_steps_per_second` has three decimals (0.017 for 57.44 s per step): no step time is taken from it, as
 the runtime over the steps is exact, but it may show how many steps there were.
 """
 
@@ -22,6 +23,10 @@ _SHAPE = {
     "vocab": ("vocab_size",),
 }
 _KEYS = "|".join(name for names in _SHAPE.values() for name in names) + "|n_positions|gradient_checkpointing"
+_PROGRESS = (
+    r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
+    r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
+)
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
@@ -46,7 +51,7 @@ def _option(name: str) -> Pattern:
 
 def _header(text: str, group: str) -> Pattern:
     """A line of the header: a text, then a whole number, which ends the line."""
-    return Pattern("fact", text, rf"\b{text}(?P<{group}>{INT})" + END)
+    return Pattern("fact", text, rf"(?<!\| )(?<!\|    )\b{text}(?P<{group}>{INT})" + END)
 
 
 def _shape(literal: str) -> Pattern:
@@ -105,7 +110,23 @@ DIALECT = Dialect(
             + _entry("epoch", "epoch")
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
-            + _entry(r"memory/device_(?:mem_)?reserved ?\([gG]i[bB]\)", "memory_reserved_gib"),
+            + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
+            + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
+            + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
+            + _entry("step_tokens_per_second", "tokens_per_s")
+            + _PROGRESS,
+        ),
+        # ms-swift's own log.
+        Pattern(
+            "step",
+            '"train_speed(iter/s)": ',
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\(iter/s\)\": )"
+            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"grad_norm\": (?P<grad_norm>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"learning_rate\": (?P<lr>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"epoch\": (?P<epoch>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"memory\(GiB\)\": (?P<memory_reserved_gib>{NUMBER})(?=[,}}]))?)"
+            r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
+            + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
         ),
         # LLaMA-Factory's own log has the same figures.
         Pattern(
@@ -121,6 +142,11 @@ DIALECT = Dialect(
             "eval",
             "'eval_loss': ",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}",
+        ),
+        Pattern(
+            "eval",
+            '"eval_loss": ',
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
         Pattern(
             "total",
@@ -160,7 +186,41 @@ DIALECT = Dialect(
         ),
         _header("Gradient Accumulation steps = ", "micro_batches"),
         _header("Total optimization steps = ", "steps_planned"),
-        _header("Number of trainable parameters = ", "params"),
+        Pattern(
+            "fact",
+            "Number of trainable parameters = ",
+            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params>{INT})" + END,
+        ),
+        Pattern(
+            "fact",
+            "% trained)",
+            rf"\bTrainable parameters = {INT} of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
+        ),
+        # Unsloth's header, beside its drawing.
+        Pattern("start", "Unsloth - 2x faster", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END),
+        Pattern(
+            "fact",
+            ". Max memory: ",
+            rf"/\| {{1,8}}(?P<device>[^|\n]{{2,60}}?)\. Num GPUs = (?P<gpus>{INT})\. Max memory: ",
+        ),
+        Pattern(
+            "fact",
+            " | Num Epochs = ",
+            rf"/\| {{1,8}}Num examples = (?P<samples_per_epoch>{INT}) \| Num Epochs = "
+            rf"(?:(?P<epochs>{INT}) \| Total steps = (?P<steps_planned>{INT})" + END + ")?",
+        ),
+        Pattern(
+            "fact",
+            "Batch size per device = ",
+            rf"\\ {{1,8}}Batch size per device = (?P<micro_batch>{INT}) \| Gradient [Aa]ccumulation steps = (?P<micro_batches>{INT})"
+            + END,
+        ),
+        Pattern(
+            "fact",
+            "Total batch size",
+            rf"/ {{1,8}}(?:Data Parallel GPUs = {INT} \| )?Total batch size(?: \([\dx ]{{1,40}}\))? = (?P<global_batch>{INT})"
+            rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
+        ),
         Pattern(
             "fact",
             "|| all params: ",
@@ -203,6 +263,8 @@ DIALECT = Dialect(
         _option("max_seq_length"),
         _option("cutoff_len"),
         _option("logging_steps"),
+        _option("per_device_train_batch_size"),
+        _option("gradient_accumulation_steps"),
     ),
     specimen="""\
 [INFO|trainer.py:1144] 2021-05-25 06:38:26,360 >>   Num examples = 1000
@@ -224,6 +286,16 @@ Training completed. Do not forget to share your model on huggingface.co/models =
 trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
 {'loss': 1.1431, 'grad_norm': 0.8125, 'learning_rate': 1.0526315789473684e-05, 'epoch': 0.04}
 {"current_steps": 10, "total_steps": 500, "loss": 0.8, "lr": 5e-05, "epoch": 0.1, "percentage": 2.0, "elapsed_time": "0:01:00", "remaining_time": "0:49:00"}
+{'loss': 0.2318, 'grad_norm': 0.65, 'learning_rate': 8.6e-07, 'memory(GiB)': 63.16, 'train_speed(iter/s)': 0.01119, 'epoch': 0.64, 'global_step/max_steps': '56/176', 'percentage': '31.82%', 'elapsed_time': '1h 22m 38s', 'remaining_time': '2h 57m 4s'}
+{"loss": 0.2354, "token_acc": 0.9055, "grad_norm": 0.61, "learning_rate": 8.49e-05, "memory(GiB)": 64.64, "train_speed(iter/s)": 0.076892, "epoch": 0.76, "step": 1000}
+{"current_steps": 5, "total_steps": 42, "eval_loss": 1.6339, "epoch": 0.34, "percentage": 11.9, "elapsed_time": "0:00:59", "remaining_time": "0:07:23"}
+{'loss': 75.1831, 'epoch': 1.0, 'total_peak_memory_allocated_MB': 26279.24, 'total_peak_memory_reserved_MB': 47172.0, 'step_tokens_per_second': 18801.85, 'avg_tokens_per_second': 18801.85}
+==((====))==  Unsloth - 2x faster free finetuning | Num GPUs = 1
+   \\\\   /|    Tesla T4. Num GPUs = 1. Max memory: 14.741 GB. Platform: Linux.
+   \\\\   /|    Num examples = 21 | Num Epochs = 12 | Total steps = 60
+O^O/ \\_/ \\    Batch size per device = 5 | Gradient Accumulation steps = 8
+\\        /    Data Parallel GPUs = 1 | Total batch size (1 x 4 x 1) = 4
+ "-____-"     Trainable parameters = 66,060,288 of 4,073,997,824 (1.62% trained)
 {'eval_loss': 2.8139, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.329, 'epoch': 1.0}
 {'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, 'epoch': 1.0}
 [INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_runtime            = 0:14:31.66
@@ -231,5 +303,6 @@ trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
   train_steps_per_second   =      0.406
   train_samples            =       1000
 """,
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608",
+    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608; modelscope/ms-swift/issues/4146, /4408; "
+    "liujunwen23/MIRE/issues/1; linkedin/Liger-Kernel/pull/110; unslothai/unsloth/issues/1194",
 )

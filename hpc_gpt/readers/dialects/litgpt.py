@@ -34,7 +34,41 @@ DIALECT = Dialect(
         Pattern(
             "eval", "Final evaluation | ", rf"\bFinal evaluation \| val loss: (?P<loss_eval>{NUMBER}) \| val ppl: "
         ),
-        Pattern("fact", "Total parameters", START + rf"Total parameters: (?P<params>{INT})(?=\s*$)", weak=True),
+        Pattern(
+            "fact", "Loading model ", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}
+        ),
+        Pattern("fact", "FLOPs not found for ", START + r"FLOPs not found for '(?P<device>[^'\n]{2,60})'"),
+        *(
+            Pattern(
+                "fact",
+                f"'{key}': ",
+                rf"^(?=[^\n]{{0,6000}}'{mark}': )[^\n]{{0,6000}}?[{{ ]'{key}': (?P<{group}>\d{{1,9}})(?=[,}}])",
+            )
+            for mark, keys in (
+                (
+                    "padded_vocab_size",
+                    {
+                        "block_size": "seq",
+                        "padded_vocab_size": "vocab",
+                        "n_layer": "layers",
+                        "n_head": "heads",
+                        "n_query_groups": "kv_heads",
+                        "n_embd": "hidden",
+                    },
+                ),
+                (
+                    "eval_iters",
+                    {
+                        "micro_batch_size": "micro_batch",
+                        "gradient_accumulation_steps": "micro_batches",
+                        "gradient_accumulation_iters": "micro_batches",
+                        "devices": "gpus_said",
+                    },
+                ),
+            )
+            for key, group in keys.items()
+        ),
+        Pattern("fact", "Total parameters", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
         Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
         Pattern("total", "Training time: ", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
         Pattern(
@@ -47,6 +81,8 @@ iter 100 step 25: loss 2.3512, iter time: 123.45ms (optimizer.step)
 iter 100: loss 1.2345, time: 123.45ms, speed: 4321.0 toks/s/device
 iter 600: val loss 3.1234, val time: 5123.45 ms
 Total parameters: 162,322,944
+FLOPs not found for 'NVIDIA H800'
+Loading model with {'name': 'pythia-70m', 'block_size': 2048, 'padded_vocab_size': 50304, 'n_layer': 6, 'n_head': 8, 'n_embd': 512}
 | - Training Time : 1234.56 s
 | - Memory Used   : 23.45 GB
 """,

@@ -6,7 +6,7 @@ GiB, rounded down.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(
     name="llama_recipes",
@@ -26,6 +26,14 @@ DIALECT = Dialect(
         ),
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
+        *(
+            Pattern("fact", f"--> {key}=", LINE_START + rf"--> {key}=(?P<{group}>\d{{1,9}})" + END)
+            for key, group in (
+                ("batch_size_training", "micro_batch"),
+                ("gradient_accumulation_steps", "micro_batches"),
+                ("context_length", "seq"),
+            )
+        ),
         Pattern(
             "fact",
             " Million params",
@@ -38,6 +46,7 @@ Training Epoch: 1/3, step 48/50 completed (loss: 1.1268821954727173):  98%|█�
 Training Epoch: 2/3, step 49/50 completed (loss: 1.035962462425232): 100%|██████████| 50/50 [09:01<00:00, 10.82s/it]
 Max CUDA memory allocated was 47 GB
 Max CUDA memory reserved was 55 GB
+--> context_length=4096
 """,
     seen="meta-llama/llama-cookbook/pull/206",
 )

@@ -21,6 +21,36 @@ DIALECT = Dialect(
             "Running PyTorch ",
             START + r"Running PyTorch \S{1,60} compiled for CUDA \S{1,20} on (?P<device>[^\n]{3,60}?) with world_size "
             r"(?P<gpus>\d{1,5})(?=\s*$)",
+            facts={"nodes": 1},
+        ),
+        # It runs on one node: accumulation steps times GPUs are 8.
+        Pattern(
+            "fact",
+            " compiled for CUDA ",
+            START + r"Running [Pp]y[Tt]orch \d\S{1,60} compiled for CUDA \S{1,20}(?=\s*$)",
+            facts={"nodes": 1},
+        ),
+        Pattern(
+            "fact",
+            "device_name=",
+            START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)",
+        ),
+        # Parameter Golf's header.
+        Pattern("fact", "model_params:", START + r"model_params:(?P<params>\d{1,15})(?=\s*$)", weak=True),
+        Pattern(
+            "fact",
+            " grad_accum_steps:",
+            START + r"world_size:(?P<gpus>\d{1,5}) grad_accum_steps:(?P<micro_batches>\d{1,5})(?=\s*$)",
+        ),
+        Pattern(
+            "fact",
+            " num_kv_heads:",
+            START + r"attention_mode:\w{1,12} num_heads:(?P<heads>\d{1,5}) num_kv_heads:(?P<kv_heads>\d{1,5})(?=\s*$)",
+        ),
+        Pattern(
+            "fact",
+            "train_batch_tokens:",
+            START + r"train_batch_tokens:(?P<global_batch_tokens>\d{1,12}) train_seq_len:(?P<seq>\d{1,9}) iterations:",
         ),
         Pattern(
             "memory",
@@ -34,7 +64,13 @@ DIALECT = Dialect(
 step:4874/4875 train_time:739.484s step_avg:151.72ms
 step:11/5100 train_loss:9.4012 train_time:1523ms step_avg:nanms
 Running PyTorch 2.11.0+cu128 compiled for CUDA 12.8 on NVIDIA H100 80GB HBM3 with world_size 8
+Running PyTorch 2.9.0.dev20250726+cu126 compiled for CUDA 12.6
+Running on device_name=NVIDIA H100 80GB HBM3 with world_size=8
+model_params:17059912
+world_size:8 grad_accum_steps:1
+attention_mode:gqa num_heads:8 num_kv_heads:4
+train_batch_tokens:524288 train_seq_len:2048 iterations:20000 warmup_steps:20 max_wallclock_seconds:600.000
 peak memory allocated: 39147 MiB reserved: 41056 MiB
 """,
-    seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py",
+    seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py; openai/parameter-golf records",
 )

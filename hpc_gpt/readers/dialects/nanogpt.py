@@ -1,7 +1,7 @@
-"""nanoGPT. Its MFU is relative to the A100's 312 TFLOP/s on any GPU, and its P leaves out the positions.
+"""nanoGPT, and llama2.c after it. Its MFU is relative to the A100's 312 TFLOP/s on any GPU, and its P leaves out the positions.
 
 For the first logged steps it prints an MFU of -100 %. A line is one step, timed after a synchronisation that only logged
-steps have; its loss is that of the last micro-batch.
+steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "ms",
-            rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), time (?P<step_ms>{NUMBER})ms"
+            rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?:(?P<loss_bits>{NUMBER}) BPC|(?P<loss>{NUMBER})), time (?P<step_ms>{NUMBER})ms"
             rf"(?:, mfu (?:-100\.00|(?P<mfu_percent>{NUMBER}))%)?",
+        ),
+        Pattern(
+            "step",
+            "ms | mfu ",
+            START
+            + rf"(?P<step>\d{{1,12}}) \| loss (?P<loss>{NUMBER}) \| lr (?P<lr>{NUMBER}) \| (?P<step_ms>{NUMBER})ms \| mfu "
+            rf"(?:-100\.00|(?P<mfu_percent>{NUMBER}))%",
         ),
         Pattern(
             "eval",
             ", val loss ",
-            rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}, val loss (?P<loss_eval>{NUMBER})(?=\s*$)",
+            rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}(?P<of> BPC)?, val loss "
+            rf"(?(of)(?P<loss_eval_bits>{NUMBER}) BPC|(?P<loss_eval>{NUMBER}))(?=\s*$)",
         ),
         Pattern(
             "fact",
@@ -51,9 +59,12 @@ iter 1631: loss 4.0863, time 561.94ms
 iter 10: loss 9.8012, time 575.02ms, mfu -100.00%
 iter 1640: loss 4.0711, time 560.02ms, mfu 34.12%
 step 250: train loss 4.1012, val loss 4.2077
+iter 10: loss 4.6810 BPC, time 49.27ms, mfu 7.56%
+step 250: train loss 2.5833 BPC, val loss 2.7931 BPC
+510 | loss 5.2391 | lr 4.999939e-05 | 8175.64ms | mfu 0.21%
 number of parameters: 124.34M
 tokens per iteration will be: 491,520
 Overriding: block_size = 512
 """,
-    seen="karpathy/nanoGPT/issues/110; train.py, model.py",
+    seen="karpathy/nanoGPT/issues/110; jackokeefe11/nanoGPT; karpathy/llama2.c/issues/461; train.py, model.py",
 )

@@ -18,7 +18,11 @@ DIALECT = Dialect(
     name="olmo",
     engine="olmo",
     patterns=(
-        Pattern("step", "[step=", r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?),epoch=\d{1,9}[\],]"),
+        Pattern(
+            "step",
+            "[step=",
+            r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?)(?:,epoch=\d{1,9}[\],]|, eta=|\](?=\s*$))",
+        ),
         _metric("train/CrossEntropyLoss", "loss"),
         _metric("train/CE loss", "loss"),
         _metric("optim/total_grad_norm", "grad_norm"),
@@ -28,6 +32,7 @@ DIALECT = Dialect(
         _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
         _metric("throughput/device/TPS", "tokens_per_s_gpu"),
         _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
+        _metric("System/Peak GPU Memory (MB)", "memory_allocated_mb"),
         Pattern(
             "fact",
             "Total number of parameters: ",
@@ -46,6 +51,8 @@ DIALECT = Dialect(
     throughput/device/TPS=11,243
     gpu_memory/GPU reserved mem (GiB)=61.27
 Total number of parameters: 1,176,764,416
+[2024-04-17 09:42:38] INFO     [olmo.train:816, rank=0] [step=2/739328]
+    System/Peak GPU Memory (MB)=43,309
 """,
     seen="allenai/OLMo olmo/train.py; allenai/OLMo-core train/callbacks/console_logger.py",
 )

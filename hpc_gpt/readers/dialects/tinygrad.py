@@ -18,6 +18,24 @@ DIALECT = Dialect(
             rf"[^|\n]{{0,160}}?(?P<loss>{NUMBER}) loss, (?:[^|\n]{{0,60}}?(?P<lr>{NUMBER}) LR, )?",
         ),
         Pattern(
+            "step",
+            " LR, ",
+            START
+            + rf"(?P<step>\d{{1,12}}) {{1,8}}(?P<step_s>{NUMBER}) s run, {{1,8}}(?P<loss>{NUMBER}) loss, (?P<lr>{NUMBER}) LR, ",
+        ),
+        Pattern(
+            "step",
+            " GB used, ",
+            START
+            + rf"(?P<loss>{NUMBER}) loss, (?P<lr>{NUMBER}) LR, {NUMBER} GB used, {{1,8}}(?P<step_s>{NUMBER}) s(?=\s*$)",
+        ),
+        Pattern(
+            "fact",
+            " examples/mlperf/model_train.py",
+            START + r"(?:BS=(?P<global_batch>\d{1,7})|(?:DP|GPUS)=(?P<gpus_said>\d{1,5})|SEQLEN=(?P<seq>\d{1,7}))(?=\s)"
+            r"(?=[^\n]{0,600} examples/mlperf/model_train\.py)",
+        ),
+        Pattern(
             "fact",
             " ms run, ",
             rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), ",
@@ -32,7 +50,10 @@ DIALECT = Dialect(
     specimen="""\
 training with batch size 1024 for one epoch with 3222 steps
     3 4158.77 ms run,   77.01 ms python,   0.43 ms fetch data, 4081.33 ms AMD * 8,  0.69 loss, 0.000571 LR, 1038.57 GB used, 328033.10 GFLOPS
+    3 7.34 s run, 11.8750 loss, 0.000000000002 LR, 1454.57 GB used, 236258.78 GFLOPS
+10.4828 loss, 0.000025033951 LR, 124.27 GB used, 12.50 s
+BS=8 DP=8 SEQLEN=1024 MODEL=llama3 python3 examples/mlperf/model_train.py
  3211 2269.50 ms run,   52.72 ms python,   9.12 ms fetch data, 2207.66 ms AMD * 8,  1.36 loss, 0.000003 LR, 1085.78 GB used, 511371.64 GFLOPS
 """,
-    seen="tinygrad/tinygrad examples/mlperf/model_train.py, pull requests 9648 and 9706",
+    seen="tinygrad/tinygrad examples/mlperf/model_train.py, pull requests 9648, 9706, 11467 and 13803",
 )

@@ -26,17 +26,19 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "orld",
-            START + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:[:=] ?| )"
-            r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.)\s](?!\d))",
+            # `world_size=1)` is a default in a source that a log repeats.
+            START + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:(?P<of>=)|: ?| )"
+            r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))",
             weak=True,
         ),
         Pattern(
             "fact",
             "rain",
-            START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}on (?P<gpus_said>\d{1,7}) "
+            START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
             r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b",
             weak=True,
         ),
+        Pattern("fact", " --standalone", r"\btorchrun[^\n]{0,200} --standalone(?=\s)", facts={"nodes": 1}),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
         _option("--num_gpus", "num_gpus", "gpus_per_node"),
@@ -53,6 +55,7 @@ DIALECT = Dialect(
 [2025-11-10 09:56:45,204] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
 20: WORLD_SIZE=32
 World size: 16
+torchrun --standalone --nproc_per_node=8 train.py
 training on 8 devices
 Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
 """,

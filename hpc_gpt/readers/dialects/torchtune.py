@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
 
 
 def _entry(key: str, group: str, end: str = "(?= )") -> str:
@@ -24,10 +24,22 @@ DIALECT = Dialect(
             + _entry("peak_memory_alloc", "memory_allocated_gib")
             + _entry("peak_memory_reserved", "memory_reserved_gib", r"(?=\s|$)"),
         ),
+        Pattern("fact", "torchtune.utils", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
+        *(
+            Pattern("fact", f"{key}: ", LINE_START + rf"{key}: (?P<{group}>{text})" + END, own=True)
+            for key, group, text in (
+                ("batch_size", "micro_batch", r"\d{1,7}"),
+                ("gradient_accumulation_steps", "micro_batches", r"\d{1,7}"),
+                ("dtype", "dtype", "bf16|fp16|fp32"),
+            )
+        ),
     ),
     specimen="""\
+INFO:torchtune.utils._logging:Running FullFinetuneRecipeSingleDevice with resolved config:
+batch_size: 4
+dtype: bf16
 Step 1 | loss:2.085338592529297 lr:2e-05 tokens_per_second_per_gpu:57.828881833956174
 Step 2 | loss:1.8718312978744507 lr:2e-05 tokens_per_second_per_gpu:405.044978758513 peak_memory_active:13.1 peak_memory_alloc:13.05 peak_memory_reserved:14.2
 """,
-    seen="meta-pytorch/torchtune/pull/1358",
+    seen="meta-pytorch/torchtune/pull/1358, /2274",
 )

@@ -10,7 +10,11 @@ from __future__ import annotations
 from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
 # The name of a bar. A bar without a name, or named after training, is taken to count steps.
-_NAMED = LINE_START + r"(?P<before>(?:Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80}[Ee]poch)[^|%]{0,40})?"
+_NAMED = (
+    r"(?![^|\n]{0,160}\b[Ee]poch)"
+    + LINE_START
+    + r"(?P<before>(?:Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80}[Ee]poch)[^|%]{0,40})?"
+)
 _EPOCH = (
     LINE_START + r"(?:Train(?:ing)? )?[Ee]poch:? {0,2}(?P<epoch>\d{1,6})(?![^|\n]{0,80} completed \(loss)[^|%]{0,40}"
 )

@@ -85,6 +85,8 @@ class LineReader:
         part = self.parts[-1]
         times = part.first_at, part.last_at
         self.saw(at)
+        if len(found) > 1 and any(each.pattern.kind == "start" for _, each in found):
+            found = sorted(found, key=lambda pair: pair[0].start())  # what precedes the banner is of the part before
         for match, each in found:
             self._apply(number, line, match, each, rank, at)
         if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
@@ -109,6 +111,8 @@ class LineReader:
         self, number: int, line: str, match: re.Match[str], each: DialectPattern, rank: int | None, at: float | None
     ) -> None:
         pattern = each.pattern
+        if pattern.own and each.dialect.name not in self.parts[-1].dialects:
+            return
         values = values_of(line, match, pattern)
         if pattern.kind == "start":
             self._start(number)

@@ -23,6 +23,7 @@ from hpc_gpt.readers.runs.grouping import RunParts
 from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, log_interval, main_steps, reaches, step_span
 from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Mask, StepColumn, StepTimes, time_steps
 from hpc_gpt.runs.state import Facts, class_of
+from hpc_gpt.words import counted
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
@@ -217,7 +218,7 @@ def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Non
         draft.set(
             "step_s", fact.value / count, f"{fact.place}, runtime {fact.value:g} s / {count:g} {what}; warm-up included"
         )
-        draft.set("steps_used", int(count), "all steps of the runtime")
+        draft.set("steps_used", round(count), "all steps of the runtime")
         draft.set("warmup_steps", 0, "none left out: a total includes them")
         draft.flag("step_s is the total runtime over the steps, warm-up included")
         return
@@ -233,11 +234,13 @@ def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
         return planned - begun, f"steps ({draft.sources['steps_planned']})"
     if bars and max(bars) > begun:
         return max(bars) - begun, "steps of the bar"
-    if last > begun:
+    # Lines without a number are not steps: their interval may be an epoch.
+    if last > begun and (steps.numbered or draft.whole("log_interval")):
         return last - begun, "steps"
     return _steps_of_rates(draft, part)
 
 
+_EXACT_RATE = 0.1  # steps a second of three decimals: exact to half a percent
 _OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled up
 
 
@@ -269,7 +272,10 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         least, most = max(least, low), min(most, high)
     if batch:
         words = f"steps of {batch} samples"
-    return (float(least), words) if least == most > 0 else (0.0, "")
+    if least == most > 0:
+        return float(least), words
+    exact = low <= high and rounded >= _EXACT_RATE
+    return (runtime * rounded, "steps by their printed rate") if exact else (0.0, "")
 
 
 _MOST_TOKENS = 10**18
@@ -449,7 +455,9 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     own = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
     if steps.numbered and len(own):  # lines without a number, whose steps follow from samples or epochs
         spans.append((float(own[0]), float(own.max())))
-    reached = any(reaches(span, planned) for span in spans)
+    # A bar alone may be of anything.
+    trained = any(part.steps or part.totals for part in parts)
+    reached = trained and any(reaches(span, planned) for span in spans)
     cause = first_cause(parts, reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts))
     first_step, last_step = (
         min((span[0] for span in spans), default=None),
@@ -457,7 +465,10 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     )
     words: str | None = cause.words + (f" ({cause.failure.place})" if cause.failure else "")
     if cause.ended == "unknown" and cause.failure is None:
-        words = "the log ends before the first step"
+        lines = max((found[1].count for part in parts if (found := main_steps(part)) is not None), default=0)
+        words = (
+            f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
+        )
         if last_step is not None:
             words = f"the log ends at step {last_step:.0f}" + (f" of {planned}" if planned else "")
     firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]

@@ -42,7 +42,7 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
     ("generic", "step=20 loss=4.1234 dt=0.2512 lr=0.1", [{"step": 20, "loss": 4.1234, "lr": 0.1}]),
     ("generic", "[step=12/9000] loss=4.1234 lr=1.0e-4", [{"step": 12, "loss": 4.1234, "lr": 1e-4}]),
     (
-        "generic",
+        "nanogpt",
         "iter 20: loss 1.5 BPC, time 251.2ms",
         [{"step": 20, "loss": 1.5 * math.log(2), "step_s": 0.2512}],
     ),

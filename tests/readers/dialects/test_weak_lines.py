@@ -43,3 +43,17 @@ def test_a_program_that_logs_its_own_source_states_nothing_by_it():
 step:1/1705 train_time:390ms step_avg:390.50ms
 """
     assert facts_of(read_text(source)) == {"steps_planned": [1705]}
+
+
+@pytest.mark.parametrize("line", ["def f(rank=0, world_size=1):", "world_size=1)"])
+def test_a_default_in_a_repeated_source_is_no_number_of_gpus(line):
+    assert facts_of(read_text(line)) == {}
+
+
+def test_a_line_of_many_programs_counts_after_its_own_only():
+    """The JSON of a DeepSpeed configuration and torchtune's configuration, a key a line."""
+    shown = "[2021-05-25 22:30:04,195] [INFO] [config.py:752:print]   zero_optimization_stage ...... 3"
+    line = '    "train_micro_batch_size_per_gpu": 2,'
+    assert facts_of(read_text(line)) == facts_of(read_text("batch_size: 4")) == {}
+    assert facts_of(read_text(f"{line}\n{shown}")).get("micro_batch") is None
+    assert facts_of(read_text(f"{shown}\n{line}"))["micro_batch"] == [2]

@@ -30,6 +30,26 @@ def test_a_bar_with_another_goal_than_the_steps_is_none_of_training(lines):
     assert own.attempts[0]["last_step"] == 18
 
 
+@pytest.mark.parametrize("lines", [BARS[1:], ("100%|██████████| 20000/20000 [00:41<00:00, 483.2it/s]",)])
+def test_a_bar_alone_is_no_end(lines):
+    """Samples turned into tokens, shards loaded: neither a step nor a total says that anything was trained."""
+    assert run_of(*lines).record.ended == "unknown"
+
+
+def test_the_bar_of_an_epoch_counts_none_of_the_runs_steps():
+    """LLaVA's fork and others: `[Epoch 5 / Train]`, from 0 in each."""
+    record = run_of(*HEADER, "[Epoch 5 / Train]:  36%|███▋      | 35/97 [00:30<00:50,  1.2it/s]").record
+    assert record.attempts[0]["last_step"] is None
+
+
+def test_a_banner_after_a_bar_on_one_line_begins_another_attempt():
+    """A bar has no end of its own: what a Trainer prints next follows on the same line."""
+    header = "==((====))==  Unsloth - 2x faster free finetuning | Num GPUs = 1"
+    form = " {:2d}%|██        | {}/60 [00:{}<00:50,  1.2it/s]"
+    record = run_of(header, form.format(50, 30, 30) + header, form.format(10, 6, 10)).record
+    assert [attempt["last_step"] for attempt in record.attempts] == [30, 6]
+
+
 def test_lines_that_change_their_form_are_one_table():
     """modded-nanogpt's form after lines by a hand-written loop: the steps go on."""
     early = [f"step: {n}, loss: {10 - n:.3f}, lr: 3.0e-4" for n in range(1, 5)]

@@ -1,0 +1,38 @@
+"""verl: a line a step of all metrics. Its loss is the policy's, its throughput tokens a second of one GPU, memory in GiB.
+
+A step also generates and scores its samples. The tokens of a step vary.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+
+
+def _metric(key: str, group: str, end: str = "(?= - )") -> str:
+    return rf"(?=(?:[^\n]{{0,20000}}? - {key}:(?:np\.\w{{1,12}}\()?(?P<{group}>{NUMBER})\)?{end})?)"
+
+
+DIALECT = Dialect(
+    name="verl",
+    engine="verl",
+    flags=("a step of verl also generates its samples; its loss is the policy's",),
+    patterns=(
+        Pattern(
+            "step",
+            "timing_s/step:",
+            r"\bstep:(?P<step>\d{1,12})(?= - [^\n]{0,20000}? - timing_s/step:)"
+            + _metric("actor/pg_loss", "loss")
+            + _metric("actor/grad_norm", "grad_norm")
+            + _metric("actor/lr", "lr")
+            + _metric("timing_s/step", "step_s")
+            + _metric("perf/throughput", "tokens_per_s_gpu", r"(?= - |\s*$)")
+            + _metric("(?:actor/)?perf/max_memory_allocated_gb", "memory_allocated_gib")
+            + _metric("(?:actor/)?perf/max_memory_reserved_gb", "memory_reserved_gib"),
+        ),
+    ),
+    specimen="""\
+(TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/pg_loss:0.001 - actor/grad_norm:0.069 - perf/max_memory_allocated_gb:25.921 - perf/max_memory_reserved_gb:61.611 - actor/lr:0.000 - timing_s/step:96.551 - timing_per_token_ms/adv:0.001
+step:3 - actor/pg_loss:np.float64(-0.02) - timing_s/step:np.float64(625.39) - perf/throughput:869.85
+""",
+    seen="verl-project/verl/issues/1208; jianghoucheng/Agent_On_Policy_Distillation",
+)
