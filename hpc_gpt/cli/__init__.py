@@ -56,6 +56,9 @@ _NEAR = {
     "profile list": "clusters profiles",
     "status, or hpc-gpt profile show": "show",
     "init": "new",
+    "init --from": "import adopt",
+    "export, or hpc-gpt init --from": "convert",
+    "submit --sweep": "sweep",
 }
 
 

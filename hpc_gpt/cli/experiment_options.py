@@ -6,6 +6,7 @@ the request is imported in the function that does.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
@@ -264,14 +265,28 @@ def _with_file(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_environment(ctx: click.Context, keys: Sequence[str]) -> list[str]:
-    """`NAME=value` of each variable that gives one of the keys its value."""
+    """`NAME=value` of each variable that gives one of the keys its value, or an option of the verb; of those that say
+    which experiment and profile, only one that is not found."""
+    from hpc_gpt.settings.cluster import find_profile
+    from hpc_gpt.settings.experiment_file import find_experiment
+
+    find = {"cluster": find_profile, "experiment": find_experiment}
     found = []
     for parameter in ctx.command.params:
         name = str(parameter.name)
-        gives = name.replace("__", ".") in keys if "__" in name else name == "settings" and keys
+        if name in find:
+            gives = not _is_found(find[name], ctx.params.get(name))
+        else:
+            gives = name.replace("__", ".") in keys if "__" in name else name != "settings" or bool(keys)
         if gives and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT:
             found += [f"{each}={os.environ[each]}" for each in _names(parameter) if os.environ.get(each)][:1]
     return found
+
+
+def _is_found(find: Callable[[str], Path], name: str | None) -> bool:
+    with contextlib.suppress(ConfigError):
+        return name is None or bool(find(name))
+    return False
 
 
 def variables_of(names: Iterable[str]) -> list[str]:

@@ -76,6 +76,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.cli.plan import print_stand_in, search_asked
     from hpc_gpt.launch.plan_question import ask_plan
     from hpc_gpt.plan.search import figures_of
+    from hpc_gpt.report.plan_table import unchecked
     from hpc_gpt.report.planned_experiment import planned_tables, planned_text
     from hpc_gpt.settings.experiment import Experiment
     from hpc_gpt.settings.resolve import resolve
@@ -100,5 +101,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     figures = figures_of(best.training, best.step, asked.machine, _TOKENS)
     write_new({path: planned_text(name, tables, searched, figures, (asked.name, asked.model), asked.source)})
     click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")
+    if searched.best is None:
+        click.echo(f"note: {unchecked(searched)}", err=True)
     cluster = ["--cluster", request.cluster] if request.cluster is not None else []
     click.echo(f"next: {shlex.join(['hpc-gpt', 'render', str(path), *cluster])}", err=True)

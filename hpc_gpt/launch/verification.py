@@ -43,6 +43,7 @@ MEANS = {
     "script": "the run keeps its own job.sh; a new submission would get another",
     "settings": "ranks read resolved.json, and each start compares it with job.sh: one of them was edited",
     "checkpoint": "the trainer sets it aside and resumes from the one before",
+    "checkpoints": "none is sound: submit --resume refuses the run, unless --from-start is given",
 }
 
 
@@ -211,11 +212,9 @@ def _checkpoint(run: RunFolder) -> Iterator[Difference]:
     if newest is None:
         raise LookupError("the run has no checkpoint yet")
     faults = list(faults_of(newest))
+    check = "checkpoints" if faults and newest_sound(run.checkpoints)[0] is None else "checkpoint"
     for name, fault in faults:
-        yield Difference("checkpoint", f"{newest.name}/{name}", fault.text)
-    if faults and newest_sound(run.checkpoints)[0] is None:
-        words = "none is sound: submit --resume refuses the run, unless --from-start is given"
-        yield Difference("checkpoint", run.checkpoints.name, words)
+        yield Difference(check, f"{newest.name}/{name}", fault.text)
 
 
 def _newest_checkpoint(run: RunFolder) -> Path | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A rank whose connection to another one broke says this: the other one ended first.
 LOST_PEER = "lost another rank"
@@ -25,7 +25,7 @@ _SRUN = re.compile(
 )
 # The last form is that of earlier versions.
 _OWN = re.compile(
-    rf"ranks? {_RANKS}(?: on (?P<node>[^\s,]+))? (?:(?:was|were) ended by (?P<signal>SIG[A-Z0-9]+)"
+    rf"ranks? {_RANKS}(?:: .{{1,80}}?)?(?: on (?P<node>[^\s,]+))? (?:(?:was|were) ended by (?P<signal>SIG[A-Z0-9]+)"
     r"|ended with (?:exit code (?P<code>\d{1,3})|signal (?P<old>SIG[A-Z0-9]+)))"
 )
 _LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
@@ -34,10 +34,12 @@ _LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
 @dataclass(frozen=True)
 class RankEnd:
     """`ranks` is a number, or several as srun lists them (`0-3,5`); `node` None if it is not known. `code` is an exit
-    code, or minus the number of a signal.
+    code, or minus the number of a signal. `program` is what a rank of engine command or megatron-lm started.
 
     >>> str(RankEnd("1", "n2", -9))
     "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    >>> str(RankEnd("1", "n2", -11, "a.out")), read_rank_end("rank 1: a.out on n2 was ended by SIGSEGV").node
+    ('rank 1: a.out on n2 was ended by SIGSEGV', 'n2')
     >>> str(RankEnd("0-3", None, 1)), str(RankEnd("1", "n2", 139))
     ('ranks 0-3 ended with exit code 1', 'rank 1 on n2 was ended by SIGSEGV')
     """
@@ -45,6 +47,7 @@ class RankEnd:
     ranks: str
     node: str | None
     code: int
+    program: str = field(default="", repr=False)
 
     @property
     def rank(self) -> int | None:
@@ -67,11 +70,12 @@ class RankEnd:
         return (self.ranks, self.signal or self.code) == (other.ranks, other.signal or other.code) and same_node
 
     def __str__(self) -> str:
-        one = self.ranks.isdigit()
-        who = f"rank{'' if one else 's'} {self.ranks}" + (f" on {self.node}" if self.node else "")
+        who = f"rank{'' if self.ranks.isdigit() else 's'} {self.ranks}"
+        who += f": {self.program}" if self.program else ""
+        who += f" on {self.node}" if self.node else ""
         if self.signal is None:
             return f"{who} ended with exit code {self.code}"
-        words = f"{who} {'was' if one else 'were'} ended by {self.signal.name}"
+        words = f"{who} {'was' if self.ranks.isdigit() else 'were'} ended by {self.signal.name}"
         return f"{words}, by hand or by the kernel's memory killer" if self.is_kill else words
 
 

@@ -176,12 +176,8 @@ def list_profiles() -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
-    """The profile `name`, or the one in a TOML file of that path.
-
-    Raises ConfigError with close matches if there is none, and with all faults of a file at once. `of_a_run`: an
-    existing run was made with it, so too few CPUs and secrets are no faults.
-    """
+def find_profile(name: str) -> Path:
+    """The TOML file of profile `name`, or of that path. Raises ConfigError with close matches if there is none."""
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
         known = list(list_profiles())
@@ -190,6 +186,16 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
             f"no cluster profile {name!r}; known: {', '.join(known)}",
             hint or f"write your own as {config_dir() / 'clusters' / (name + '.toml')}",
         )
+    return path
+
+
+def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
+    """The profile that `find_profile` finds.
+
+    Raises ConfigError with all faults of a file at once. `of_a_run`: an existing run was made with it, so too few CPUs
+    and secrets are no faults.
+    """
+    path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
     more = {} if of_a_run else dict([*_cpu_faults(tables, path), *_secrets(tables, path)])

@@ -87,7 +87,7 @@ def name_of(path: Path) -> str:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as fault:
         raise ConfigError(
             f"{file}: {fault.strerror}", "give a config.json of transformers, or the folder that has one"

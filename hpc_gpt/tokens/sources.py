@@ -6,6 +6,7 @@ Documents come in pieces, so a file may be larger than memory; `END` follows eac
 
 from __future__ import annotations
 
+import codecs
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -103,7 +104,14 @@ def check_readable(path: Path) -> None:
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """Yields the decompressed content of a file in pieces that are not empty."""
+    """Yields the decompressed content of a file, without a byte order mark, in pieces that are not empty."""
+    content = _decoded(path)
+    if text := next(content, b"").removeprefix(codecs.BOM_UTF8):
+        yield text
+    yield from content
+
+
+def _decoded(path: Path) -> Iterator[bytes]:
     check_readable(path)
     if path.suffix == ".gz":
         return _decompressed(path, lambda: zlib.decompressobj(31), zlib.error)

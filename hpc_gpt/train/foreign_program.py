@@ -10,6 +10,7 @@ import collections
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import append_line, write_once
 from hpc_gpt.process import stat_of
+from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import classify, is_lost_peer
@@ -92,7 +94,14 @@ class LastLines:
                 # `classify` takes an exception; a foreign program leaves only its name and text.
                 fault = type(name, (RuntimeError,), {})(text)
                 return classify(fault)[0], cause, is_lost_peer(fault)
-        return "error", f"{self._program} ended with {code_words(code)}", True
+        return "error", self.end(code), True
+
+    def end(self, code: int) -> str:
+        """How the program ended, by its exit code; of one that was ended by a signal also where."""
+        end = RankEnd("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
+        if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
+            return str(end).partition(": ")[2]
+        return f"{self._program} ended with {code_words(code)}"
 
 
 def code_words(code: int) -> str:

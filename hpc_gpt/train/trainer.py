@@ -78,7 +78,7 @@ class Trainer:
             when_there_is_room(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
             for note in config_notes(self._run.path, resolved):
                 print(note, flush=True)
-        samples = self._open_data(resolved, ranks)
+        resolved, samples = self._open_data(resolved, ranks)
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
             # It takes 7 minutes on two loaded cores, and silence would look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
@@ -195,8 +195,9 @@ class Trainer:
         """Writes ended.json for an attempt that ends at once, without a save."""
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
-    def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
-        """The run's samples. One rank of each node makes them if they are missing; all ranks compare their SHA-256."""
+    def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
+        """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
+        they are missing; all ranks compare their SHA-256."""
         if self._identity.local_rank == 0:
             ensure_data(resolved, beside=self._run.data_beside)
         resolved = located(resolved, self._run.data_beside)
@@ -208,7 +209,7 @@ class Trainer:
                 f"the data on {platform.node()} have SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",
                 "let all nodes read the same data: set HPC_GPT_DATA to a folder on a shared file system",
             )
-        return samples
+        return resolved, samples
 
     def _report_start(
         self,

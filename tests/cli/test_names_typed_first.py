@@ -17,7 +17,15 @@ def test_the_version(words):
 
 
 @pytest.mark.parametrize(
-    ("verb", "near"), [("ls", "status"), ("run", "submit"), ("kill", "cancel"), ("sumbit", "submit")]
+    ("verb", "near"),
+    [
+        ("ls", "status"),
+        ("run", "submit"),
+        ("kill", "cancel"),
+        ("convert", "export"),
+        ("sweep", "submit --sweep"),
+        ("sumbit", "submit"),
+    ],
 )
 def test_a_verb_of_another_program_is_answered_with_ours(verb, near):
     done = in_process(verb)

@@ -54,6 +54,18 @@ def test_two_that_differ_are_refused_by_both_names(verb):
     assert not done.stdout
 
 
+def test_an_option_that_is_no_key_is_named_too_and_a_name_if_nothing_has_it():
+    ours = {"HPC_GPT_FORCE": "1", "HPC_GPT_UNTIL": "steps=9", "HPC_GPT_DRY_RUN": "1"}
+    done = in_process("submit", "demo", "--cluster", "generic-slurm", environment=ours)
+    named = done.stderr.splitlines()[0]
+    assert named.startswith("from the environment: ")
+    assert set(named.partition(": ")[2].split(", ")) == {f"{name}={text}" for name, text in ours.items()}
+    assert "environment" not in in_process("render", "demo", environment={"HPC_GPT_CLUSTER": "local"}).stderr
+    for name, verb in (("CLUSTER", ["demo"]), ("EXPERIMENT", [])):
+        done = in_process("render", *verb, environment={f"HPC_GPT_{name}": "nosuch"})
+        assert (done.code, done.stderr.splitlines()[0]) == (2, f"from the environment: HPC_GPT_{name}=nosuch")
+
+
 def test_flags_and_set_by_variable_give_way_to_the_line():
     ours = {"HPC_GPT_SET": "train.steps=7 train.lr=0.5", "HPC_GPT_EXCLUSIVE": "1"}
     resolved = resolved_of(in_process("render", "demo", environment=ours))
@@ -66,7 +78,8 @@ def test_one_that_nothing_reads_is_named_with_the_nearest_and_refuses_nothing(ve
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
     unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": "", "HPC_GPT_ENGINES": "ddp"}
     done = in_process(verb, "nothing-of-that-name", environment=unread)  # which ends it before anything is done
-    assert done.stderr.startswith(f"{lines}Error: no experiment 'nothing-of-that-name'")
+    named = "from the environment: HPC_GPT_ENGINES=ddp\n" if verb == "bench" else ""
+    assert done.stderr.startswith(f"{lines}{named}Error: no experiment 'nothing-of-that-name'")
 
 
 def test_what_it_refuses_nothing_for_is_rendered():

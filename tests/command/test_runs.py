@@ -47,7 +47,11 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
     kill(run, "loop.sh")
     status = ended(run)
     assert (status.state, status.steps) == ("error", None)
-    assert status.cause == "rank 0: bash loop.sh was ended by SIGKILL"
+    killed = "was ended by SIGKILL, by hand or by the kernel's memory killer"
+    assert status.cause == f"rank 0: bash loop.sh on {platform.node()} {killed}"
+    why = hpc_gpt("why", run.run_id).stdout
+    assert f"node     {platform.node()}\n" in why
+    assert "in the kernel's log of" in why
     resume(run, STEPS="30")
     assert ended(run).state == "done"
     assert losses(run) == {step: loss_of_loop(step) for step in range(1, 31)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import zlib
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_nothing_differs_of_a_run_just_submitted(run: RunFolder) -> None:
     assert (done.code, done.stdout) == (0, f"{run.run_id}: equal to what was submitted\n")
 
 
+def _second_checkpoint(run: RunFolder) -> Path:
+    """One after the run's own, as sound as that."""
+    later = run.checkpoints / "step-00000020"
+    shutil.copytree(run.checkpoints / "step-00000010", later)
+    edit(later / "complete.json", '"step": 10', '"step": 20')
+    return later
+
+
 DAMAGES = {
     "archive": lambda run: replace(run.path / ARCHIVE, b"nothing"),
     "unpacked": lambda run: (run.path / "code" / "hpc_gpt" / "batch.py").write_text("edited"),
@@ -67,7 +76,8 @@ DAMAGES = {
     "data": lambda run: edit(run.checkpoints / "step-00000010" / "complete.json", '"random"', '"0123456789abcdef"'),
     "script": lambda run: edit(run.job_script, "set -o pipefail", "set -o pipefail -x"),
     "settings": lambda run: edit(run.path / "resolved.json", '"seed": ', '"seed": 9'),
-    "checkpoint": lambda run: (run.checkpoints / "step-00000010" / "weights").write_bytes(b"w" * 999 + b"v"),
+    "checkpoint": lambda run: (_second_checkpoint(run) / "weights").write_bytes(b"w" * 999 + b"v"),
+    "checkpoints": lambda run: (run.checkpoints / "step-00000010" / "weights").write_bytes(b"w" * 999 + b"v"),
 }
 
 
@@ -90,9 +100,11 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, fil
     complete = run.checkpoints / "step-00000010" / "complete.json"
     os.mkfifo(complete.with_name("pipe"))
     complete.write_text(json.dumps({"schema": 1, "step": 10, "data": 5, "files": files}))
-    found, alone = [one for one in verify(run).differences if one.check == "checkpoint"]
+    (found,) = [one for one in verify(run).differences if one.check == "checkpoints"]
     assert "complete.json is damaged" in found.words
-    assert "submit --resume refuses the run" in alone.words
+    done = in_process("verify", run.path).stdout
+    assert "none is sound: submit --resume refuses the run" in done
+    assert MEANS["checkpoint"] not in done
 
 
 def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:

@@ -145,3 +145,26 @@ def test_wait_ends_with_the_record_and_any_name_of_the_run_means_it(pair, monkey
         assert (rows[0]["state"], rows[0]["step"], rows[0]["attempts"]) == ("done", 3, 1)
     line = in_process("status").stdout.splitlines()[1].split()
     assert line[:2] == [run.run_id, "demo"]
+
+
+def test_a_stream_and_its_tokenizer_are_found_beside_the_experiment_wherever_it_is_submitted(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / f"{name}.txt").write_text(Path(__file__).read_text(encoding="utf-8"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
+    )
+    tokenizer.train_from_iterator(["one two"], trainer)
+    tokenizer.save(str(tmp_path / "table.json"))
+    text = '[data]\nsource = "stream"\npath = "texts"\ntokenizer = "table.json"\neval_fraction = 0.5\n[model]\n'
+    text += 'vocab = 512\n[engine]\nname = "ddp"\n[layout]\ngpus = 1\ntp = 1\npp = 1\n'
+    (tmp_path / "mine.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n{text}')
+    given = ("--cluster", "local", "--set", "train.steps=2", "--set", "train.eval_every=2", "--wait")
+    done = hpc_gpt("submit", "../mine.toml", *given, cwd=tmp_path / "elsewhere")
+    assert done.code == 0, done.stderr
+    assert len(losses(newest())) == 2

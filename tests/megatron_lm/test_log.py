@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from platform import node
 
 import pytest
 
@@ -11,6 +12,8 @@ from hpc_gpt.engines.megatron_lm import read_iteration
 from hpc_gpt.train.engines.megatron_lm import MegatronLog
 from hpc_gpt.train.foreign_program import ForeignLog, LastLines
 from tests.made_runs import unsubmitted_run
+
+KILLED = "was ended by SIGKILL, by hand or by the kernel's memory killer"
 
 # As printed by Megatron-LM of 2021, v1.1.5, DeepSpeed's fork, BLOOM's, Megatron-LM of 2024, and GPT-NeoX; and srun -l.
 LINES = {
@@ -125,7 +128,8 @@ TIMEOUT = "DistBackendError: NCCL communicator: Watchdog timeout"
             2,
             ("user_error", "unrecognized arguments: --x", False),
         ),
-        ("> setting tensorboard ...", -11, ("error", "pretrain_gpt.py ended with signal 11", True)),
+        ("> setting tensorboard ...", -11, ("error", f"pretrain_gpt.py on {node()} was ended by SIGSEGV", True)),
+        ("> setting tensorboard ...", 137, ("error", f"pretrain_gpt.py on {node()} {KILLED}", True)),
         ("> setting tensorboard ...", 7, ("error", "pretrain_gpt.py ended with exit code 7", True)),
     ],
 )

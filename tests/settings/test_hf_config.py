@@ -76,6 +76,13 @@ def test_what_is_written_is_read_again_and_so_is_what_transformers_makes_of_it(n
     assert read_config(folder / "again", shape.seq) == shape
 
 
+def test_a_byte_order_mark_is_no_fault(write):
+    folder = write(config_of(preset("gpt2")))
+    file = folder / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_config(folder, 1024) == preset("gpt2")
+
+
 @pytest.mark.parametrize(
     "rotation",
     [

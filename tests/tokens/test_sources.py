@@ -46,6 +46,14 @@ def test_a_file_holds_the_same_documents_however_it_is_packed(tmp_path: Path, su
     assert documents(lines) == [b"one\n", b"\0", "twö".encode()]
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("text", [b"", b"a", b"a" * (1 << 21) + b"\xef\xbb\xbf"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, suffix: str, text: bytes) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(packed(b"\xef\xbb\xbf" + text, suffix))
+    assert documents(path) == ([text] if text else [])
+
+
 @settings(max_examples=20)
 @given(line=st.integers(1, 3_000_000))
 def test_lines_of_any_length(tmp_path_factory: pytest.TempPathFactory, line: int) -> None:

@@ -299,9 +299,7 @@ class CommandRank(ForeignRank):
         if (shown := self._lines.failure) is not None:
             return shown.ended, shown.words, shown.echo
         ended, cause, lost_peer = self._last.failure(code)
-        if code < 0:
-            cause = f"{self._name} was ended by {signal.Signals(-code).name}" if -code in set(signal.Signals) else cause
-        return ended, cause, lost_peer
+        return ended, self._last.end(code) if code < 0 else cause, lost_peer
 
     def end_of_all(self) -> End:
         return End("done")
