@@ -6,6 +6,12 @@ from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, fa
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
 
+# Of what NCCL warns when it starts and then does without.
+_HARMLESS = (
+    r"lib wrapper not initialized|NET/Plugin|Failed to open (?:lib|/)|Could not find|MSCCL|Missing |"
+    r"[^\n]{0,120}(?:not supported|[Dd]isabling|falling back|deprecated|ignor(?:ed|ing)\b)"
+)
+
 DIALECT = Dialect(
     name="collectives",
     patterns=(
@@ -77,7 +83,7 @@ DIALECT = Dialect(
             "error",
             "NCCL",
             r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL "
-            r"WARN (?!NET/IB ?:? ?Got|Cuda failure.{0,8}out of memory).{0,300})",
+            rf"WARN (?!NET/IB ?:? ?Got|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})",
         ),
         echo(
             "error",

@@ -51,6 +51,11 @@ DIALECT = Dialect(
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
         Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
+        Pattern(
+            "fact",
+            "Using precision Precision.",
+            r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END,
+        ),
         _setting("max_seq_len", "seq", r"\d{1,9}"),
         _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
         _setting("n_gpus", "gpus", r"\d{1,7}"),
@@ -69,6 +74,7 @@ DIALECT = Dialect(
 \t Eval metrics/eval/LanguageCrossEntropy: 3.1234
 global_train_batch_size: 256
 precision: amp_bf16
+2024-09-30 02:05:36,662: rank0[73][MainThread]: INFO: composer.trainer.trainer: Using precision Precision.AMP_FP16
  - Train memory/reserved_mem: 14.6740
 """,
     seen="mosaicml/llm-foundry/issues/444; princeton-nlp/LLM-Shearing/issues/24; mosaicml/composer console_logger.py",

@@ -3,7 +3,7 @@
 The count restarts with each epoch, so it is a step number in the first epoch only; of later epochs the loss and the epoch
 are read. The goal of the count is that of one epoch, and old Lightning includes validation batches. With gradient
 accumulation a batch is not a step. The rate is smoothed and includes validation and saves: no step time is taken from
-it. A cut bar has no `]`.
+it. A cut bar has no `]`. The parameters are those of the first rank: with Megatron's strategies, of its share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "Total params",
-            LINE_START + r"(?P<params>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
+            LINE_START + r"(?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
+            weak=True,
+        ),
+        Pattern(
+            "fact",
+            "Total params: ",
+            LINE_START + r"Total params: (?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? [KMB])(?=\s*$)",
             weak=True,
         ),
         Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs|time)=", ended="done"),
@@ -55,6 +61,7 @@ DIALECT = Dialect(
  93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]
 Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 124 M     Total params
+Total params: 1.1 B
 `Trainer.fit` stopped: `max_steps=20000` reached.
 Epoch 3:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 """,

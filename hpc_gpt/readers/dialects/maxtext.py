@@ -57,6 +57,15 @@ DIALECT = Dialect(
             rf"\baverage loss after step=(?P<step>\d{{1,12}}): eval_step_count=\d{{1,9}}, eval_loss=(?P<loss_eval>{NUMBER}),",
         ),
         Pattern("fact", "Num_devices: ", r"\bNum_devices: (?P<gpus>\d{1,7}), shape "),
+        # Of the recipes' runner; the sizes are those of the configuration.
+        Pattern(
+            "fact",
+            "tuning params for model",
+            r"\btuning params for model are: \{"
+            r"(?=(?:[^{}\n]{0,2000}?'per_device_batch_size': (?P<micro_batch>\d{1,6})(?=[,}]))?)"
+            r"(?=(?:[^{}\n]{0,2000}?'max_target_length': (?P<seq>\d{1,9})(?=[,}]))?)"
+            r"(?=(?:[^{}\n]{0,2000}?'remat_policy': '(?P<recompute>full)')?)",
+        ),
         Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
             "argument",
@@ -75,6 +84,7 @@ completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 867
 completed step: 3, seconds: 4.021, TFLOP/s: 110.210, loss: 10.801
 Completed eval after train step 99, loss=3.412, perplexity=30.326, total_weights=196608
 number parameters: 1.104 billion
+Unified tuning params for model are: {'per_device_batch_size': 12, 'ici_fsdp_parallelism': -1, 'remat_policy': 'full', 'max_target_length': 4096, 'attention': 'flash'}
 Num_devices: 8, shape (1, 1, 8, 1)
 Config param max_target_length: 2048
 Config param dtype: bfloat16

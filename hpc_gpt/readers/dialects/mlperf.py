@@ -5,7 +5,7 @@ Which one a count is of follows from batch and sequence (`counted_in` in runs/ml
 all in seconds. Where a step is not timed, the times of day of the events between evaluations time it: an evaluation
 begins and ends at the same count. The counts of a block's own events are its length in some submissions, its begin in
 others and the total in a third kind, so they are not read. `eval_accuracy` is the validation loss of the GPT benchmarks,
-and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`.
+and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`. A whole number may end in `.0`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,21 @@ def _event(key: str, timed: bool = False) -> str:
     return _EVENT.format("?P<at_ms>" if timed else "?:", key)
 
 
-def _value(key: str, group: str, number: str = INT) -> Pattern:
-    return Pattern("fact", f'"key": "{key}"', _event(key) + rf"\"value\": (?P<{group}>{number}),")
+def _value(key: str, group: str) -> Pattern:
+    return Pattern("fact", f'"key": "{key}"', _event(key) + rf"\"value\": (?P<{group}>{INT}(?:\.0)?),")
+
+
+# Names of devices, as submitters put them into the names of their systems.
+_DEVICE = r"(?:GB|GH|[ABH])\d{3}|L40S?|MI3\d{2}X|RTXPro\d{4}"
+
+
+def _platform(name: str, **facts: int) -> Pattern:
+    return Pattern(
+        "fact",
+        '"key": "submission_platform"',
+        _event("submission_platform") + rf"\"value\": \"{name}\"",
+        facts=facts,
+    )
 
 
 def _tracked(key: str, group: str) -> str:
@@ -42,10 +55,10 @@ DIALECT = Dialect(
             "step",
             '"key": "tracked_stats"',
             _event("tracked_stats", timed=True)
-            + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|reduced_train_loss|loss)\": )"
+            + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|(?:reduced_)?train_loss|loss)\": )"
             + _tracked("train_step_tim(?:e|ing)(?: in s)?", "step_s")
             + _tracked("throughput", "throughput")
-            + _tracked("(?:reduced_train_)?loss", "loss")
+            + _tracked("(?:(?:reduced_)?train_)?loss", "loss")
             + r"[^{}\n]{0,1000}\}, "
             + _COUNT,
         ),
@@ -87,37 +100,36 @@ DIALECT = Dialect(
         _value("max_sequence_length", "seq"),
         _value("seq_length", "seq"),
         _value("max_steps", "steps_planned"),
+        _value("num_layers", "layers"),
+        _value("num_heads", "heads"),
+        _value("hidden_size", "hidden"),
+        _value("ffn_hidden_size", "ffn"),
         Pattern("fact", ":::SYSJSON ", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,"),
         Pattern("fact", ":::SYSJSON ", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,"),
         Pattern("fact", ":::SYSJSON ", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\""),
-        # `8xNVIDIA DGX H100` has 8 GPUs a node, as every DGX and HGX; `gaudi-256` and `1xXE9680x8H100` count chips.
-        Pattern(
-            "fact",
-            '"key": "submission_platform"',
-            _event("submission_platform")
-            + r"\"value\": \"(?P<nodes>\d{1,5})x(?P<device>(?:NVIDIA )?(?:DGX|HGX) [^\"\n]{2,40})\"",
-            facts={"gpus_per_node": 8},
+        # `8xNVIDIA DGX H100` has 8 GPUs a node, as every DGX and HGX; `gaudi-256` and `1xXE9680x8H100` count chips. A node
+        # of GB200 has 4 or 8, one of L40S any number.
+        _platform(r"(?P<nodes>\d{1,5})x(?P<device>(?:NVIDIA )?(?:DGX|HGX) [^\"\n]{2,40})", gpus_per_node=8),
+        _platform(rf"(?P<nodes>\d{{1,5}})x(?P<device>(?:NVIDIA )(?:{_DEVICE}))"),
+        _platform(r"(?:gaudi|tpu-v5l)-(?P<gpus>\d{1,6})"),
+        _platform(
+            rf"(?P<nodes>\d{{1,5}})x[A-Z]\w{{2,12}}[x_-](?P<gpus_per_node>\d{{1,2}})x?(?P<device>(?:{_DEVICE})(?:[-_][\w-]{{0,30}})?)"
         ),
-        Pattern(
-            "fact",
-            '"key": "submission_platform"',
-            _event("submission_platform") + r"\"value\": \"(?:gaudi|tpu-v5l)-(?P<gpus>\d{1,6})\"",
+        _platform(r"(?:(?P<nodes>\d{1,5})x)?(?P<device>MI3\d{2}X|[AH]\d00)"),
+        _platform(
+            rf"[A-Z][A-Za-z\d]{{1,20}}(?:[_-][A-Z]{{2,6}})?[_-](?P<device>{_DEVICE})(?:_\w{{1,20}})?x(?P<gpus>\d{{1,2}})"
         ),
-        Pattern(
-            "fact",
-            '"key": "submission_platform"',
-            _event("submission_platform")
-            + r"\"value\": \"(?P<nodes>\d{1,5})x[A-Z]{1,4}\d{3,5}[A-Z]{0,4}x(?P<gpus_per_node>\d{1,2})(?P<device>[A-Z]+\d{2,4}[\w-]{0,30})\"",
-        ),
-        Pattern(
-            "fact",
-            '"key": "submission_platform"',
-            _event("submission_platform") + r"\"value\": \"(?:\d{1,5}x)?(?P<device>MI3\d{2}X|A100)\"",
-        ),
+        _platform(rf"(?:\d{{1,5}}x)?[A-Z][\w-]{{1,30}}_(?:\dx)?(?P<device>{_DEVICE})"),
         Pattern(
             "fact",
             '"key": "submission_benchmark"',
             _event("submission_benchmark") + r"\"value\": \"(?P<name>[\w.-]{1,64})\"",
+        ),
+        Pattern(
+            "fact",
+            '"key": "submission_benchmark"',
+            _event("submission_benchmark") + r"\"value\": \"(?!gpt|llama|mixtral|deepseek|qwen)\w",
+            facts={"evaluates_accuracy": 1},
         ),
     ),
     specimen="""\

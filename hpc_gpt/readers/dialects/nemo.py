@@ -57,6 +57,9 @@ DIALECT = Dialect(
             + _column("train_step_timing in s", "step_s")
             + _column("grad_norm", "grad_norm")
             + _column("TFLOPS_per_GPU", "tflops")
+            + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
+            + _column("max_memory_allocated", "memory_allocated_bytes")
+            + _column("max_memory_reserved", "memory_reserved_bytes")
             + _column("val_loss", "loss_eval"),
         ),
         Pattern(
@@ -92,11 +95,33 @@ DIALECT = Dialect(
                 ("devices", "gpus_per_node"),
             )
         ),
+        # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.
+        *(
+            Pattern(
+                "fact", f" {name}=", rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$", weak=True
+            )
+            for name, fact in (
+                ("num_attention_heads", "heads"),
+                ("hidden_size", "hidden"),
+                ("ffn_hidden_size", "ffn"),
+                ("num_query_groups", "kv_heads"),
+                ("seq_length", "seq"),
+            )
+        ),
+        Pattern("fact", "Padded vocab_size: ", rf"\bPadded vocab_size: (?P<vocab>{INT}), original vocab_size: {INT},"),
+        Pattern("fact", "bf16: true", LINE_START + r"bf16: true(?=\s*$)", facts={"dtype": "bf16"}, weak=True),
+        # Of the matrix products; `precision` is that of the rest.
+        Pattern("fact", "fp8: true", LINE_START + r"fp8: true(?=\s*$)", facts={"fp8_products": 1}, weak=True),
     ),
     specimen="""\
 Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]
 Epoch 0: :   3%|▎         | 9000/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.3e+5, train_step_timing in s=0.615, val_loss=7.040]
 Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
+Training epoch 0, iteration 74/99 | lr: 1.124e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64286097408 | max_memory_allocated: 62777982976 | reduced_train_loss: 11.87 | train_step_timing in s: 8.768 | TFLOPS_per_GPU: 865.7 | consumed_samples: 9600
+ 0:                 hidden_size=8192,
+ 0: [NeMo I 2025-10-07 11:40:14 nemo_logging:393] Padded vocab_size: 32000, original vocab_size: 32000, dummy tokens: 0.
+  bf16: true
+  fp8: true
   micro_batch_size: 4
   precision: bf16-mixed
   activations_checkpoint_granularity: selective

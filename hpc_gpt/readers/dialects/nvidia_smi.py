@@ -25,6 +25,12 @@ DIALECT = Dialect(
             LINE_START
             + rf"\| {{1,4}}{_INDEX}  (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}(?:On|Off|N/A) {{0,4}}\| {{1,4}}00000000:",
         ),
+        # gpustat
+        Pattern(
+            "fact",
+            "°C, ",
+            LINE_START + rf"\[{_INDEX}\] (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}\| {{0,2}}\d{{1,3}}°C, ",
+        ),
         Pattern(
             "fact",
             " Instinct MI",
@@ -42,6 +48,7 @@ DIALECT = Dialect(
         Pattern("fact", "GPU", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
     ),
     specimen="""\
+[0] NVIDIA B200 | 67°C, 100 % | 124906 / 183359 MB | root(124892M)
 GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)
 |   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |
 |   0  NVIDIA H200                    On  |   00000000:19:00.0 Off |                    0 |

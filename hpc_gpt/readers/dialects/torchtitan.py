@@ -25,7 +25,7 @@ DIALECT = Dialect(
             rf"(?:tps|wps): {{1,8}}(?P<tokens_per_s_gpu>{INT}) {{2}}"
             rf"(?:tflops: {{1,8}}(?P<tflops>{NUMBER}) {{2}})?mfu: {{1,8}}(?:(?P<mfu_percent>{NUMBER})%|N/A)",
         ),
-        Pattern("start", "Starting job: ", r"\broot - INFO - Starting job: "),
+        Pattern("start", "Starting job: ", r"\b[\w.]{1,80} - INFO - Starting job: "),
         Pattern(
             "eval",
             "validate step: ",
@@ -45,8 +45,23 @@ DIALECT = Dialect(
             "fact",
             "with local batch size",
             rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
-            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}), "
-            rf"total steps (?P<steps_planned>{INT}) ",
+            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
+            rf"(?: total steps (?P<steps_planned>{INT}) )?",
+        ),
+        Pattern(
+            "fact",
+            "ModelArgs(",
+            r"\bBuilding \S{1,64} \S{1,64} with (?:Transformer)?ModelArgs\("
+            + "".join(
+                rf"(?=(?:[^\n]{{0,2000}}?\b{name}=(?P<{fact}>\d{{1,9}})(?=[,)]))?)"
+                for name, fact in (
+                    ("dim", "hidden"),
+                    ("n_layers", "layers"),
+                    ("n_heads", "heads"),
+                    ("n_kv_heads", "kv_heads"),
+                    ("vocab_size", "vocab"),
+                )
+            ),
         ),
         Pattern(
             "fact",
@@ -91,7 +106,13 @@ DIALECT = Dialect(
             r"\bApplied selective activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),
-        Pattern("end", "Training completed", r"\broot - INFO - Training completed\s*$", ended="done", weak=True),
+        Pattern(
+            "end",
+            "Training completed",
+            r"(?:\b[\w.]{1,80} - INFO - |\])Training completed\s*$",
+            ended="done",
+            weak=True,
+        ),
     ),
     specimen="""\
 [rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - step:  4  loss:  4.6671  grad_norm:  2.5457  memory:  0.00GiB(0.00%)  tps: 35,051  tflops: 3.59  mfu: 0.36%
@@ -99,6 +120,7 @@ DIALECT = Dialect(
 [rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - validate step: 20  loss:  4.1002  memory: 31.02GiB(39.21%)  tps: 40,113
 [rank0]:[titan] 2025-07-21 15:57:18,001 - root - INFO - Starting job: llama3 debug training
 [rank0]:[titan] 2025-07-21 15:57:20,101 - root - INFO - CUDA capacity: NVIDIA H100 with 79.10GiB memory
+[rank0]:[titan] 2025-11-25 19:44:58,537 - root - INFO - Building llama3 debugmodel with TransformerModelArgs(dim=256, n_layers=6, n_heads=16, n_kv_heads=None, vocab_size=2048, multiple_of=256)
 [rank0]:[titan] 2025-07-21 15:57:20,151 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
 [rank0]:[titan] 2025-07-21 15:57:19,001 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
 [rank0]:[titan] 2026-03-01 10:00:01,001 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1

@@ -25,6 +25,7 @@ from hpc_gpt.settings.shape_split import replicated_params
 from hpc_gpt.words import counted
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
+_NEAR = 0.25
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
@@ -44,6 +45,8 @@ def _words(draft: Draft) -> None:
     """Write dtype and device as the record has them."""
     if (dtype := draft.get("dtype")) is not None:
         draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
+    if "fp8_products" in draft:
+        draft.set("dtype", "fp8", draft.sources["fp8_products"])
     if (device := draft.get("device")) is not None:
         draft.values["device"] = device_named(str(device)) or str(device)
 
@@ -77,9 +80,9 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
     elif splits_only_the_batch(draft.get("engine")):
         for name in splits:
             draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
-        _ranks_of_batch(draft)
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
+    _ranks_of_batch(draft)
     tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
     cp = draft.whole("cp") or 1
     ways = "tp x pp" + (" x cp" if cp > 1 else "")
@@ -173,6 +176,17 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
         draft.infer("seq", int(ratio[0]), f"consumed_tokens / consumed_samples, the same over {len(ratio)} lines")
 
 
+def add_batch(draft: Draft, steps: LogSteps) -> None:
+    """Add the samples of a step: those consumed between two lines over the steps, if all lines agree."""
+    samples, apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
+    with np.errstate(all="ignore"):
+        ratio = (samples / apart)[apart > 0]
+    if "global_batch" in draft or not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
+        return
+    if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
+        draft.infer("global_batch", int(ratio[0]), f"consumed_samples / steps, the same over {len(ratio)} lines")
+
+
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
     """Return (GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
     said = [fact for part in parts for fact in part.facts.get("gpus_said", ())]
@@ -184,6 +198,10 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
             ranks.setdefault(part.step_rank, True)
     if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
         counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
+    ranks_of = [(int(fact.value), str(fact.place)) for part in parts for fact in part.facts.get("nccl_ranks", ())]
+    if ranks_of:
+        count, where = max(ranks_of)
+        counts.append((count, f"{where}, NCCL's largest communicator"))
     nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
     if nodes and each:
         counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))
@@ -195,7 +213,7 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
 
 
 def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add the number of GPUs: the ranks that say they start, or tokens/s of the job over those of one GPU."""
+    """Add the number of GPUs: the ranks that say they start, or the job's tokens/s over those of one GPU."""
     # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
     ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
@@ -204,14 +222,19 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     # If all that is said agrees.
     if counts and len({count for count, _ in counts}) == 1 and "gpus" not in draft:
         draft.infer("gpus", counts[0][0], counts[0][1])
+    seq, tokens = draft.whole("seq"), step_tokens(draft)
     with np.errstate(all="ignore"):
-        ratio = steps["tokens_per_s"] / steps["tokens_per_s_gpu"]
-    ratio = ratio[np.isfinite(ratio)]
-    if "gpus" in draft or not len(ratio):
-        return
-    gpus = np.round(ratio)
-    if 1 <= gpus[0] <= _MOST_GPUS and (gpus == gpus[0]).all() and (np.abs(ratio - gpus) < 0.25).all():
-        draft.infer("gpus", int(gpus[0]), f"tokens_per_s / tokens_per_s of one GPU, the same over {len(ratio)} lines")
+        rates = {"tokens_per_s": steps["tokens_per_s"]}
+        rates |= {"samples_per_s x seq": steps["samples_per_s"] * seq} if seq else {}
+        rates |= {"global_batch x seq / step_s": tokens / steps["step_s"]} if tokens else {}
+        for how, rate in rates.items():
+            ratio = rate / steps["tokens_per_s_gpu"]
+            ratio = ratio[np.isfinite(ratio)]
+            gpus = np.round(ratio)
+            alike = len(ratio) and 1 <= gpus[0] <= _MOST_GPUS and (gpus == gpus[0]).all()
+            if alike and (np.abs(ratio - gpus) < _NEAR).all():
+                how += f" / tokens_per_s of one GPU, the same over {len(ratio)} lines"
+                draft.infer("gpus", int(gpus[0]), how)
 
 
 def consumed_by_step(steps: LogSteps) -> float | None:
@@ -315,6 +338,10 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     FSDP. A flag says if count and shape differ.
     """
     stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
+    one_rank = all((draft.whole(name) or (1 if name == "ep" else 0)) == 1 for name in ("tp", "pp", "ep"))
+    if all((draft.whole(name) or 1) == 1 for name in ("tp", "pp", "ep")):
+        of_rank = (fact for part in parts for fact in part.facts.get("params_of_rank", ()))
+        stated += [(fact.value, str(fact.place)) for fact in of_rank]
     printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
     summed = _sum_of_ranks(draft, parts)
     if printed:
@@ -324,7 +351,6 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     shape, why = shape_of(draft, arguments)
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
-    one_rank = all((draft.whole(name) or (1 if name == "ep" else 0)) == 1 for name in ("tp", "pp", "ep"))
     exact = [(value, where) for value, where in printed if 0 <= _exactness(value) < _EXACT and value % _GI]
     if summed is not None and one_rank and summed[2]:
         exact.append(summed[:2])

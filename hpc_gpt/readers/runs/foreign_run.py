@@ -14,7 +14,16 @@ from hpc_gpt.readers.logs import Memory, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_seq, add_stages, derive, is_on, step_tokens
+from hpc_gpt.readers.runs.derived import (
+    add_batch,
+    add_gpus,
+    add_params,
+    add_seq,
+    add_stages,
+    derive,
+    is_on,
+    step_tokens,
+)
 from hpc_gpt.readers.runs.discovery import WANDB_RUN, Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.evidence import doubt_rates, doubt_step_time
@@ -143,8 +152,9 @@ def read_foreign(
     dialect = _dialect(steps, parts)
     present = [each.name for part in parts for each in dialects_of(part)]
     _add_engine(draft, dialect, parts)
-    add_gpus(draft, steps, parts)
     add_seq(draft, steps)
+    add_batch(draft, steps)
+    add_gpus(draft, steps, parts)
     add_stages(draft, parts)
     derive(draft, present, arguments)
     add_params(draft, arguments, parts)
@@ -263,6 +273,7 @@ def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens
     found: dict[str, tuple[float, str]] = {}
     chosen = steps.steady if steps.steady.any() else steps.counts
     known = np.flatnonzero(np.isfinite(steps["tflops"]) & chosen)
+    known = known if len(known) else np.flatnonzero(np.isfinite(steps["tflops"]) & steps.counts)
     facts = [fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)]
     if len(known):
         source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"

@@ -291,7 +291,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if last > first and steps["loss"][last] >= steps["loss"][first]:
             draft.flag("the loss did not fall")
     evals = evaluations(steps, parts)
-    if evals:
+    if evals and "evaluates_accuracy" not in draft:
         draft.set("loss_eval", evals[-1][1], evals[-1][2])
 
 

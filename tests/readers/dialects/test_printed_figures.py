@@ -426,6 +426,32 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
     ("INFO - train - world_size=4, rank=0", {"gpus_said": 4}),
     ("Training GPT-2 on 8 GPUs", {"gpus_said": 8}),
     ("training on 100 documents", {}),
+    (
+        "n1:405:405 [6] NCCL INFO comm 0x3cfabdc0 rank 6 nranks 16 cudaDev 6 busId c6000 - Destroy COMPLETE",
+        {"nccl_ranks": 16},
+    ),
+    ("0: 34.5 B    Total params", {"params_of_rank": 34.5e9}),
+    ("    Total params: 1.1 B   ", {"params_of_rank": 1.1e9}),
+    ("    Total params: 1.1 Billion", {}),
+    (" 0:                 hidden_size=8192,", {"hidden": 8192}),
+    (" 0:                 moe_ffn_hidden_size=8192,", {}),
+    ("config(hidden_size=8192, num_layers=2)", {}),
+    (" 0:   fp8: true", {"fp8_products": 1}),
+    (" 0:   fp8: false", {}),
+    ("2024-09-30 02:05:36,662: rank0[73][MainThread]: INFO: Using precision Precision.AMP_FP16", {"dtype": "FP16"}),
+    ("[0] NVIDIA B200 | 67°C, 100 % | 124906 / 183359 MB | root(1M)", {"gpu_index": 0, "device": "NVIDIA B200"}),
+    (
+        TITAN
+        + "Building llama3 8B with ModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=128256, d=1)",
+        {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256},
+    ),
+    (
+        TITAN + "Trainer is initialized with local batch size 1, global batch size 48, gradient accumulation steps 2, "
+        "sequence length 4096,",
+        {"micro_batch": 1, "global_batch": 48, "micro_batches": 2, "seq": 4096},
+    ),
+    (MLLOG + '"key": "gradient_accumulation_steps", "value": 72.0, "metadata": {}}', {"micro_batches": 72}),
+    (MLLOG + '"key": "num_heads", "value": 96, "metadata": {"file": "x.py"}}', {"heads": 96}),
     ("model_dim: 1280", {"hidden": 1280}),
     ("Vocab size: 65,536", {"vocab": 65536}),
     ("training with batch size 1024 for one epoch with 3222 steps", {"global_batch": 1024, "steps_planned": 3222}),

@@ -84,3 +84,30 @@ def test_an_unknown_program_needs_five_lines_with_a_rising_step(tmp_path, number
     record = record_of(lines, tmp_path / "a.log")
     assert record.loss_last == (None if steps is None else 9 - (steps - 1) / 10)
     assert (record.step_s is None) == (steps is None)
+
+
+MEGATRON = (
+    " iteration {0:8d}/     100 | consumed samples: {1:12d} | consumed tokens: {2:12d} |"
+    " elapsed time per iteration (ms): 1000.0 | samples per second: 64.0 | tokens per gpu per second (tgs): 8192.0 |"
+    " lm loss: 2.0E+00 |"
+)
+
+
+def test_gpus_and_batch_follow_from_rates_and_counts_that_agree(tmp_path):
+    lines = [MEGATRON.format(step, 64 * step, 64 * 2048 * step) for step in range(1, 9)]
+    record = record_of(lines, tmp_path / "a.log")
+    assert (record.seq, record.global_batch, record.gpus) == (2048, 64, 16)
+    grown = [MEGATRON.format(step, 32 * step * step, 32 * 2048 * step * step) for step in range(1, 9)]
+    assert record_of(grown, tmp_path / "a.log").global_batch is None
+
+
+def test_dp_follows_from_the_three_sizes_of_a_batch(tmp_path):
+    said = (
+        "[titan] 2026-02-11 01:21:06,678 - __main__ - INFO - Trainer is initialized with local batch size 1, "
+        "global batch size 48, gradient accumulation steps 2, sequence length 4096, total steps 9 (warmup 2)"
+    )
+    step = "[titan] - root - INFO - step: {0:2d}  loss:  7.7  memory: 15.45GiB(24.14%)  tps: 1,425  mfu: 19.71%"
+    record = record_of([said, *(step.format(number) for number in range(1, 6))], tmp_path / "a.log")
+    assert (record.dp, record.gpus) == (24, None)
+    mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=24, cp=1, tp=2, ep=1"
+    assert record_of([mesh, said, *(step.format(n) for n in range(1, 6))], tmp_path / "a.log").gpus == 48

@@ -89,3 +89,44 @@ def test_a_count_that_is_of_nothing_known_is_left_out():
 def test_each_rank_prints_that_it_starts():
     record = record_of(*[event(0, "init_start")] * 8, *gpt3(event(0, "submission_platform", "MI355X")))
     assert (record.gpus, len(record.attempts)) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("platform", "nodes", "gpus", "device"),
+    [  # of training_results_v4.0 and v5.1
+        ("64xNVIDIA DGX H100", 64, 512, "h100-80g"),
+        ("128xNVIDIA GB200", 128, None, "gb200"),  # 4 or 8 a node
+        ("16xNVIDIA L40S", 16, None, "NVIDIA L40S"),
+        ("2xMI300X", 2, None, "MI300X"),
+        ("MI355X", None, None, "MI355X"),
+        ("1xXE9680Lx8B200-SXM-180GB", 1, 8, "B200-SXM-180GB"),
+        ("1xSR680aV3-8xB200_SXM_180GB", 1, 8, "B200_SXM_180GB"),
+        ("1xXE9785L_8xMI355X", 1, 8, "MI355X"),
+        ("1xXE7745x8RTXPro6000-PCIe-96GB", 1, 8, "RTXPro6000-PCIe-96GB"),
+        ("GX2560M7_H100_SXM_80GBx4", None, 4, "H100"),
+        ("PRIMERGY-CDI-L40Sx16", None, 16, "L40S"),
+        ("1xG893-ZX1-AAX4_MI355X", None, None, "MI355X"),
+        ("gaudi-1024", None, 1024, None),
+        ("1xESC-NB8-E11", None, None, None),
+        ("16xSUBMISSION_PLATFORM_PLACEHOLDER", None, None, None),
+    ],
+)
+def test_a_platform_says_what_its_name_says(platform, nodes, gpus, device):
+    record = record_of(*gpt3(event(0, "submission_platform", platform)))
+    assert (record.nodes, record.gpus, record.device) == (nodes, gpus, device)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "loss"), [("gpt3", 2.75), ("llama31_8b", 2.75), ("bert", None), ("resnet", None)]
+)
+def test_an_accuracy_is_no_loss(benchmark, loss):
+    assert record_of(event(0, "submission_benchmark", benchmark), *gpt3()).loss_eval == loss
+
+
+def test_train_loss_is_tracked_with_its_samples():
+    """v5.1, NVIDIA's llama2_70b_lora."""
+    head = [event(0, "global_batch_size", 9), event(1, "run_start")]
+    steps = [event(1 + n, "tracked_stats", {"train_loss": 2.0 - n / 100}, samples_count=90 * n) for n in range(1, 6)]
+    record = record_of(*head, *steps)
+    assert (record.loss_first, record.loss_last) == (1.99, 1.95)
+    assert record.attempts[0]["last_step"] == 50

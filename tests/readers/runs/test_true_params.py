@@ -108,3 +108,17 @@ def test_a_count_below_the_embedding_is_of_one_shard():
 
 def test_of_an_adapter_and_the_whole_model_the_whole_is_counted():
     assert settled(draft("hf", hidden=None), printed=[4_194_304, 6_742_609_920]).get("params") == 6_742_609_920
+
+
+@pytest.mark.parametrize(
+    ("sizes", "params"), [({"tp": 1, "pp": 1}, 69_000_000_000), ({"tp": 2}, None), ({"pp": 4}, None)]
+)
+def test_a_count_of_a_ranks_share_is_not_the_models(sizes, params):
+    """Lightning's summary under Megatron's strategies: training_results_v5.1, llama2_70b_lora with tp 2 and 1."""
+    found = Draft()
+    for name, value in sizes.items():
+        found.set(name, value, "a.log:1")
+    part = Part("a.log")
+    part.facts["params_of_rank"] = [Fact(69e9, Place("a.log", 9), "lightning")]
+    add_params(found, {}, [part])
+    assert found.get("params") == params
