@@ -13,12 +13,6 @@ def _option(literal: str, names: str, field: str) -> Pattern:
 DIALECT = Dialect(
     name="torch_launcher",
     patterns=(
-        # Of NCCL's communicators, that of all ranks is the largest.
-        Pattern(
-            "fact",
-            " nranks ",
-            r"\bNCCL INFO (?:\S{1,40} )?comm 0x[\da-f]{1,16} rank \d{1,7} nranks (?P<nccl_ranks>\d{1,7}) ",
-        ),
         # Printed once per node with several processes, before any of them prints anything.
         Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
         # deepspeed's launcher and accelerate's scripts.
@@ -53,7 +47,6 @@ DIALECT = Dialect(
         _option("--num_machines", "num_machines", "nodes"),
     ),
     specimen="""\
-mi300x-01:402:402 [3] NCCL INFO comm 0x3cfa09f0 rank 3 nranks 16 cudaDev 3 busId 65000 - Destroy COMPLETE
 + LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr r14i7n0     --master_port 6000     '
 + accelerate launch --num_processes 16 --num_machines 2 train.py
 + deepspeed --num_gpus 8 --num_nodes 2 train.py

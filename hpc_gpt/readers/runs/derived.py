@@ -198,10 +198,6 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
             ranks.setdefault(part.step_rank, True)
     if len(ranks) > 1 and len(ranks) == max(ranks) + 1 and all(ranks.values()):
         counts.append((len(ranks), f"ranks 0 to {max(ranks)} print lines of steps"))
-    ranks_of = [(int(fact.value), str(fact.place)) for part in parts for fact in part.facts.get("nccl_ranks", ())]
-    if ranks_of:
-        count, where = max(ranks_of)
-        counts.append((count, f"{where}, NCCL's largest communicator"))
     nodes, each = draft.whole("nodes"), draft.whole("gpus_per_node")
     if nodes and each:
         counts.append((nodes * each, f"nodes {nodes} x gpus_per_node {each}"))

@@ -140,7 +140,7 @@ def test_a_line_is_of_its_class(line: str, ended: str, echo: str, rank: int | No
         "NCCL INFO Launch mode Parallel",
         "NCCL version 2.20.5+cuda12.4",
         "[rank0]:n1:2914:2914 [0] misc/ibvwrap.cc:185 (wrap_ibv_alloc_pd) NCCL WARN lib wrapper not initialized.",
-        "n1:4711:4800 [3] NCCL WARN Missing \"iommu=pt\" from kernel command line which can lead to system instability",
+        'n1:4711:4800 [3] NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instability',
         "[Rank 0] memory after OutOfMemory checks: fine",
         "step 100 loss 3.1 exit code 0",
         "[2023-01-01 00:00:00,000] [INFO] [launch.py:347:main] Process 4711 exits successfully.",

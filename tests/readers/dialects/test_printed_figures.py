@@ -426,10 +426,6 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
     ("INFO - train - world_size=4, rank=0", {"gpus_said": 4}),
     ("Training GPT-2 on 8 GPUs", {"gpus_said": 8}),
     ("training on 100 documents", {}),
-    (
-        "n1:405:405 [6] NCCL INFO comm 0x3cfabdc0 rank 6 nranks 16 cudaDev 6 busId c6000 - Destroy COMPLETE",
-        {"nccl_ranks": 16},
-    ),
     ("0: 34.5 B    Total params", {"params_of_rank": 34.5e9}),
     ("    Total params: 1.1 B   ", {"params_of_rank": 1.1e9}),
     ("    Total params: 1.1 Billion", {}),

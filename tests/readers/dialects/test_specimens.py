@@ -60,7 +60,6 @@ FACTS = {
     "resumed_step",
     "node",
     "gpus_said",
-    "nccl_ranks",
     "params_of_rank",
     "gpu_index",
     "gpu_index_above_7",
