@@ -175,19 +175,21 @@ def _run(arguments: list[str], debug: bool) -> int:
             import traceback
 
             traceback.print_exc()
-        code, message, hint = _explained(fault)
+        code, message, hint = _explained(fault, arguments)
         click.echo(f"Error: {message}", err=True)
         if hint:
             click.echo(f"\nhint: {hint}", err=True)
         return code
 
 
-def _explained(fault: Exception) -> tuple[int, str, str]:
+def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
     """(exit code, message, hint) of what ended a verb."""
     if isinstance(fault, UserError):
         return fault.exit_code, str(fault), fault.hint
     if isinstance(fault, click.UsageError):
-        path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
+        # click says no context of an option without its value.
+        verb = [word for word in arguments[:1] if word in verbs()]
+        path = fault.ctx.command_path if fault.ctx else " ".join(["hpc-gpt", *verb])
         if isinstance(fault, click.BadParameter) and (variable := _variable_of(fault)):
             return (
                 2,

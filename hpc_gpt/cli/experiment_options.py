@@ -213,7 +213,7 @@ def _request(values: dict[str, Any]) -> Request:
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
     return Request(
-        experiment=values.pop("experiment") or DEFAULT_EXPERIMENT,
+        experiment=DEFAULT_EXPERIMENT if (name := values.pop("experiment")) is None else name,
         cluster=values.pop("cluster"),
         template=values.pop("template", None),
         overrides=overrides,

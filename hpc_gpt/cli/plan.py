@@ -124,7 +124,7 @@ def plan(
     if calibrate:
         from hpc_gpt.cli.plan_rows import run_calibrate
 
-        cluster = request.cluster or user_default()
+        cluster = user_default() if request.cluster is None else request.cluster
         if cluster is None:
             raise ConfigError("--calibrate stores the constants in a cluster profile", "name one with --cluster")
         run_calibrate(calibrate, cluster, calibration, as_json)

@@ -33,10 +33,9 @@ def render(request: Request, folder: Path | None) -> None:
     hpc-gpt render memory-ladder --sweep -o scripts
     """
     if request.sweep is not (folder is not None):
-        raise ConfigError(
-            "--sweep makes a script for each row and needs -o FOLDER to write them to",
-            "add -o FOLDER" if request.sweep else "add --sweep, or write > job.sh for one script",
-        )
+        if request.sweep:
+            raise ConfigError("--sweep makes a script for each row and needs a folder for them", "add -o FOLDER")
+        raise ConfigError("-o is the folder for the scripts of a sweep; one script goes to stdout", "use > job.sh")
     if folder is None:
         prepared = prepare(request)
         for note in prepared.messages:

@@ -152,13 +152,13 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     fallback."""
     if request.cluster is None and request.smoke:
         return load_profile("local")
-    chosen = request.cluster or user_default()
+    chosen = user_default() if request.cluster is None else request.cluster
     if chosen is None and queueing and not has_sbatch():
         raise ConfigError(
             f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
             f"use --cluster with one of: {', '.join(list_profiles())}",
         )
-    return load_profile(chosen or FALLBACK)
+    return load_profile(FALLBACK if chosen is None else chosen)
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:

@@ -53,7 +53,7 @@ def named_runs(name: str, logs: Path) -> list[RunFolder]:
 
     Raises NoSuchRun if there is none, or if the name matches runs of no common sweep.
     """
-    if is_sweep_folder(Path(name)):
+    if name and is_sweep_folder(Path(name)):
         return list_runs(Path(name))
     found = _matches(name, logs)
     sweeps = {run.sweep_id for run in found}
@@ -83,7 +83,10 @@ def singles_out(name: str) -> bool:
 
 
 def _matches(name: str, logs: Path) -> list[RunFolder]:
-    """The runs that a name matches, by the first way of matching that finds any."""
+    """The runs that a name matches, by the first way of matching that finds any. NoSuchRun for an empty name: every id
+    begins with it."""
+    if not name:
+        raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
     if (Path(name) / "resolved.json").is_file():
         return [RunFolder(Path(name).resolve())]
     runs = list_runs(logs)
@@ -127,7 +130,7 @@ def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
 
 def _runs_of(name: str, logs: Path) -> list[RunFolder]:
     folder = Path(name)
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         return named_runs(name, logs)
     found = list_runs(folder)
     if found or folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty

@@ -40,6 +40,8 @@ def read_script(path: Path) -> str:
         raise ConfigError(f"{path}: not UTF-8 at byte {fault.start}", "give the job script, a text") from None
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror}", "give a job script that can be read") from None
+    if path.suffix == ".py" or re.match(r"#!.*\bpython", text):
+        raise ConfigError(f"{path} is a Python program, and no job script", "give the script that starts it by sbatch")
     if "\0" in text:
         raise ConfigError(f"{path} is binary: it holds a NUL", "give the job script, a text")
     return text

@@ -181,11 +181,9 @@ def find_profile(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
         known = list(list_profiles())
-        hint = close_matches(name, known)
-        raise ConfigError(
-            f"no cluster profile {name!r}; known: {', '.join(known)}",
-            hint or f"write your own as {config_dir() / 'clusters' / (name + '.toml')}",
-        )
+        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
+        own = config_dir() / "clusters" / f"{Path(name).stem or 'NAME'}.toml"
+        raise ConfigError(f"no cluster profile {name!r}; known: {', '.join(known)}", hint or f"write your own as {own}")
     return path
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -19,6 +20,7 @@ from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Experiment, Model, Train
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
+from hpc_gpt.words import some
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 # What is tried first on a cluster.
@@ -85,17 +87,24 @@ class ExperimentFile:
 
 
 def find_experiment(name: str) -> Path:
-    """The TOML file that EXPERIMENT means: a file, a folder's sweep or first file, or either under `experiments/`."""
-    for base in (Path(), experiments_dir()):
+    """The TOML file that EXPERIMENT means: a file, a folder's sweep or only file, or either under `experiments/`."""
+    if not name:
+        raise ConfigError("the name of an experiment is empty", "is a variable of your shell not set?")
+    # `.` and `..` are folders of the user's, not places under experiments/.
+    inside = bool(Path(name).parts) and ".." not in Path(name).parts
+    for base in (Path(), experiments_dir()) if inside else (Path(),):
         for path in (base / name, base / f"{name}.toml"):
             if path.is_file():
                 return path
             if path.is_dir() and (files := sorted(path.glob("*.toml"))):
+                if len(files) > 1 and path / SWEEP_FILE not in files:
+                    names = some([each.name for each in files], 5)
+                    raise ConfigError(f"folder {name} has {len(files)} TOML files: {names}", "name one of them")
                 return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
     known = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
-        close_matches(name, known) or f"known: {', '.join(known)}",
+        close_matches(name, [*map(str, Path().glob("*.toml")), *known]) or f"known: {', '.join(known)}",
     )
 
 
@@ -261,7 +270,12 @@ def _read_with_parents(
     if path.resolve() in seen:
         chain = " -> ".join(step.name for step in (*seen, path))
         raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
-    tables = read_toml(path)
+    try:
+        tables = read_toml(path)
+    except ConfigError as fault:
+        if path.suffix != ".toml":
+            fault.hint = f"an experiment is a TOML file; of a job script: hpc-gpt init --from {shlex.quote(str(path))}"
+        raise
     parent = tables.pop("extends", None)
     stated.insert(0, (path, tables))
     if parent is None:

@@ -177,7 +177,7 @@ def _check_stored(resolved: Resolved) -> None:
         check_shape(resolved.model)
     sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes}
     if resolved.has_batch or resolved.command is None:
-        sizes |= asdict(resolved.batch)
+        sizes |= vars(resolved.batch)
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} is {size}")

@@ -97,3 +97,37 @@ def test_status_fits_80_columns():
     assert run.run_id in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "tokens/s" in on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="200", NO_COLOR="1")[1]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "stop", "save", "requeue", "export", "why", "logs", "status", "verify"])
+def test_the_empty_name_of_a_shells_unset_variable_is_no_run(verb):
+    run = unsubmitted_run()
+    done = in_process(verb, "")
+    assert (done.code, done.stderr.splitlines()[0]) == (5, "Error: the name of a run is empty")
+    assert not list(run.path.glob("cancelled.*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("render", ""), "the name of an experiment is empty"),
+        (("render", "--gpus", "4", "--cluster", ""), "no cluster profile ''"),
+        (("render", "."), "no experiment '.'"),
+        (("render", "sub/.."), "folder sub/.. has 2 TOML files: mine.toml, site.toml"),
+        (("render", "mine.tml"), "did you mean mine.toml"),
+        (("render", "mine.toml", "--cluster", "sitr.toml"), "did you mean site.toml"),
+        (("render", "job.slurm"), "hpc-gpt init --from job.slurm"),
+        (("init", "--from", "train.py"), "train.py is a Python program"),
+        (("submit", "--resume"), "hint: hpc-gpt submit --help"),
+    ],
+)
+def test_a_name_that_is_not_meant_is_refused_with_the_near_one(tmp_path, words, said):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "job.slurm").write_text("#!/bin/bash\nsrun python train.py\n")
+    (tmp_path / "train.py").write_text("import torch\n")
+    here = tmp_path if words[1] != "." else tmp_path / "sub"
+    for name in ("mine.toml", "site.toml"):
+        (tmp_path / name).write_text("")
+    done = in_process(*words, cwd=here)
+    assert done.code == 2
+    assert said in done.stderr

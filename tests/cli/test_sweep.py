@@ -75,7 +75,7 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
     ("arguments", "words", "hint"),
     [
         (("render", "TABLE", "--sweep"), "--sweep makes a script for each row", "-o FOLDER"),
-        (("render", "TABLE", "-o", "x"), "--sweep makes a script for each row", "--sweep"),
+        (("render", "TABLE", "-o", "x"), "-o is the folder for the scripts of a sweep", "> job.sh"),
         (("render", "demo", "--sweep", "-o", "x"), "demo is no sweep", "--sweep out"),
         (("render", "TABLE", "--sweep", "--row", "two", "-o", "x"), "--row asks for one row", "one of the two"),
         (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel needs --sweep", "add --sweep"),
