@@ -151,17 +151,17 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
         return _resume_same(run, request.until, dry_run, script)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = ctx.get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE
-    profile = load_profile(request.cluster) if request.cluster and has_cluster else None
+    profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
     for note in prepared.notes:
         click.echo(note, err=True)
+    how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
     if dry_run:
         _dry_run(prepared, script, begins=parent is None)
         return None
-    how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
     submitted = resume_elsewhere(prepared, parent, logs_folder())
     _print_predictions(prepared)
     return submitted

@@ -57,10 +57,9 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
         rows.append(("command", f"once a {program.per}, in {program.workdir}: {cut(' '.join(text.split()), 100)}"))
         asked = program.stop_signal if program.stop_signal == "none" else f"SIG{program.stop_signal}"
         rows.append(("stops by", asked))
-        found = (
-            f"{program.checkpoints}, then {program.resume}" if program.checkpoints else "as the program decides itself"
-        )
-        rows.append(("resumes", found))
+        resumed = f", resumed by {program.resume}" if program.resume else ""
+        found = f"{program.checkpoints}{resumed}" if program.checkpoints else "as the program decides itself"
+        rows.append(("checkpoints", found))
     return rows
 
 

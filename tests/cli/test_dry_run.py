@@ -138,6 +138,18 @@ def test_a_run_that_resumes_has_an_overview_too(bare):
     assert len(done.stdout.splitlines()) < 12
 
 
+def test_a_program_of_ones_own_has_an_overview_too(bare, tmp_path):
+    """With a pattern of checkpoints alone it looks for them by itself."""
+    (tmp_path / "mine.toml").write_text(
+        '[engine]\nname = "command"\n[layout]\ngpus = 2\n'
+        '[command]\nrun = "./train"\nper = "job"\ncheckpoints = "out/*.pt"\n'
+    )
+    done = in_process("submit", "mine.toml", "--cluster", "local", "--dry-run", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "checkpoints  out/*.pt\n" in done.stdout
+    assert len(done.stdout.splitlines()) < 12
+
+
 def test_the_script_is_that_of_a_dry_run(bare):
     done = in_process("submit", "demo", "--script")
     assert (done.code, error_of(done)[0]) == (2, "--script prints the script of a --dry-run")

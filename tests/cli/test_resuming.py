@@ -106,6 +106,8 @@ def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():
     assert f"resumes {run.run_id} after step 4\n" in done.stderr
     assert done.stderr.endswith("dry run: nothing was written or submitted\n")
     assert (len(run.attempts()), run.submissions()) == (1, [])
+    done = in_process("submit", "--resume", run.run_id, "--set", "train.steps=20", "--dry-run")
+    assert f"resumes {run.run_id} after step 4, as " in done.stderr
     run = stopped()
     done = in_process("submit", "--resume", run.run_id, "--dry-run")
     assert f"resumes {run.run_id} at step 0: it has no checkpoint\n" in done.stderr
