@@ -185,7 +185,8 @@ def _run(arguments: list[str], debug: bool) -> int:
 def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
     """(exit code, message, hint) of what ended a verb."""
     if isinstance(fault, UserError):
-        return fault.exit_code, str(fault), fault.hint
+        gone = "the current folder was deleted: cd to a folder that is there"
+        return fault.exit_code, str(fault), gone if _is_here_deleted() else fault.hint
     if isinstance(fault, click.UsageError):
         # click says no context of an option without its value.
         verb = [word for word in arguments[:1] if word in verbs()]

@@ -94,8 +94,9 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     best = searched.candidates[0]
     assert best.step is not None
     given = {key: value for key, value in request.overrides.items() if value is not None}
-    if (config := given.get("model.hf")) is not None:
-        given["model.hf"] = str(Path(config).absolute())
+    for key in ("model.hf", "train.init", "data.path", "data.tokenizer"):
+        if (file := given.get(key)) is not None and Path(file).exists():
+            given[key] = str(Path(file).absolute())  # the new file may be in another folder
     tables = planned_tables(best, asked.experiment, given)
     resolve(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
     figures = figures_of(best.training, best.step, asked.machine, _TOKENS)

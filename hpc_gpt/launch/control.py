@@ -7,6 +7,7 @@ job, and then asks the scheduler to end it.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -224,6 +225,10 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
     # The later jobs of the chain come first, so that none starts when this one ends.
+    # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
+    if line.get("scheduler") != "local" and _is_local(run):
+        words = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
+        raise RunFolderError(words, f"hpc-gpt stop {run.run_id} saves and ends it")
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*later, job_id):
@@ -240,6 +245,12 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
         cancel_job(*later)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id
+
+
+def _is_local(run: RunFolder) -> bool:
+    with contextlib.suppress(RunFolderError):
+        return run.resolved().cluster.scheduler == "local"
+    return False
 
 
 # --- waiting

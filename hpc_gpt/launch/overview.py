@@ -70,7 +70,7 @@ def saves(run: Resolved, logs: Path) -> list[str]:
         return []
     when = [f"every {train.save_minutes:g} min"] if train.save_minutes else []
     when += [f"every {counted(train.save_every, 'step')}"] if train.save_every else []
-    when += [f"after step {', '.join(map(str, train.save_at))}"] if train.save_at else []
+    when += [f"after step {', '.join(map(str, sorted(set(train.save_at))))}"] if train.save_at else []
     when += ["at the end"] if train.save_last else []
     if not when:
         return ["none: train.save_last is false"]

@@ -151,6 +151,10 @@ def prepare_row(
     if not can_resume(resolved.engine):
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")
+    settings = resolved.train
+    if late := [at for at in (*settings.save_at, *settings.profile_steps[:1]) if at > settings.steps]:
+        words = f"step {late[0]} of train.save_at or train.profile_steps is not reached: the run has {settings.steps:,}"
+        notes = (*notes, f"note: {words} steps")
     # A run on this machine may be tried, and a smoke run only shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)

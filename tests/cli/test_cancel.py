@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hpc_gpt.chain.measured import Earlier
 from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.launch import control
 from hpc_gpt.launch.control import cancel_run, interrupt_run
 from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
-from tests.made_runs import add_checkpoint, unsubmitted_run
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
 
 def resume_elsewhere(run):
@@ -28,6 +31,17 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
         assert "elsewhere" in refusal.value.hint
     assert len(run.submissions()) == 1
     assert not run.attempts()
+    assert not list(run.path.glob("cancelled.*"))
+
+
+def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
+    run = unsubmitted_run()
+    add_attempt(run, [metrics_line(1)], None, job_id="4711", started=time.time())
+    (run.path / "submissions.jsonl").write_text('{"scheduler": "lo')
+    monkeypatch.setattr(control, "cancel_job", lambda *jobs: pytest.fail(f"scancel {jobs}"))
+    with pytest.raises(RunFolderError, match="is damaged") as refusal:
+        cancel_run(run)
+    assert refusal.value.hint == f"hpc-gpt stop {run.run_id} saves and ends it"
     assert not list(run.path.glob("cancelled.*"))
 
 

@@ -183,3 +183,10 @@ def test_a_run_that_does_not_say_when_saves_every_half_hour(bare, tmp_path, aske
     assert f'"keep_last": {keeps},' in done.stdout
     said = in_process(*request).stdout
     assert ("every 30 min and at the end, the newest 3 kept: about" in said) == (asked in ((),))
+
+
+def test_a_step_that_the_run_does_not_reach_is_said(tmp_path):
+    asked = ("--set", "train.steps=30", "--set", "train.save_at=[7, 5, 7]", "--set", "train.profile_steps=[500, 502]")
+    done = in_process("submit", "demo", "--cluster", "local", *asked, "--dry-run", cwd=tmp_path)
+    assert "note: step 500 of train.save_at or train.profile_steps is not reached: the run has 30 steps" in done.stderr
+    assert " and after step 5, 7 and at the end" in done.stdout

@@ -122,6 +122,13 @@ def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
     assert refused("small", *given, cwd=tmp_path)[0] == "small.toml exists, and nothing is overwritten"
 
 
+def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) -> None:
+    (tmp_path / "a.tokens").write_bytes(b"")
+    given = ("--model", "gpt2", "--gpus", "2", "--set", "data.source=tokens", "--set", "data.path=a.tokens")
+    assert in_process("init", "far", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    assert load_experiment(str(tmp_path / "away" / "far.toml")).data.path == str(tmp_path / "a.tokens")
+
+
 def test_a_layout_that_needs_an_unknown_host_memory_is_not_written_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('device = "v100-16g"\ngpus_per_node = 4\nfabric = "nvlink"\n')
     done = in_process("init", "big", "--model", "48b", "--gpus", "4", "--cluster", "mine.toml", cwd=tmp_path)
