@@ -60,6 +60,9 @@ DIALECT = Dialect(
         _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
         _setting("n_gpus", "gpus", r"\d{1,7}"),
         _setting("n_params", "params", r"\d{1,15}"),
+        Pattern("fact", "cfg.n_params=", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
+        _setting("num_gpus_per_node", "gpus_per_node", r"\d{1,4}"),
+        _setting("num_nodes", "nodes", r"\d{1,6}"),
         _setting("d_model", "hidden", r"\d{1,9}"),
         _setting("n_layers", "layers", r"\d{1,9}"),
         _setting("n_heads", "heads", r"\d{1,9}"),
@@ -73,6 +76,8 @@ DIALECT = Dialect(
 \t Train trainer/device_train_microbatch_size: 16
 \t Eval metrics/eval/LanguageCrossEntropy: 3.1234
 global_train_batch_size: 256
+cfg.n_params=1.24e+08
+num_gpus_per_node: 8
 precision: amp_bf16
 2024-09-30 02:05:36,662: rank0[73][MainThread]: INFO: composer.trainer.trainer: Using precision Precision.AMP_FP16
  - Train memory/reserved_mem: 14.6740

@@ -36,6 +36,13 @@ DIALECT = Dialect(
             r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): (?P<words>ssh exited with "
             r"exit code (?!0\b)\d{1,3})",
         ),
+        # Composer's
+        echo(
+            "error",
+            "composer.cli.launcher:",
+            r"\bcomposer\.cli\.launcher:(?P<words>(?:Global rank|Rank) (?P<rank>\d{1,7}) (?:\(PID \d{1,10}\) )?"
+            r"(?:crashed with exit|exited with) code (?!0\b|-15\b)-?\d{1,4})",
+        ),
         # signals
         failure(
             "error", "Segmentation fault", r"^(?:(?:ba|z)?sh: {1,8}\d{1,10} )?(?P<words>Segmentation fault\b.{0,200})"
@@ -109,6 +116,8 @@ torch.distributed.elastic.multiprocessing.api.SignalException: Process 4710 got 
 [2021-05-28 22:29:50,309] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = 1
 [2021-05-28 22:29:50,309] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 4711
 pdsh@r6i4n5: r6i4n6: ssh exited with exit code 1
+ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.
+ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -11
 /var/spool/slurmd/job1999618/slurm_script: line 43:  4711 Segmentation fault      (core dumped) python train.py
 /var/spool/slurmd/job1999618/slurm_script: line 43:  4711 Killed                  python train.py
 /var/spool/slurmd/job1999618/slurm_script: line 43:  4711 Terminated              python train.py
@@ -127,5 +136,6 @@ rank 1 on r6i4n5 was ended by SIGKILL, by hand or by the kernel's memory killer
 rank 1 on r6i4n5 ended with exit code 7
 rank 0: Error: preset gpt9 is not known
 """,
-    seen="torch/distributed/elastic, deepspeed/launcher/launch.py, bash, glibc, UCX, Open MPI, Lightning, hpc-gpt",
+    seen="torch/distributed/elastic, deepspeed/launcher/launch.py, bash, glibc, UCX, Open MPI, Lightning, "
+    "mosaicml/llm-foundry/issues/258 and 1501, hpc-gpt",
 )

@@ -56,7 +56,9 @@ DIALECT = Dialect(
             + _column("reduced_train_loss", "loss")
             + _column("train_step_timing in s", "step_s")
             + _column("grad_norm", "grad_norm")
-            + _column("TFLOPS_per_GPU", "tflops")
+            # After the samples they end the line.
+            + rf"(?=(?:[^\n]{{0,3000}}?\| (?P<of>consumed_samples: \d{{1,15}} \| )?TFLOPS_per_GPU: (?P<tflops>{_NUMBER})"
+            + r"(?(of)(?= \||\s*$)|(?= \|)))?)"
             + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
             + _column("max_memory_allocated", "memory_allocated_bytes")
             + _column("max_memory_reserved", "memory_reserved_bytes")

@@ -97,13 +97,13 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "activation checkpointing to the model",
-            r"\bApplied (?:full )activation checkpointing to the model",
+            r"\bApplied (?:full|FullAC) activation checkpointing to the model",
             facts={"recompute": "full"},
         ),
         Pattern(
             "fact",
             "activation checkpointing to the model",
-            r"\bApplied selective activation checkpointing to the model",
+            r"\bApplied (?:selective|SelectiveAC) activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),
         Pattern(

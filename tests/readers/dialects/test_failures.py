@@ -36,6 +36,7 @@ hang 3 n7 | hang: no rank made a step for 8 s; rank 3 on n7 is silent, last seen
 hang - - | hang: no rank made a step for 8 s; ranks 0-3 wait in all_reduce after step 6 (loop.py:96 in run)
 error - - | ValueError: bad
 error 3 - | [rank3]: ValueError: bad
+error echo 2 - | ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.
 error 3 - | [default3]:ValueError: bad
 error 12 - | 12: KeyError: 'x'
 error - r6i4n5 | r6i4n5: KeyError: 'x'
