@@ -134,13 +134,13 @@ def without_figures(text: str) -> str:
     return _FIGURES.sub("#", _ONE_THING.sub(r"1 \1s", text))
 
 
-def plain(text: str) -> str:
-    """The text on one line, with `?` for each control character.
+def plain(text: str, instead: str = "?") -> str:
+    """The text on one line, with `?`, or a blank, for each control character.
 
-    >>> plain("\\x1b[2Jloss\\n3")
-    '?[2Jloss?3'
+    >>> plain("\\x1b[2Jloss\\n3"), plain("two\\nlines", " ")
+    ('?[2Jloss?3', 'two lines')
     """
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    return text if text.isprintable() else "".join(each if each.isprintable() else instead for each in text)
 
 
 def cut(text: str, most: int) -> str:

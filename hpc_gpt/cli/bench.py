@@ -24,7 +24,7 @@ from hpc_gpt.bench.preparation import (
 )
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli import completion
-from hpc_gpt.cli.experiment_options import bench_options, variables_of
+from hpc_gpt.cli.experiment_options import bench_options, on_command_line, variables_of
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
@@ -171,11 +171,10 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
 
 def _check_ladder() -> None:
     """ConfigError if the command line also gives what the ladder itself has; variables are for other benches."""
-    given = click.get_current_context().get_parameter_source
-    by_line = click.core.ParameterSource.COMMANDLINE
+    given = {parameter.name for parameter in on_command_line()}
     names = {"experiment": "EXPERIMENT", "engines": "--engines", "micro_batches": "--mbs", "peers": "--peer"}
     for name, words in names.items():
-        if given(name) is by_line:
+        if name in given:
             raise ConfigError(
                 f"--ladder and {words} do not go together: the rungs of a ladder are those of its table",
                 f"use two commands, or one without {words}; --set changes a value of all rungs",

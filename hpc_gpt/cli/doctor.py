@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, name_of, words_of_small
+from hpc_gpt.cli.experiment_options import experiment_options, name_of, on_command_line, words_of_small
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
@@ -22,7 +22,8 @@ from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
-    from hpc_gpt.doctor.checks import Check, SlowNodeOfRun
+    from hpc_gpt.doctor.checks import Check
+    from hpc_gpt.doctor.slow_nodes import SlowNodeOfRun
 
 PLACE = 20
 
@@ -98,13 +99,10 @@ def _run_named(request: Request) -> RunFolder | None:
 
 def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
     """ConfigError for options that would make another run of RUN; --cluster may name its own."""
-    ctx = click.get_current_context()
     others = [
         name_of(parameter)
-        for parameter in ctx.command.params
-        if parameter.name not in ("experiment", "probe", "forgive", "as_json")
-        and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        and not (parameter.name == "cluster" and request.cluster == cluster)
+        for parameter in on_command_line("experiment", "probe", "forgive", "as_json")
+        if not (parameter.name == "cluster" and request.cluster == cluster)
     ]
     if others:
         raise ConfigError(

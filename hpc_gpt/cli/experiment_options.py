@@ -303,6 +303,13 @@ def name_of(parameter: click.Parameter) -> str:
     return [*parameter.opts, *(name for name in parameter.opts if name.startswith("--"))][-1]
 
 
+def on_command_line(*but: str) -> list[click.Parameter]:
+    """What the command line itself gives, without a variable's doing, but for the parameters `but`."""
+    ctx, given = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    named = [(str(each.name), each) for each in ctx.command.params]
+    return [each for name, each in named if name not in but and ctx.get_parameter_source(name) is given]
+
+
 def check_variables(ctx: click.Context) -> None:
     """Prints each HPC_GPT_* variable that nothing reads; ConfigError if two variables of one option differ."""
     for parameter in ctx.command.params:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli.experiment_options import init_options
+from hpc_gpt.cli.experiment_options import init_options, on_command_line
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import check_new, write_new
 from hpc_gpt.launch.request import Request
@@ -40,8 +40,7 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:
-        source = click.get_current_context().get_parameter_source("cluster")
-        if request.given or source is click.core.ParameterSource.COMMANDLINE:
+        if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:
             words = next(iter(request.given), "--cluster")
             raise ConfigError(f"--from takes all from the script, and {words} is given, too", "change the files then")
         from_script(script, name, folder)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import click
 
-from hpc_gpt.cli.experiment_options import name_of
+from hpc_gpt.cli.experiment_options import name_of, on_command_line
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import wait_for, wait_for_all
@@ -128,13 +128,7 @@ def _agrees(question: str) -> bool:
 def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start: bool) -> Submitted | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None for a dry run."""
-    ctx = click.get_current_context()
-    given = [
-        parameter
-        for parameter in ctx.command.params
-        if parameter.name not in ("resume", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
-        and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-    ]
+    given = on_command_line("resume", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
     others = [
         one.human_readable_name if one.name == "experiment" else name_of(one)
         for one in given
@@ -150,7 +144,7 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
     if not given and not from_start and not changed_length(run.resolved(), request.until, request.given):
         return _resume_same(run, request.until, dry_run, script)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
-    has_cluster = ctx.get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE
+    has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start

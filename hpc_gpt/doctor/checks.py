@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,13 +32,9 @@ from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
-from hpc_gpt.preflight_lines import PREFLIGHT
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.room import free_gib, room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import close_matches
@@ -48,7 +44,6 @@ Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
 # File systems of one machine alone.
 _OWN_DISKS = ("tmpfs", "ramfs")
-_NEWEST_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -374,39 +369,3 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
         Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
         for finding in preflight.findings
     ]
-
-
-@dataclass(frozen=True)
-class SlowNodeOfRun:
-    """A node that a run has found slow or broken."""
-
-    node: str
-    run: str
-    words: str
-
-
-def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
-    """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest finding."""
-    found: dict[str, SlowNodeOfRun] = {}
-    for run in _runs_on(logs, cluster):
-        for attempt in run.attempts():
-            for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
-                found[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
-            for finding in read_stored(attempt.folder / PREFLIGHT).get("findings") or []:
-                if node := finding.get("node"):
-                    found[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
-    return sorted(found.values(), key=lambda each: each.node)
-
-
-def _runs_on(logs: Path, cluster: str) -> Sequence[RunFolder]:
-    """The newest runs on a cluster, oldest first."""
-    chosen: list[RunFolder] = []
-    for run in reversed(list_runs(logs)):
-        try:
-            if run.resolved().cluster.name == cluster:
-                chosen.append(run)
-        except UserError:
-            continue
-        if len(chosen) == _NEWEST_RUNS:
-            break
-    return chosen[::-1]

@@ -31,6 +31,7 @@ from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import plain
 
 SCHEMA = 1
 GIB = 2**30
@@ -279,8 +280,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if preflight.ended:
         ended, cause = preflight.ended
-        plain = "".join(letter if letter.isprintable() else " " for letter in cause)  # job.sh writes it as JSON
-        print(f"end {ended} {' '.join(plain.split())}")
+        print(f"end {ended} {' '.join(plain(cause, ' ').split())}")  # job.sh writes it as JSON
     else:
         print(f"nodes {','.join(preflight.chosen)}")
     return 0

@@ -15,7 +15,7 @@ from hpc_gpt.launch.slurm import ask
 from hpc_gpt.settings.cluster import DEVICES
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.tables import close_matches
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, plain
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
@@ -228,7 +228,7 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
         raise ConfigError(f"partition {partition.name} has no nodes", "name another with --partition")
     nodes = partition.kinds[kind]
     lines = [
-        f"# {_plain(site.name)}, partition {_plain(partition.name)}, as sinfo, scontrol and sacctmgr describe it.",
+        f"# {plain(site.name)}, partition {plain(partition.name)}, as sinfo, scontrol and sacctmgr describe it.",
         "# `hpc-gpt help keys` lists every key; `hpc-gpt doctor` checks this file against the cluster.",
         "",
         f"description = {_text(f'{site.name}, partition {partition.name}: {kind.text}')}",
@@ -252,7 +252,7 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
 def _devices(kind: NodeKind) -> Iterable[str]:
     guessed = guess_device(kind)
     if len(guessed) == 1:
-        yield f"device = {_text(guessed[0])}  # guessed from {_plain(kind.gpu_type or ','.join(kind.features))}"
+        yield f"device = {_text(guessed[0])}  # guessed from {plain(kind.gpu_type or ','.join(kind.features))}"
     elif guessed:
         yield f"# device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}: Slurm does not say which"
     elif kind.gpus:
@@ -281,7 +281,7 @@ def _partition(site: Site, partition: SlurmPartition, kind: NodeKind) -> Iterabl
     yield f"partition = {_text(partition.name)}{'  # the default' if partition.is_default else ''}"
     others = [name for name, each in site.partitions.items() if name != partition.name]
     if others:
-        yield f"# other partitions: {_plain(', '.join(others))}"
+        yield f"# other partitions: {plain(', '.join(others))}"
     alike = [each for each in partition.kinds if each != kind and each.gpus]
     own = [feature for feature in kind.features if not any(feature in each.features for each in alike)]
     if alike and own:
@@ -289,7 +289,7 @@ def _partition(site: Site, partition: SlurmPartition, kind: NodeKind) -> Iterabl
     elif alike:
         yield f"# {len(alike)} other kinds of GPU nodes are in this partition, and no feature is this one's alone"
     elif kind.features:
-        yield f"# constraint: its nodes offer {_plain(', '.join(kind.features))}"
+        yield f"# constraint: its nodes offer {plain(', '.join(kind.features))}"
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":
         yield "exclusive = true  # the partition gives whole nodes"
 
@@ -300,9 +300,9 @@ def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
         if not names:
             yield f"# {key}: not known, as there is no accounting"
         elif not usable:
-            yield f"# {key}: none of yours ({_plain(', '.join(names))}) may use this partition"
+            yield f"# {key}: none of yours ({plain(', '.join(names))}) may use this partition"
         else:
-            more = f"  # or {_plain(', '.join(usable[1:]))}" if usable[1:] else ""
+            more = f"  # or {plain(', '.join(usable[1:]))}" if usable[1:] else ""
             yield f"{key} = {_text(usable[0])}{more}"
 
 
@@ -315,7 +315,7 @@ def _time(partition: SlurmPartition) -> Iterable[str]:
         chosen = most
     else:
         chosen = "24:00:00"
-    yield f"time = {_text(chosen)}  # the partition allows {_plain(most)}"
+    yield f"time = {_text(chosen)}  # the partition allows {plain(most)}"
 
 
 def _limit_s(time: str) -> int | None:
@@ -334,13 +334,8 @@ def _chain(site: Site) -> Iterable[str]:
         yield 'chain = "singleton"  # JobRequeue = 0: a job cannot be requeued, so all jobs of the chain are submitted'
         yield '# If compute nodes may not call sbatch and scancel, which cannot be checked here: "none".'
     if size:
-        yield f"# MaxArraySize = {_plain(size)}: a larger sweep is split"
+        yield f"# MaxArraySize = {plain(size)}: a larger sweep is split"
 
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=True)
-
-
-def _plain(value: str | Sequence[str]) -> str:
-    """The value on one line, for a comment."""
-    return re.sub(r"[\x00-\x1f\x7f]", " ", str(value))

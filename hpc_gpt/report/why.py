@@ -1,14 +1,11 @@
-"""Why a run ended: the first cause over all ranks of each attempt, with the lines around it in the log.
-
-The lines are shown without control characters and secrets.
-"""
+"""Why a run ended: the first cause over all ranks of each attempt, with the lines around it in the log."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,21 +14,18 @@ from typing import Any
 from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
-from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
+from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
 from hpc_gpt.runs.state import ADVICE, LIVE, VAGUE, Advice, Facts, class_of
-from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import class_and_words
 
 SCHEMA = 1
-BEFORE, AFTER = 8, 4  # lines shown around a cause
-_LONGEST_LINE = 200
 _MOST_LISTED = 10
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
@@ -388,51 +382,3 @@ def _explain_foreign(read: RunRead) -> Why:
         words = cause.words if cause.failure else table.get("cause")
         attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
     return Why(read.record, tuple(attempts))
-
-
-def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER) -> list[tuple[int, str]]:
-    """(number, text) of the lines around a line of a log; none if the log cannot be read again."""
-    found: list[tuple[int, str]] = []
-    with Source(path) as source:
-        if source.refused is not None or source.is_stdin:
-            return found
-        number, rest = 1, b""
-        for chunk in source.chunks():
-            count = chunk.count(b"\n")
-            if number + count >= line - before:
-                *whole, rest = (rest + chunk).split(b"\n")
-                for offset, text in enumerate(whole):
-                    if line - before <= number + offset <= line + after:
-                        found.append((number + offset, _as_shown(text)))
-            number += count
-            if number > line + after:
-                return found
-    if rest and line - before <= number <= line + after:
-        found.append((number, _as_shown(rest)))
-    return found
-
-
-def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
-    """(number, text) of a log's last lines that are not empty."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=count)
-    with Source(path) as source:
-        if source.refused is not None or source.is_stdin:
-            return []
-        number, rest = 1, b""
-        for chunk in source.chunks():
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for offset in range(max(0, len(lines) - 4 * count), len(lines)):
-                if lines[offset].strip():
-                    kept.append((number + offset, lines[offset]))
-            number += len(lines)
-        if rest.strip():
-            kept.append((number, rest))
-    return [(line, _as_shown(text)) for line, text in kept]
-
-
-def _as_shown(text: bytes) -> str:
-    # Of a progress bar the last state.
-    line = text.rstrip(b"\r").rsplit(b"\r", 1)[-1][:4000].decode("utf-8", "replace").expandtabs(4)
-    printable = "".join(letter if letter.isprintable() else " " for letter in line).rstrip()
-    return hide_secrets(printable)[:_LONGEST_LINE]

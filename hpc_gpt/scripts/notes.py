@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import plain
 
 _WIDEST = 68
 
@@ -57,8 +58,7 @@ def _add(notes: list[Note], place: str, text: str, means: str) -> None:
 
 def shortened(text: str) -> str:
     """A statement on one line, without control characters, cut if it is long."""
-    flat = " ".join(text.replace("\\\n", " ").split())
-    flat = "".join(letter if letter.isprintable() else "?" for letter in flat)
+    flat = plain(" ".join(text.replace("\\\n", " ").split()))
     return flat if len(flat) <= _WIDEST else f"{flat[: _WIDEST - 1]}…"
 
 

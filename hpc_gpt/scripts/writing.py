@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_gpt.scripts.adoption import Adopted
 from hpc_gpt.tables import toml_value
+from hpc_gpt.words import plain
 
 _WIDEST = 110
 _ORDER = ("model", "data", "engine", "command", "layout", "train", "job")
@@ -23,11 +24,11 @@ _RESUMES = """\
 
 def experiment_text(adopted: Adopted, script: str, profile: str) -> str:
     """The experiment's file. `script` is the file that it is from, `profile` the file of its cluster profile."""
-    lines = [f"# From {_plain(script)}: {_plain(adopted.what)}."]
+    lines = [f"# From {plain(script)}: {plain(adopted.what)}."]
     if adopted.notes.left:
         lines += ["# Not taken from it:"]
-        lines += [f"#   line {note.place}: {_plain(f'{note.text}: {note.means}')}" for note in adopted.notes.left]
-    lines += [f"# Its site is in {_plain(profile)}. hpc-gpt help keys explains every key.", ""]
+        lines += [f"#   line {note.place}: {plain(f'{note.text}: {note.means}')}" for note in adopted.notes.left]
+    lines += [f"# Its site is in {plain(profile)}. hpc-gpt help keys explains every key.", ""]
     lines += [f"name = {_value(adopted.name)}"]
     for table in _ORDER:
         keys = {key: value for key, value in adopted.experiment.items() if key.partition(".")[0] == table}
@@ -41,7 +42,7 @@ def experiment_text(adopted: Adopted, script: str, profile: str) -> str:
 
 def profile_text(adopted: Adopted, script: str) -> str:
     """The profile's file."""
-    lines = [f"# The site of {_plain(script)}. hpc-gpt help profile explains every key."]
+    lines = [f"# The site of {plain(script)}. hpc-gpt help profile explains every key."]
     tables: dict[str, Mapping[str, Any]] = {}
     for key, value in adopted.profile.items():
         of, dot, name = key.partition(".")
@@ -89,7 +90,3 @@ def _value(value: Any) -> str:
     if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
         return f"'{value}'"
     return toml_value(value).replace("\x7f", "\\u007f")
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", " ", text)

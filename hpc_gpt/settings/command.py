@@ -13,6 +13,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
 from hpc_gpt.tables import close_matches
+from hpc_gpt.words import plain
 
 # The names that are filled in.
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
@@ -80,7 +81,7 @@ def shown(command: Command) -> list[str]:
     """The command as lines of text, with what sets it up, for a comment."""
     run = command.run if isinstance(command.run, str) else shlex.join(command.run)
     lines = [line for text in (*command.setup, run) for line in text.splitlines() if line.strip()]
-    return [re.sub(r"[\x00-\x1f\x7f]", " ", line) for line in lines]
+    return [plain(line, " ") for line in lines]
 
 
 def words_of(command: Command) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.files import write_once
-from hpc_gpt.report.why import last_lines, lines_around
+from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.state import ADVICE, ENDED
 from tests.cli.command import error_of, hpc_gpt, in_process
