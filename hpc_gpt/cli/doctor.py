@@ -49,7 +49,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
-    from hpc_gpt.doctor.checks import check_all, slow_nodes_of_runs  # needs numpy
+    from hpc_gpt.doctor.checks import check_all  # needs numpy
+    from hpc_gpt.doctor.slow_nodes import slow_nodes_of_runs
 
     run = _run_named(request)
     if run is not None:

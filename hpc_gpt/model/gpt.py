@@ -18,12 +18,8 @@ from hpc_gpt.model.mlp import build_mlp
 from hpc_gpt.model.norm import build_norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, OnePassLoss, Techniques
-from hpc_gpt.model.tensor_parallel import (
-    TensorParallel,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    VocabParallelLoss,
-)
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 
 

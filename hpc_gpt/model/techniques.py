@@ -14,13 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from hpc_gpt.model.tensor_parallel import (
-    TensorParallel,
-    VocabParallelEmbedding,
-    VocabParallelLoss,
-    losses_of,
-    overwrite_with_gradient,
-)
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
+from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
 from hpc_gpt.settings.experiment import Engine, Recompute
 
 # fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from

@@ -201,7 +201,7 @@ _LOSS = {"BLOCK": 8192, "STAGES": 3, "num_warps": 16, "maxnreg": 64}
 
 
 def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
-    """As `tensor_parallel.overwrite_with_gradient`, for contiguous logits.
+    """As `vocab_loss.overwrite_with_gradient`, for contiguous logits.
 
     Without tensor parallelism a logit is read and written once in memory: the second read of a row finds it in the
     cache. With it, the group's largest and total come between two kernels.
@@ -210,7 +210,7 @@ def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: Tens
 
 
 def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-    """As `tensor_parallel.losses_of`, for contiguous logits. They are read once and stay as they are."""
+    """As `vocab_loss.losses_of`, for contiguous logits. They are read once and stay as they are."""
     return _losses(logits, targets, real, tp, None)
 
 

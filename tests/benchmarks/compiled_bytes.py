@@ -21,7 +21,8 @@ from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.train.engines import private_parts

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hpc_gpt.model.gpt import Block
 from hpc_gpt.model.norm import Norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelLoss
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.train.engines.fsdp import sharded_modules
 
 

@@ -21,12 +21,8 @@ from torch.nn import functional as F
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
-from hpc_gpt.model.tensor_parallel import (
-    Split,
-    TensorParallel,
-    VocabParallelEmbedding,
-    VocabParallelLoss,
-)
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel, VocabParallelEmbedding
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 from hpc_gpt.model.attention import Attention
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 
 SHAPE = ModelShape(hidden=32, layers=1, heads=2, vocab=100, seq=8)  # padded to 128

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.tensor_parallel import TensorParallel, Tile, VocabParallelLoss, name_parameter
+from hpc_gpt.model.tensor_parallel import TensorParallel, Tile, name_parameter
+from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import Part, parts_of
 from hpc_gpt.settings.model_shape import ModelShape
