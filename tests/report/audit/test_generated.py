@@ -34,7 +34,9 @@ def rows(draw):
     time = time if Fraction(time) else "1"
     tflops = 8 * billions * 2048 * batch / (Fraction(time) * gpus * 1000)
     tokens = Fraction(batch * 2048) / Fraction(seconds)
-    printed = (_print(tflops, draw(st.integers(0, 4)), way), _print(tokens, draw(st.integers(0, 3)), way))
+    # A column that prints 0 in all its other cells says nothing of the one that is changed.
+    least = next(digits for digits in range(9) if tflops * 10**digits >= 1)
+    printed = (_print(tflops, draw(st.integers(least, 4 + least)), way), _print(tokens, draw(st.integers(0, 3)), way))
     unit = draw(st.sampled_from(["s", " s", " sec"]))
     sizes = (gpus, size, tp, pp, dp, chunks, micro, batch)
     return (*map(str, sizes), f"{time}{unit}", *printed)
