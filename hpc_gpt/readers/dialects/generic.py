@@ -17,7 +17,7 @@ _OTHER_LOSS = "".join(
     rf"(?<!{word}[ _/-])"
     for word in ("val", "eval", "valid", "validation", "test", "dev", "best", "aux", "avg", "min", "ema", "balancing")
 )
-_LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss>{NUMBER})(?=[\s,;|)\]}}]|$)(?! ?(?:bpc|bpb|bits)\b)"
+_LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss>{NUMBER})(?=[\s,;|)\]}}]|$)(?! ?(?:bp|bits?\b))"
 _BITS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
 
 

@@ -3,7 +3,8 @@
 The count restarts with each epoch, so it is a step number in the first epoch only; of later epochs the loss and the epoch
 are read. The goal of the count is that of one epoch, and old Lightning includes validation batches. With gradient
 accumulation a batch is not a step. The rate is smoothed and includes validation and saves: no step time is taken from
-it. A cut bar has no `]`. The parameters are those of the first rank: with Megatron's strategies, of its share.
+it. A cut bar has no `]`: below a whole one, that of it is read which a comma follows. The bar of rich has bullets, and a
+blank after each figure. The parameters are those of the first rank: with Megatron's strategies, of its share.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _POSTFIX = (
     rf"(?=(?:[^\]\n]{{0,3000}}?[, ]val[_/]loss(?:_epoch)?=(?P<loss_eval>{NUMBER})(?=[,\]]))?)"
     r"[^\]\n]{0,3000}\]"
 )
+_FIRST = rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})" + _LABEL
+_RICH = rf" [━╸╺ -]{{1,400}}(?<= )(?P<step>\d{{1,12}})/\d{{1,12}} (?P<elapsed_s>{CLOCK}) • (?:{CLOCK}|-:--:--) "
 
 DIALECT = Dialect(
     name="lightning",
@@ -26,18 +29,36 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "v_num=",
-            rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})"
-            + _LABEL
-            + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<"
-            + _POSTFIX,
+            _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX,
         ),
         Pattern(
             "progress",
             "v_num=",
-            rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})"
-            + _LABEL
+            _FIRST
             + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\]\n]{{0,3000}}reduced_train_loss)[^\]\n]{{0,3000}}\]",
         ),
+        # Cut: there is no `]`. What a comma follows is whole.
+        Pattern(
+            "step",
+            "%|",
+            rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\d{{1,12}} "
+            rf"\[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",
+            own=True,
+        ),
+        Pattern(
+            "progress",
+            "%|",
+            rf"\bEpoch 0[^|%\n]{{0,20}}{_LABEL}(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\n]{{0,3000}}\])",
+            own=True,
+        ),
+        Pattern(
+            "step",
+            " • ",
+            r"\bEpoch 0(?:/\d{1,6})?"
+            + _RICH.replace("(?P<elapsed_s>", "(?:")
+            + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
+        ),
+        Pattern("progress", " • ", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
         Pattern(
             "step",
             "v_num=",
@@ -60,10 +81,12 @@ DIALECT = Dialect(
     specimen="""\
  93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]
 Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
+Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_nu
+Epoch 0/9  ━━━━━━━━━━━━━╸━━━━ 232/291 0:00:33 • 0:00:09 7.00it/s loss: 0.398 v_num: 0
 124 M     Total params
 Total params: 1.1 B
 `Trainer.fit` stopped: `max_steps=20000` reached.
 Epoch 3:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 """,
-    seen="Lightning-AI/pytorch-lightning/issues/4225",
+    seen="Lightning-AI/pytorch-lightning/issues/4225, /12720; ecmwf/anemoi-core/issues/614",
 )

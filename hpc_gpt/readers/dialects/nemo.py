@@ -31,19 +31,19 @@ DIALECT = Dialect(
             "reduced_train_loss",
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
-            r"(?=[^\]\n]{0,3000}\])"
             + _entry("reduced_train_loss", "loss")
             + _entry("train_step_timing in s", "step_s")
             + _entry("grad_norm", "grad_norm")
             + _entry("lr", "lr")
             + _entry("val_loss", "loss_eval")
-            + r"[^\]\n]{0,3000}\]",
+            # Without a `]` the bar is cut: what a comma follows is whole.
+            + r"[^\]\n]{0,3000}(?:\]|$)",
         ),
         Pattern(
             "progress",
             "reduced_train_loss",
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
-            rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}\]",
+            rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}(?:\]|$)",
         ),
         Pattern(
             "step",

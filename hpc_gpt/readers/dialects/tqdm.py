@@ -2,7 +2,8 @@
 
 The rate of a bar is smoothed and includes evaluations and saves. Nothing says what a bar counts: one that maps, loads or
 downloads is not read, nor one of items other than `it`. A bar of an evaluation looks like one of training. If a bar
-shows a loss, the loss is read. A cut bar has no `it/s]` and is not read.
+shows a loss, the loss is read. Of a cut bar, which has no `]`, that is read which a comma follows; it gives no goal, as a
+name that was cut off would show whether it counts the steps of an epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _EPOCH = (
 _BAR = r"(?<!\d)\d{1,3}%\|[^|\n]{0,400}\| *"
 _CLOCKS = rf"<(?:{CLOCK}|\?), *(?:\d{{1,9}}(?:\.\d{{1,9}})?|\?)(?:s/it|it/s)"
 _OTHERS = r"(?![^\]\n]{0,2000}(?:v_num=|reduced_train_loss|num_updates=))"  # Lightning's, NeMo's, fairseq's
-_LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}\]"
+_LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}"
 
 DIALECT = Dialect(
     name="tqdm",
@@ -33,19 +34,20 @@ DIALECT = Dialect(
             # The goal of a named bar may be less than the whole run.
             _NAMED
             + _BAR
-            + r"(?P<step>\d{1,12})/(?(before)\d{1,12}|(?P<steps_planned>\d{1,12}))"
+            + r"(?P<step>\d{1,12})/(?:(?(before)(?!)|(?P<steps_planned>\d{1,12})(?= \[[^\]\n]{0,2000}[^\]\n.…]\]))|\d{1,12})"
             + rf" \[(?P<elapsed_s>{CLOCK})"
             + _CLOCKS
             + _OTHERS
-            + r"(?:, [^\]\n]{0,2000})?\]",
+            + r"(?:, [^\]\n]{0,2000})?(?:\]|$)",
         ),
         Pattern(
             "step",
             "%|",
-            _NAMED + _BAR + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS,
+            _NAMED + _BAR + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"(?:\]|$)",
         ),
         # The count of an epoch's bar restarts with each epoch: it is no step number.
-        Pattern("step", "%|", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS),
+        # Cut, it may be fairseq's, in bits, or Lightning's.
+        Pattern("step", "%|", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"),
     ),
     specimen="""\
  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it]

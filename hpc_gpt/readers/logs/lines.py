@@ -140,7 +140,7 @@ class LineReader:
                     self.fact(name, value, place, each)
             case "argument":
                 key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
-                wanted = key and key not in part.arguments and not is_secret(key, value)
+                wanted = key and "value" in values and key not in part.arguments and not is_secret(key, value)
                 if wanted and self._room("arguments", len(part.arguments)):
                     part.arguments[key] = (cut(value), place)
             case "total":
@@ -359,7 +359,7 @@ class LineReader:
     def timers(self, values: Mapping[str, float | str]) -> None:
         """Add one line of timers. Of very many lines only some are added up and counted."""
         key = str(values.get("key", ""))[:64]
-        pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
+        pieces = [f"{key}:{values.get('value', '')}"] if key else str(values.get("value", "")).split("|")
         timers = self.parts[-1].timers_s
         if key and key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
             return

@@ -25,6 +25,8 @@ from hpc_gpt.readers.pattern import STEP_FIELDS, Dialect, Pattern, scaled
 from hpc_gpt.secrets import hide_secrets
 
 LONGEST_TEXT = 1000  # characters of a value
+# How a line ends that a terminal's width, or a program, cut.
+_CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,19 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
-    """Return (start, end) of each group that matched and of each key's value after the match, by name."""
+    """Return (start, end) of each group that matched and of each key's value after the match, by name.
+
+    A value that runs into the mark of a cut, `loss=2.3…` or `loss=2.3...` at the line's end, is none.
+    """
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
-    if not pattern.keys:
-        return spans
+    if pattern.keys:
+        _add_keys(line, match, pattern, spans)
+    if ("…" in line or "..." in line) and (mark := _CUT.search(line)):
+        return {name: span for name, span in spans.items() if span[1] < mark.start() or name == "words"}
+    return spans
+
+
+def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str, tuple[int, int]]) -> None:
     pieces = line[match.end() :].split(pattern.separator)
     place = match.end()
     for index, piece in enumerate(pieces):
@@ -96,7 +107,6 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
         if closed and colon and (name := pattern.keys.get(key.strip())):
             spans.setdefault(name, (place + len(key) + 1, end))
         place = end + len(pattern.separator)
-    return spans
 
 
 def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
