@@ -12,7 +12,7 @@ The rules, in this order:
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
-   that explains itself, printed before it in the same file or a minute earlier.
+   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier.
 7. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
@@ -54,6 +54,12 @@ SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
+# Exceptions of a program's own fault. Those of `None` are also seen while a process is torn down.
+_OWN_FAULT = re.compile(
+    r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"
+    r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
+    r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
+)
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_CAUSE = "nothing says why the log ends"
@@ -252,8 +258,9 @@ def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
         return limit if limit.at - chosen.at <= ENDING_S else None
     if chosen.ended in _NO_SIGNAL:
         return None
+    explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
     earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
-    return None if earlier and chosen.ended in ("user_error", "data") else limit
+    return None if earlier and explains_itself else limit
 
 
 def _rank_of_class(ended: str) -> int:

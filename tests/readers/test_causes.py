@@ -346,6 +346,50 @@ def test_the_time_limit_goes_before_what_ranks_print_while_they_are_ended() -> N
     assert cause_of(("a.out", [STEP.format(9, 450), OOM, TIME_LIMIT])).ended == "gpu_memory"
 
 
+# What ranks print while Slurm ends them, each as PyTorch, Python or srun prints it.
+ENDED_BY_SLURM = (
+    ["WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 4714 closing signal SIGTERM"],
+    ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 4710 got signal: 15"],
+    ["ChildFailedError: ", "  rank      : 3 (local_rank: 3)", "  exitcode  : -15 (pid: 4712)"],
+    ["BrokenPipeError: [Errno 32] Broken pipe"],
+    ["KeyboardInterrupt"],
+    ["RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated. "],
+    ["[rank3]: RuntimeError: NCCL communicator was aborted on rank 3."],
+    ["[rank1]: torch.distributed.DistNetworkError: Connection reset by peer"],
+    ["AttributeError: 'NoneType' object has no attribute 'close'"],
+    ["srun: error: n1: task 0: Terminated"],
+)
+EXPLAINS_ITSELF = (
+    (f"[rank3]: {OOM}", "gpu_memory"),
+    ("[rank3]: KeyError: 'input_ids'", "error"),
+    ("TypeError: forward() got an unexpected keyword argument 'position_ids'", "error"),
+    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x768 and 1024x768)", "error"),
+    ("ModuleNotFoundError: No module named 'apex'", "user_error"),
+)
+
+
+@pytest.mark.parametrize("lines", ENDED_BY_SLURM, ids=lambda lines: lines[0][:20])
+def test_an_error_that_slurm_caused_gives_way_to_the_limit_printed_after_it(lines: list[str]) -> None:
+    """One file of errors without times, and the same lines in the log of steps."""
+    out, errors = ("job.out", [step(1), step(2)]), [*lines, TIME_LIMIT]
+    for files in ((out, ("job.err", errors)), (("job.err", errors), out), (("job.out", [*out[1], *errors]),)):
+        assert cause_of(*files).ended == "walltime"
+
+
+@pytest.mark.parametrize(("line", "ended"), EXPLAINS_ITSELF)
+def test_a_failure_that_explains_itself_before_the_limit_is_the_cause(line: str, ended: str) -> None:
+    """The other ranks waited for it until the limit; an error printed after the limit is its consequence."""
+    out, traceback = ("job.out", [step(1), step(2)]), "Traceback (most recent call last):"
+    for files in (
+        (out, ("job.err", [traceback, line, TIME_LIMIT])),
+        (("a.out", [*out[1], traceback, line, TIME_LIMIT]),),
+    ):
+        cause = cause_of(*files)
+        assert (cause.ended, line.split(": ")[-1] in cause.words) == (ended, True)
+    if ended == "error":
+        assert cause_of(out, ("job.err", [TIME_LIMIT, traceback, line])).ended == "walltime"
+
+
 def test_what_python_ignores_is_no_failure() -> None:
     ignored = [
         "Exception ignored in: <function _ConnectionBase.__del__ at 0x7f5fa2867e80>",

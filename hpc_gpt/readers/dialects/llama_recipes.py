@@ -26,6 +26,20 @@ DIALECT = Dialect(
         ),
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
         Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
+        Pattern(
+            "fact",
+            "applying fsdp activation checkpointing",
+            LINE_START + r"--> applying fsdp activation checkpointing\.\.\.(?=\s*$)",
+            facts={"recompute": "full"},
+            weak=True,
+        ),
+        Pattern(
+            "fact",
+            "enabled for mixed precision",
+            LINE_START + r"bFloat16 enabled for mixed precision - using bfSixteen policy(?=\s*$)",
+            facts={"dtype": "bf16"},
+            weak=True,
+        ),
         *(
             Pattern("fact", f"--> {key}=", LINE_START + rf"--> {key}=(?P<{group}>\d{{1,9}})" + END)
             for key, group in (
@@ -47,6 +61,8 @@ Training Epoch: 2/3, step 49/50 completed (loss: 1.035962462425232): 100%|██
 Max CUDA memory allocated was 47 GB
 Max CUDA memory reserved was 55 GB
 --> context_length=4096
+--> applying fsdp activation checkpointing...
+bFloat16 enabled for mixed precision - using bfSixteen policy
 """,
-    seen="meta-llama/llama-cookbook/pull/206",
+    seen="meta-llama/llama-cookbook/pull/206, /650",
 )

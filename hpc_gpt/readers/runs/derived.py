@@ -189,7 +189,8 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
     """Return (GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
-    said = [fact for part in parts for fact in part.facts.get("gpus_said", ())]
+    on_cpus = any(part.facts.get("gpus_unused") for part in parts)
+    said = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
     counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
     ranks: dict[int, bool] = {}
     for part in parts:

@@ -60,6 +60,7 @@ FACTS = {
     "resumed_step",
     "node",
     "gpus_said",
+    "gpus_unused",
     "params_of_rank",
     "gpu_index",
     "gpu_index_above_7",

@@ -11,6 +11,9 @@ from tests.readers.reading import read_lines
 
 STEP = "iter {0}: loss {1:.4f}, time 250.10ms, mfu 31.20%"
 STEPS = [STEP.format(step, 5 - step / 100) for step in range(0, 100, 10)]
+# Lightning's lines, and NeMo's; the rank's label is srun's.
+LIGHTNING = "2: Initializing distributed: GLOBAL_RANK: 2, MEMBER: 3/16"
+REGISTERED = "All distributed processes registered. Starting with 16 processes"
 
 
 def record_of(lines, path):
@@ -29,6 +32,10 @@ def labelled(label, ranks):
         (["training on 8 devices"], 8, "a.log:1, the world size"),
         (["World size: 16", "training on 16 GPUs"], 16, "a.log:1, the world size"),
         (["World size: 16", "training on 8 GPUs"], None, None),
+        ([LIGHTNING], 16, "a.log:1, the world size"),
+        ([LIGHTNING, "distributed_backend=nccl", REGISTERED], 16, "a.log:1, the world size"),
+        ([LIGHTNING, "distributed_backend=gloo", REGISTERED], None, None),
+        (["GPU available: True (cuda), used: False", LIGHTNING], None, None),
         (["World size: 2", "--nnodes 2 --nproc_per_node 8 "], 16, "nodes 2 x gpus_per_node 8"),
     ],
 )
