@@ -89,6 +89,7 @@ DIALECT = Dialect(
                 ("pipeline_model_parallel_size", "pp"),
                 ("context_parallel_size", "cp"),
                 ("encoder_seq_length", "seq"),
+                ("seq_length", "seq"),
                 ("num_layers", "layers"),
                 ("num_attention_heads", "heads"),
                 ("hidden_size", "hidden"),
@@ -122,6 +123,7 @@ Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global
 Training epoch 0, iteration 74/99 | lr: 1.124e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64286097408 | max_memory_allocated: 62777982976 | reduced_train_loss: 11.87 | train_step_timing in s: 8.768 | TFLOPS_per_GPU: 865.7 | consumed_samples: 9600
  0:                 hidden_size=8192,
  0: [NeMo I 2025-10-07 11:40:14 nemo_logging:393] Padded vocab_size: 32000, original vocab_size: 32000, dummy tokens: 0.
+  seq_length: 8192
   bf16: true
   fp8: true
   micro_batch_size: 4
