@@ -67,6 +67,9 @@ class ClusterSpec:
     min_job_age_s: int = 3600
     slurmd_timeout_s: int = 15
     kill_wait_s: int = 5
+    # A step whose srun's node lost power tries that srun for several MessageTimeouts before it ends. At 60 s, Slurm's
+    # default, its nodes are drained instead ("Kill task failed"): a requeued job starts on others, if there are any.
+    unkillable_s: int = 60
     powered: bool = True
 
 
@@ -247,9 +250,7 @@ class Cluster:
             # signal again 60 s later: a job requeued in between has a step of the same number, and that one is ended.
             # Elsewhere cred_expire, 120 s, keeps a requeued job waiting for longer than that.
             f"MessageTimeout={self.spec.kill_wait_s + 15}",
-            # A step whose srun's node is without power tries that srun for several MessageTimeouts before it ends.
-            # Slurm 22.05's default, 60 s, then drains its nodes as "Kill task failed"; later ones take at least five.
-            f"UnkillableStepTimeout={10 * (self.spec.kill_wait_s + 15)}",
+            f"UnkillableStepTimeout={self.spec.unkillable_s}",
             "JobRequeue=1",
             f"MinJobAge={self.spec.min_job_age_s}",
             "GresTypes=gpu",

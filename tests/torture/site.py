@@ -73,7 +73,7 @@ def cluster_spec(lanes: int) -> ClusterSpec:
         for lane, first in enumerate(range(1, count + 1, NODES_A_LANE))
     ]
     high = "PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF"
-    return ClusterSpec("torture", (Nodes("t", count),), (high, *partitions))
+    return ClusterSpec("torture", (Nodes("t", count),), (high, *partitions), unkillable_s=200)
 
 
 def lane_name(lane: int) -> str:

@@ -92,4 +92,6 @@ def test_the_trainer_looks_beside_the_file_that_stated_the_path(
     ranks: Any = SimpleNamespace(barrier=lambda: None, share=lambda value: value)
     relative = settings(Path(tokens.name), {"tp": 1, "pp": 1, "dp": 1})
     wanted = open_samples(settings(tokens, {"tp": 1, "pp": 1, "dp": 1}))
-    assert trainer._open_data(relative, ranks).identity == wanted.identity
+    found, samples = trainer._open_data(relative, ranks)
+    assert samples.identity == wanted.identity
+    assert found.data.path == str(tokens)
