@@ -157,7 +157,7 @@ class Chromium:
             self.events.append(self._next())
 
     def _of(self, method: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["method"] == method]
+        return [event for event in self.events if event.get("method") == method]
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

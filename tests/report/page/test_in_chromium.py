@@ -318,7 +318,6 @@ def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, page
     await_value(browser, "step 99: ")
     browser.click("input[value=tokens]")
     browser.until("document.querySelector('.plot').getAttribute('aria-label').includes('over tokens')")
-    browser.press("End", 35)
     browser.run("document.querySelector('.plot').focus({preventScroll: true})")
     browser.press("End", 35)
     await_value(browser, "tokens 104.9M: ")  # 100 steps x 1024 samples x 1024 tokens
