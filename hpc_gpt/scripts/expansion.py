@@ -194,9 +194,9 @@ class Scope:
         """The values of a `$…`: several for the elements of an array, none for an empty one."""
         if part.kind == "variable":
             return self._parameter(part.text, part.quoted)
-        if part.kind == "command":
-            return [self._substitution(part.text.strip(), name)]
-        return [self.arithmetic(part.text, name)]
+        if part.kind == "arithmetic":
+            return [self.arithmetic(part.text, name)]
+        return [self._substitution(part.text.strip(), name)]
 
     # --- $NAME and ${…}
 

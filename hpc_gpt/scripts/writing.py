@@ -14,12 +14,15 @@ from hpc_gpt.words import plain
 _WIDEST = 110
 _ORDER = ("model", "data", "engine", "command", "layout", "train", "job")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_RESUMES = """\
+# {table: what follows its keys}.
+_BELOW = {
+    "command": """\
 # If it does not resume by itself after a time limit or a failure, and how far its checkpoints are complete:
 # checkpoints = "out/ckpt-*"
 # resume = "--resume {checkpoint}"
 # complete = "{checkpoint}/.done"
 """
+}
 
 
 def experiment_text(adopted: Adopted, script: str, profile: str) -> str:
@@ -35,8 +38,7 @@ def experiment_text(adopted: Adopted, script: str, profile: str) -> str:
         if keys:
             lines += ["", f"[{table}]"]
             lines += [_line(key.partition(".")[2], value, adopted.places.get(key, "")) for key, value in keys.items()]
-            if table == "command":
-                lines += _RESUMES.splitlines()
+            lines += _BELOW.get(table, "").splitlines()
     return "\n".join(lines) + "\n"
 
 

@@ -25,7 +25,7 @@ from hpc_gpt.settings.shape_split import replicated_params
 from hpc_gpt.words import counted
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
-_NEAR = 0.25
+_NEAR = 0.25  # of a GPU
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
@@ -335,8 +335,9 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     FSDP. A flag says if count and shape differ.
     """
     stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
-    one_rank = all((draft.whole(name) or (1 if name == "ep" else 0)) == 1 for name in ("tp", "pp", "ep"))
-    if all((draft.whole(name) or 1) == 1 for name in ("tp", "pp", "ep")):
+    tp, pp, ep = (draft.whole(name) for name in ("tp", "pp", "ep"))
+    one_rank = (tp, pp, ep or 1) == (1, 1, 1)
+    if (tp or 1, pp or 1, ep or 1) == (1, 1, 1):  # a program that states none may have none
         of_rank = (fact for part in parts for fact in part.facts.get("params_of_rank", ()))
         stated += [(fact.value, str(fact.place)) for fact in of_rank]
     printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
