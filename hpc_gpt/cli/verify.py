@@ -17,7 +17,9 @@ PLACE = 160
 
 @click.command()
 @run_argument
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked, notes."
+)
 def verify(run: str | None, as_json: bool) -> None:
     """Say what has changed since RUN was submitted.
 
@@ -40,6 +42,8 @@ def verify(run: str | None, as_json: bool) -> None:
                 click.echo(plain(f"{check:10}  {one.name}: {one.words}"))
             if differences:
                 click.echo(f"{'':10}  {means}")
+        for note in found.notes:
+            click.echo(plain(f"note: {note}"), err=True)
         for check, why in found.not_checked.items():
             click.echo(plain(f"note: {check} not compared: {why}"), err=True)
         if not found.differences:

@@ -26,7 +26,8 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import changes_since, read_folder
+from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.settings.weights_identity import changes_since
 from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
 # {check: what a difference means for the run}.
@@ -58,11 +59,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """The differences, and {check that could not be made: why}."""
+    """The differences, {check that could not be made: why}, and notes on what differs without a meaning for the run."""
 
     run: str
     differences: tuple[Difference, ...]
     not_checked: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -72,12 +74,14 @@ class Verification:
             "equal": not self.differences,
             "differences": [{**asdict(one), "means": MEANS[one.check]} for one in self.differences],
             "not_checked": dict(self.not_checked),
+            "notes": list(self.notes),
         }
 
 
 def verify(run: RunFolder) -> Verification:
     """Compare a run with what is here now. Raises RunFolderError or ConfigError if its settings cannot be read."""
     resolved = run.resolved()
+    notes: list[str] = []
     checks: dict[str, Callable[[], Iterable[Difference]]] = {
         "code": lambda: _code(run.path),
         "work": lambda: _work(run.path),
@@ -85,7 +89,7 @@ def verify(run: RunFolder) -> Verification:
         "profile": lambda: _profile(resolved),
         "experiment": lambda: _experiment(run.path, resolved),
         "data": lambda: _data(run, resolved),
-        "init": lambda: _init(run, resolved),
+        "init": lambda: _init(run, resolved, notes),
         "script": lambda: _script(run, resolved),
         "settings": lambda: _settings(run),
         "checkpoint": lambda: _checkpoint(run),
@@ -97,7 +101,7 @@ def verify(run: RunFolder) -> Verification:
             found += check()
         except (UserError, OSError, LookupError) as fault:
             not_checked[name] = str(fault)
-    return Verification(run.run_id, tuple(found), not_checked)
+    return Verification(run.run_id, tuple(found), not_checked, tuple(notes))
 
 
 def _code(run: Path) -> Iterator[Difference]:
@@ -183,14 +187,17 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
         yield Difference("data", str(path or "random"), f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read")
 
 
-def _init(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
+def _init(run: RunFolder, resolved: Resolved, notes: list[str]) -> Iterator[Difference]:
     if resolved.train.init is None:
         return
     then = read_stored(run.path / "provenance.json").get(INIT)
     if then is None:
         raise LookupError("provenance.json has no hashes of the weights that the run begins from")
-    for name in changes_since(read_folder(Path(resolved.train.init)), then):
-        yield Difference("init", f"{resolved.train.init}/{name}", "changed, added or removed")
+    changes = changes_since(read_folder(Path(resolved.train.init)), then)
+    for name, how in changes.files.items():
+        yield Difference("init", f"{resolved.train.init}/{name}", how)
+    if changes.note:
+        notes.append(f"{resolved.train.init}: {changes.note}")
 
 
 def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:

@@ -18,12 +18,13 @@ from hpc_gpt.files import read_json, write_once
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.settings.weights_identity import identity_of
 from hpc_gpt.tables import flat
 from hpc_gpt.words import counted
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
-# In provenance.json: the hashes of the folder that train.init names (`weights_folder.WeightsFolder.identity`).
+# In provenance.json: the hashes of the folder that train.init names (`weights_identity`).
 INIT = "init"
 
 
@@ -63,7 +64,7 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
     read here."""
     if resolved.train.init is not None:
         with contextlib.suppress(UserError):
-            return {INIT: read_folder(Path(resolved.train.init)).identity}
+            return {INIT: identity_of(read_folder(Path(resolved.train.init)))}
     return {}
 
 

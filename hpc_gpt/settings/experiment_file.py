@@ -19,6 +19,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Experiment, Model, Train
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
+from hpc_gpt.settings.weights_folder import check_folder
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
 from hpc_gpt.words import some
 
@@ -208,6 +209,7 @@ def _with_weights_found(experiment: Experiment, folder: Path | None, names_token
     found = _found(experiment.train.init, folder)
     model, data = experiment.model, experiment.data
     if model.preset is None and model.hf is None and model.hidden is None:
+        check_folder(Path(found))
         model = replace(model, hf=found)
     tokenizer = Path(found, "tokenizer.json")
     if data.source == "stream" and not names_tokenizer and tokenizer.is_file():

@@ -20,6 +20,7 @@ from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.words import counted
 
+POSITIONS = "transformer.wpe.weight"
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LONGEST_HEADER = 100 * 10**6  # safetensors' own limit
@@ -46,8 +47,8 @@ class WeightsFolder:
     """The headers of a folder. `weights`: by the names of transformers' class; `stored`: {that name: the file's own},
     which lacks the class's prefix in files of the model without its head.
 
-    `identity` is what provenance.json keeps: SHA-256 of config.json and index, and of each file its size and the
-    SHA-256 of its header, beside the `architecture`.
+    `identity` is what the headers say of it: SHA-256 of config.json and index, and of each file its size and the
+    SHA-256 of its header, beside the `architecture` (`weights_identity` adds what the numbers say).
     """
 
     path: Path
@@ -57,14 +58,18 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or of another format."""
-    if not path.is_dir():
-        raise ConfigError(f"train.init is {path}, but there is no such folder here", "name a folder on a shared disk")
+    """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or of another format.
+
+    As transformers does, it takes model.safetensors if that is there beside an index.
+    """
+    check_folder(path)
     config = _read(path / CONFIG)
     identity: dict[str, Any] = {"path": str(path), "config": _sha256(config), "index": None, "files": {}}
     identity["architecture"] = architecture_in(path)
     listed: dict[str, str] | None = None
-    if (path / INDEX).is_file():
+    if (path / SINGLE).is_file():
+        names = [SINGLE]
+    elif (path / INDEX).is_file():
         index = _read(path / INDEX)
         identity["index"] = _sha256(index)
         listed = _weight_map(path / INDEX, index)
@@ -72,8 +77,6 @@ def read_folder(path: Path) -> WeightsFolder:
         if missing := [name for name in names if not (path / name).is_file()]:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ConfigError(f"{path / INDEX} names {missing[0]}, which is not there{more}", _AGAIN)
-    elif (path / SINGLE).is_file():
-        names = [SINGLE]
     else:
         others = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         what = f"only {others[0]}, a pickle, which may run code" if others else "no weights"
@@ -91,6 +94,15 @@ def read_folder(path: Path) -> WeightsFolder:
     return WeightsFolder(path, {name: found[own] for name, own in stored.items()}, stored, identity)
 
 
+def check_folder(path: Path) -> None:
+    """Raises ConfigError if train.init names no folder here."""
+    if path.is_dir():
+        return
+    what = "but that is a file" if path.is_file() else "but there is no such folder here"
+    raise ConfigError(f"train.init is {path}, {what}", "name a folder with config.json and safetensors, on a disk "
+                      "that the nodes see; nothing is downloaded")  # fmt: skip
+
+
 def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
     """Raises ConfigError if the folder's model is another than `shape`: in its config.json, its names or its sizes."""
     theirs = read_config(folder.path, shape.seq)
@@ -105,28 +117,18 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
                 differ.append("lm_head.weight is not the embedding, to which the head is tied")
         elif name not in expected:
             differ.append(f"{name} is no weight of this model")
+        elif name == POSITIONS and weight.size[1:] == expected[name][1:] and weight.size[0] >= shape.seq:
+            pass  # a shorter sequence takes the first rows
+        elif name == POSITIONS and weight.size[1:] == expected[name][1:]:
+            raise ConfigError(
+                f"{folder.path} has {weight.size[0]:,} learned positions, but model.seq is {shape.seq:,}",
+                f"use --seq {weight.size[0]} or less: its first rows are taken",
+            )
         elif weight.size != expected[name]:
             differ.append(f"{name} is {list(weight.size)} there, {list(expected[name])} here")
     differ = [f"{name} is not there" for name in expected if name not in folder.weights] + differ
     if differ:
         raise _of_another_model(folder, differ)
-
-
-def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> None:
-    """Raises ConfigError if the folder is not what provenance.json says of it."""
-    if changed := changes_since(folder, then):
-        raise ConfigError(
-            f"{folder.path} has changed since the run was submitted: {', '.join(changed[:_SHOWN])}",
-            "submit again to begin from what is there now",
-        )
-
-
-def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> list[str]:
-    """The files of the folder that are not what provenance.json says of it."""
-    now = folder.identity
-    found = [name for key, name in (("config", CONFIG), ("index", INDEX)) if then.get(key) != now[key]]
-    before = then.get("files", {})
-    return found + [name for name in {**before, **now["files"]} if before.get(name) != now["files"].get(name)]
 
 
 def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:

@@ -20,7 +20,8 @@ from hpc_gpt.runs.provenance import INIT, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import check_unchanged, read_folder
+from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.settings.weights_identity import check_unchanged
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
@@ -174,7 +175,8 @@ class Trainer:
             )
             then = read_stored(self._run.path / "provenance.json").get(INIT)
             if not resumes and then is not None:
-                check_unchanged(read_folder(Path(resolved.train.init)), then)
+                note = check_unchanged(read_folder(Path(resolved.train.init)), then)
+                print(f"note: {note}\n" if note else "", end="", flush=True)
         resumes = ranks.share(resumes)
         if not resumes and ranks.is_first:
             print(f"begins from the weights in {resolved.train.init}", flush=True)

@@ -45,6 +45,16 @@ def test_each_rank_reads_its_own_share(name: str, tmp_path: Path) -> None:
             assert torch.equal(tiled, shares.blocks[0].feed_forward.up.weight)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_shorter_gpt2_has_the_first_learned_positions(tp: int, tmp_path: Path) -> None:
+    weights = write(FAMILIES["gpt2"], tmp_path / "out")
+    shorter = replace(FAMILIES["gpt2"], seq=16)
+    given = GivenWeights(read_folder(tmp_path / "out"), shorter)
+    model = Gpt(shorter, 1, TensorParallel(tp - 1, tp, given=given))
+    assert model.position is not None
+    assert torch.equal(model.position.weight, weights["position.weight"][:16])
+
+
 def test_nan_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
     shape = replace(FAMILIES["qwen2"], layers=1)
     weights = write(shape, tmp_path / "sound")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.weights_folder import changes_since, check_unchanged, check_weights, read_folder
+from hpc_gpt.settings.weights_folder import check_weights, read_folder
 
 LLAMA = ModelShape(
     32, 2, 4, vocab=61, seq=16, kv_heads=2, ffn=40, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none"
@@ -124,11 +125,29 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
         read_folder(folder / "nowhere")
 
 
-def test_a_folder_that_changed_is_noticed_by_header_and_size(folder: Path) -> None:
-    then = json.loads(json.dumps(read_folder(folder).identity))
-    assert changes_since(read_folder(folder), then) == []
-    write_file(folder / "model.safetensors", stored_sizes(LLAMA) | {"model.norm.weight": (33,)})
-    (folder / "config.json").write_text(json.dumps(config_of(LLAMA) | {"use_cache": False}))
-    assert changes_since(read_folder(folder), then) == ["config.json", "model.safetensors"]
-    with pytest.raises(ConfigError, match=r"has changed since the run was submitted: config\.json, model"):
-        check_unchanged(read_folder(folder), then)
+def test_a_single_file_goes_before_an_index_as_in_transformers(folder: Path) -> None:
+    weight_map = dict.fromkeys(stored_sizes(LLAMA), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    found = read_folder(folder)  # whose index names a file that is not there
+    assert {weight.file.name for weight in found.weights.values()} == {"model.safetensors"}
+    assert found.identity["index"] is None
+
+
+def test_a_shorter_sequence_takes_the_first_learned_positions(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "gpt2", GPT2)
+    check_weights(read_folder(folder), replace(GPT2, seq=8))
+    with pytest.raises(ConfigError, match=r"has 16 learned positions, but model\.seq is 32") as refused:
+        check_weights(read_folder(folder), replace(GPT2, seq=32))
+    assert refused.value.hint.startswith("use --seq 16 or less")
+    assert "transformer.wpe.weight is [16, 40] there, [16, 32] here" in refusal(
+        write_folder(tmp_path / "wider", GPT2, **{"transformer.wpe.weight": (16, 40)}), GPT2
+    )
+
+
+def test_a_folder_that_is_none_is_said_so_before_its_config_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for name, words in {"nowhere": "there is no such folder here", "mine.toml": "that is a file"}.items():
+        file.write_text(f'[train]\ninit = "{name}"\n')
+        with pytest.raises(ConfigError, match=f"train.init is .*/{name}, but {words}") as refused:
+            load_experiment(str(file))
+        assert "nothing is downloaded" in refused.value.hint

@@ -42,8 +42,13 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     write(SHAPE, tmp_path / "weights")
     resolved = begun_from(tmp_path / "weights", tokens)
     run = run_of(tmp_path, resolved)
+    (tmp_path / "weights" / "model.safetensors").touch()  # as if it were restored
+    found = verify(run)
+    assert not [one for one in found.differences if one.check == "init"]
+    assert "model.safetensors: another modification time or inode than at submission" in "".join(found.notes)
     launch = train(run, 1)
     assert launch.ended == ("done", 2, False), launch.log
+    assert "note: model.safetensors: another modification time" in launch.log
     assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
     first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
     assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
@@ -61,12 +66,16 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
 def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: Path) -> None:
     write(SHAPE, tmp_path / "weights")
     run = run_of(tmp_path, begun_from(tmp_path / "weights", tokens))
+    shutil.rmtree(tmp_path / "weights")
+    write(SHAPE, tmp_path / "weights", larger=2)  # of the same names and shapes
     config = tmp_path / "weights" / "config.json"
     config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": false'))
-    assert [one.name for one in verify(run).differences if one.check == "init"] == [str(config)]
+    found = {Path(one.name).name: one.words for one in verify(run).differences if one.check == "init"}
+    assert list(found) == ["config.json", "model.safetensors"]
+    assert found["model.safetensors"].startswith("other numbers in model.")
     launch = train(run, 1)
     assert launch.ended[0] == "user_error", launch.log
-    assert "has changed since the run was submitted: config.json" in launch.log
+    assert "has changed since the run was submitted: config.json (changed, added or removed), model" in launch.log
 
 
 def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) -> None:

@@ -27,10 +27,16 @@ FAMILIES = {
 
 
 def write(
-    shape: ModelShape, folder: Path, piece_bytes: int = 10**9, dtype: str = "fp32", begun_as: str | None = None
+    shape: ModelShape,
+    folder: Path,
+    piece_bytes: int = 10**9,
+    dtype: str = "fp32",
+    begun_as: str | None = None,
+    larger: float = 1,
 ) -> dict[str, torch.Tensor]:
-    """Writes a model whose every part changes the logits; returns its weights by our names, without padding."""
-    weights = {name: weight.clone() for name, weight in named(with_large_weights(shape)).items()}
+    """Writes a model whose every part changes the logits, its weights times `larger`; returns them by our names,
+    without padding."""
+    weights = {name: weight * larger for name, weight in named(with_large_weights(shape)).items()}
     for name in ("embedding.weight", "head.weight"):
         if name in weights:
             weights[name] = weights[name][: shape.vocab].clone()
