@@ -18,24 +18,38 @@ from hpc_gpt.settings.model_shape import ModelShape
 
 
 class Rotation:
-    """Cosines and sines of `seq` positions for heads of `width`, on each device that asks."""
+    """Cosines and sines of `seq` positions for heads of `width`, each [seq, width] in fp32 on one device.
+
+    The sines of the first half are negative. A compiled block only reads the two: made or looked up by device within
+    its forward pass, they would break its graph, or have it compiled twice.
+    """
 
     def __init__(self, width: int, seq: int, theta: float, scaling: RopeScaling | None) -> None:
-        angles = torch.outer(torch.arange(seq, dtype=torch.float32), frequencies(width, theta, scaling))
+        with torch.device("cpu"):  # a model may be built on the meta device
+            angles = torch.outer(torch.arange(seq, dtype=torch.float32), frequencies(width, theta, scaling))
         cosines, sines = angles.cos(), angles.sin()
-        self._tables = {torch.device("cpu"): (torch.cat([cosines, cosines], 1), torch.cat([-sines, sines], 1))}
+        self._set(torch.cat([cosines, cosines], 1), torch.cat([-sines, sines], 1))
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(cosines, sines), each [seq, width] in fp32; the sines of the first half are negative."""
-        if device not in self._tables:
-            cosines, sines = self._tables[torch.device("cpu")]
-            self._tables[device] = cosines.to(device), sines.to(device)
-        return self._tables[device]
+    def _set(self, cosines: Tensor, sines: Tensor) -> None:
+        self.cosines, self.sines = cosines, sines
+        self._elsewhere: dict[torch.device, Rotation] = {}
+
+    def to(self, device: torch.device) -> Rotation:
+        """The same on the device that computes, one for all layers."""
+        if device == self.cosines.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._of(self.cosines.to(device), self.sines.to(device))
+        return self._elsewhere[device]
 
     def at(self, positions: Tensor) -> Rotation:
         """The rotation of inputs at these positions, one after the other."""
+        return self._of(self.cosines[positions], self.sines[positions])
+
+    @staticmethod
+    def _of(cosines: Tensor, sines: Tensor) -> Rotation:
         made = Rotation.__new__(Rotation)
-        made._tables = {device: (cos[positions], sin[positions]) for device, (cos, sin) in self._tables.items()}
+        made._set(cosines, sines)
         return made
 
     def rotate(self, heads: Tensor, by_halves: bool = False) -> Tensor:
@@ -45,7 +59,7 @@ class Rotation:
         the gradients of query, key and value. After a norm of the heads, whose backward pass reads the gradient twice,
         it is better computed once, `by_halves`: less is moved than by computing it again.
         """
-        cosines, sines = (table[: heads.shape[1], None] for table in self.on(heads.device))
+        cosines, sines = (table[: heads.shape[1], None] for table in (self.cosines, self.sines))
         if by_halves:
             pairs = zip(heads.chunk(2, -1), reversed(heads.chunk(2, -1)), strict=True)
             tables = zip(cosines.chunk(2, -1), sines.chunk(2, -1), strict=True)
@@ -76,7 +90,7 @@ def _rotation(width: int, seq: int, theta: float, scaling: RopeScaling | None) -
 
 
 def rotation_of(shape: ModelShape, layer: int) -> Rotation | None:
-    """The rotation of a layer, one for all layers of equal shape; None if the layer does not rotate."""
+    """The rotation of a layer, one for all layers of equal shape, on the CPU; None if the layer does not rotate."""
     if not shape.rotates(layer):
         return None
     return _rotation(shape.head_width, shape.seq, shape.rope_theta, shape.rope_scaling)

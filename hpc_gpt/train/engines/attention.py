@@ -105,11 +105,13 @@ class AttentionKernels:
         raise _NoKernelError("; ".join(f"{name} failed in a trial: {reason}" for name, reason in self.failed.items()))
 
 
-def set_expansion(module: nn.Module, kernels: AttentionKernels) -> None:
-    """Makes the attention layers of a model expand keys and values if the chosen kernel needs that."""
+def prepare_attention(module: nn.Module, expands: bool, device: torch.device) -> None:
+    """Completes the attention layers of a model that was built: whether they expand keys and values, and the tables of
+    their rotation, which are put on the device that computes, wherever the engine keeps the weights."""
     for part in module.modules():
         if isinstance(part, Attention):
-            part.expands = kernels.expands
+            part.expands = expands
+            part.rotation = part.rotation and part.rotation.to(device)
 
 
 class _NoKernelError(Exception):

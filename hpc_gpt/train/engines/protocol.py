@@ -25,7 +25,7 @@ from hpc_gpt.settings.weights_folder import read_folder
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.attention import AttentionKernels, set_expansion
+from hpc_gpt.train.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.train.engines.kernels import check_compilers
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, learning_rate
 
@@ -231,7 +231,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
     engine: Engine = module_of(resolved.engine.name).build(resolved, device)
-    set_expansion(engine.module, engine.attention)
+    prepare_attention(engine.module, engine.attention.expands, device)
     if resolved.train.init is not None:
         _check_given(engine, getattr(engine, "given", None))
     return engine

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.model import rotation
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
+from hpc_gpt.train.engines.attention import prepare_attention
 from hpc_gpt.train.engines.kernels import check_compilers, compile_model, compile_seconds
 from tests.allocated import peak, profiled
 from tests.model.test_gpt import SMALL, tokens_of
@@ -62,6 +66,31 @@ def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
         graphs = 3 if in_chunks else 2 if mode == "block" else 1
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
         assert bool(torch._dynamo.utils.counters["graph_break"]) == in_chunks
+
+
+TORCHTITAN = load_experiment("torchtitan-llama", row="fsdp-8-compile").engine
+ROTATED = replace(preset("llama3.1-8b"), hidden=32, heads=4, kv_heads=2, ffn=64, layers=3, seq=16, vocab=61)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        *(Engine("ddp", compile=mode, recompute=how) for mode in ("block", "edges") for how in ("none", "selective")),  # type: ignore[arg-type]
+        TORCHTITAN,
+    ],
+    ids=lambda engine: f"{engine.name}-{engine.compile}-{engine.recompute}",
+)
+def test_rotated_on_another_device_all_blocks_are_one_graph(engine: Engine) -> None:
+    rotation._rotation.cache_clear()
+    model = Gpt(ROTATED, 1, techniques=Techniques.of(engine)).to("meta")
+    prepare_attention(model, False, torch.device("meta"))
+    compile_model(model, replace(engine, compile_backend="aot_eager"))
+    tokens = torch.zeros(2, ROTATED.seq, dtype=torch.int64, device="meta")
+    for _ in range(2):
+        model(tokens, tokens).backward()
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == (3 if engine.compile == "edges" else 2)
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("mode", ["block", "whole"])
