@@ -5,6 +5,8 @@ The rules, in this order:
 1. A line that several patterns match is one failure, of the most specific class.
 2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
    have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
+   In a file without steps, beside one with steps, so was a process that never began (`python: command not found`), and
+   what precedes the lines in which the program says what it trains.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
@@ -25,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpc_gpt.readers.logs import Failure, Part
+from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 
@@ -59,6 +62,11 @@ _OWN_FAULT = re.compile(
     r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"
     r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
     r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
+)
+# A process that never began: of ranks that trained, it was none.
+_NEVER_BEGAN = re.compile(
+    r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
+    r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
@@ -128,8 +136,12 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     open_: list[Failure] = []
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
+    has_trained = any(map(_has_steps, parts))
+    started = {part.file: part.first_line for part in parts if part.started}  # the last start in each file
     for part in parts:
         rank = _rank_of_file(part.file)
+        beside = has_trained and not _has_steps(part)
+        begun = max(_last_setting(part), started.get(part.file, 0)) if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
         trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
         ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
@@ -142,6 +154,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
             before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
             # Of a separate file without times nothing shows that it was after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
+            before = before or failure.place.line < begun
+            before = before or (beside and bool(_NEVER_BEGAN.search(failure.words)))
             (survived if before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
@@ -224,6 +238,17 @@ def _last_line(part: Part, steps_left: int) -> int:
         found += [int(steps.line[-nth])] if len(steps) >= nth else []
     found += [part.progress[-steps_left][2]] if len(part.progress) >= steps_left else []
     return max(found)
+
+
+def _has_steps(part: Part) -> bool:
+    return bool(part.progress or any(map(len, part.steps.values())))
+
+
+def _last_setting(part: Part) -> int:
+    """Return the last line in which a program says what it trains; 0 without one."""
+    lines = [place.line for _, place in part.arguments.values()]
+    lines += [fact.place.line for name in MARKS for fact in part.facts.get(name, ())]
+    return max(lines, default=0)
 
 
 def _last_step_at(part: Part) -> float | None:

@@ -241,6 +241,37 @@ def test_an_error_of_a_separate_file_without_times_is_no_end_of_a_run_that_says_
     assert cause_of(after, errors, reached_end=True).ended == "disk_full"
 
 
+NO_PYTHON = "/var/spool/slurmd/job7/slurm_script: line 31: python: command not found"
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [NO_PYTHON],
+        ["python: can't open file '/home/me/nodes.py': [Errno 2] No such file or directory"],
+        ["sbatch: error: Batch job submission failed: Job dependency problem"],
+        ["ModuleNotFoundError: No module named 'nodes'", WORLD],
+        [
+            "ModuleNotFoundError: No module named 'nodes'",
+            "Setting OMP_NUM_THREADS environment variable for each process",
+        ],
+    ],
+)
+def test_an_error_before_the_ranks_started_is_no_cause_if_they_trained(errors: list[str]) -> None:
+    steps = [step(number) for number in range(1, 9)]
+    cause = cause_of(("a.out", steps), ("a.err", errors))
+    assert (cause.ended, len(cause.survived)) == ("unknown", 1)
+    assert cause_of(("a.out", [WORLD]), ("a.err", errors)).ended == "user_error", "nothing was trained"
+    limited = cause_of(("a.out", steps), ("a.err", [*errors, TIME_LIMIT]))
+    assert (limited.ended, place(limited)) == ("walltime", f"a.err:{len(errors) + 1}")
+
+
+def test_an_error_after_the_last_step_or_of_no_known_time_stays_a_cause() -> None:
+    steps = [step(number) for number in range(1, 9)]
+    assert cause_of(("a.out", [*steps, NO_PYTHON])).ended == "user_error"
+    assert cause_of(("a.out", steps), ("a.err", [WORLD, "KeyError: 'x'"])).ended == "error"
+
+
 def test_the_time_limit_goes_before_what_ranks_print_later_in_the_same_file_of_errors() -> None:
     limit = "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2024-03-05T10:11:12 DUE TO TIME LIMIT ***"
     errors = ("job.err", [limit, "RuntimeError: CUDA error: unspecified launch failure"])

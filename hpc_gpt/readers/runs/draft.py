@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import Part, Place
-from hpc_gpt.readers.pattern import TEXT_FIELDS, Dialect
+from hpc_gpt.readers.pattern import MARKS, TEXT_FIELDS, Dialect
 from hpc_gpt.secrets import hide_secrets
 
 # Who states a value; the highest is used, as it is nearest to what ran.
@@ -114,8 +114,6 @@ def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     return found
 
 
-# Two parts that differ in one of these are not of one run.
-_MARKS = ("gpus", "tp", "pp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
 Marks = Mapping[str, frozenset[Any]]
 
 
@@ -124,7 +122,7 @@ def marks(part: Part) -> Marks:
     asked: dict[str, Any] = {}
     for _, fields, _ in _interpreted(part):
         asked = {**fields, **asked}
-    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in _MARKS}
+    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
     for name in found.keys() & asked.keys():
         found[name].add(asked[name])
     return {name: frozenset(values) for name, values in found.items() if values}
