@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hpc_gpt.cli import completion
+from hpc_gpt.cli.removed_option import removed_option
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir
 from hpc_gpt.report.tables import (
@@ -26,7 +26,6 @@ from hpc_gpt.terminal import width
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, plain, without_figures
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.audit.row_checks import FormulaName
     from hpc_gpt.report.gather import Gathered
     from hpc_gpt.report.seed_tables import SweepLines
 
@@ -61,17 +60,8 @@ PLACE = 120
     help="Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
 )
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with charts.")
-@click.option(
-    "--audit",
-    type=click.Path(path_type=Path),
-    metavar="TABLE",
-    help="Check a published table (.md, .csv) against its own formula and the logs of PATH; exit 1 if a cell is wrong.",
-)
-@click.option(
-    "--formula",
-    type=click.Choice(["seed", "hardware", "model"]),
-    help="With --audit: the formula of TFLOPs if the table's document states none.",
-)
+@removed_option("--audit", "hpc-gpt report SWEEP marks a published figure that does not follow from its row")
+@removed_option("--formula", "a record has TFLOPs by every formula; see hpc-gpt help record")
 @click.option(
     "--predictions",
     is_flag=True,
@@ -93,8 +83,6 @@ def report(
     columns: str,
     sort: str,
     html: Path | None,
-    audit: Path | None,
-    formula: FormulaName | None,
     predictions: bool,
     tensorboard: Path | None,
     wandb: Path | None,
@@ -109,14 +97,6 @@ def report(
     from hpc_gpt.report.gather import gather_paths
 
     form = "json" if as_json else form
-    if audit is not None:
-        others = {"--html": html, "--tensorboard": tensorboard, "--wandb": wandb, "--sort": sort}
-        for name, given in {**others, "--columns": columns != "auto", "--predictions": predictions}.items():
-            if given:
-                raise ConfigError(f"--audit and {name} do not go together", f"use two commands, one without {name}")
-        sys.exit(_audit(audit, paths, form, formula))
-    if formula is not None:
-        raise ConfigError("--formula needs --audit", "a record has TFLOPs by every formula; see hpc-gpt help record")
     if predictions and columns != "auto":
         raise ConfigError("--predictions has its own columns", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
@@ -133,21 +113,6 @@ def report(
     _write(gathered, html, tensorboard, wandb)
     if gathered.unread:
         sys.exit(1)
-
-
-def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
-    """Audits a table, and returns the exit code: 1 if a cell is wrong. Without PATH no log is read."""
-    from hpc_gpt.report.audit import as_json, as_text, audit
-    from hpc_gpt.report.gather import Gathered, gather_paths
-
-    if form not in ("table", "json"):
-        raise ConfigError(f"--audit has no format {form}", "leave --format out, or use --json")
-    gathered = gather_paths(paths, logs_dir()) if paths else Gathered()
-    found = audit(table, gathered.runs, formula)
-    click.echo(as_json(found) if form == "json" else as_text(found), nl=False)
-    for fault in [*gathered.unread, *gathered.notes]:
-        click.echo(f"note: {fault}", err=True)
-    return found.exit_code
 
 
 def _check_keys(columns: str, sort: str) -> None:

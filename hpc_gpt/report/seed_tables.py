@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.columns import FIGURES, Column, column, look_up
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
+from hpc_gpt.formulas import tflops_seed
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.readers.runs.own_run import figures_asked
 from hpc_gpt.report.tables import COLUMNS, as_jsonl
@@ -135,8 +137,34 @@ class SeedLine:
 
     @property
     def notes(self) -> str:
-        """The seed's note, and why the row cannot run."""
-        return "; ".join(str(text) for text in (self.row.seed.get("notes"), self.row.impossible) if text)
+        """The seed's note, why the row cannot run, and which figure does not follow from the row."""
+        texts = (self.row.seed.get("notes"), self.row.impossible, self.contradiction)
+        return "; ".join(str(text) for text in texts if text)
+
+    @property
+    def contradiction(self) -> str | None:
+        """What the formula gives if the seed's TFLOPs are neither that rounded nor cut off; None if they are.
+
+        The formula is `formulas.tflops_seed` of the size, batch and step time as the seed prints them.
+        """
+        seed: Mapping[str, Any] = self.row.seed
+        row: Any = self.figures
+        try:
+            figure = Decimal(str(seed["tflops_seed"]))
+            found = tflops_seed(
+                params=float(seed["size"].removesuffix("B")) * 1e9,
+                seq=row.seq,
+                global_batch=seed.get("global_batch", row.global_batch),
+                gpus=row.gpus,
+                step_s=seed["step_s"],
+                recompute=row.recompute,
+            )
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            return None  # the row does not give, as figures, all that the formula takes
+        away, last_digit = Decimal(found) - figure, Decimal(1).scaleb(int(figure.as_tuple().exponent))
+        if abs(away) * 2 <= last_digit or 0 <= away < last_digit:
+            return None
+        return f"TFLOPs {figure}: {8 if row.recompute == 'full' else 6} P s B / (t n 1e12) of this row is {found:.2f}"
 
 
 @dataclass(frozen=True)
@@ -238,7 +266,7 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
         layout, batch = resolved.layout, resolved.batch
         gpus, tp, pp, dp = resolved.gpus, layout.tp, layout.pp, layout.dp
         micro_batch, micro_batches, global_batch = batch.micro_batch, batch.micro_batches, batch.global_batch
-    asked = Record(gpus=gpus, tp=tp, pp=pp, dp=dp, dtype=experiment.train.dtype)
+    asked = Record(gpus=gpus, tp=tp, pp=pp, dp=dp, dtype=experiment.train.dtype, recompute=experiment.engine.recompute)
     asked = replace(asked, micro_batch=micro_batch, micro_batches=micro_batches, global_batch=global_batch)
     sizes_of = {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
     return add_figures(replace(asked, **sizes_of, settings={"model": shape.table()})), experiment.model.preset
@@ -289,7 +317,8 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for line in lines.lines:
         name = line.row.name
-        rows.setdefault(name, {"row": name, "seed": line.row.seed, "impossible": line.row.impossible, "runs": []})
+        found = {"row": name, "seed": line.row.seed, "impossible": line.row.impossible}
+        rows.setdefault(name, {**found, "contradiction": line.contradiction, "runs": []})
         if line.record:
             rows[name]["runs"].append(line.record.run)
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in lines.records]}

@@ -21,10 +21,6 @@ NAMES = frozenset(engines()) - COMMON
 MAY_COMPARE = ("engines.", "train.engines.", "readers.dialects.")
 ASKERS = {module: path for module, path in MODULES.items() if not f"{module}.".startswith(MAY_COMPARE)}
 TEMPLATES = sorted((REPOSITORY / "templates").rglob("*.j2"))
-# {module: names that mean something else there}
-OTHER_MEANINGS = {
-    "report.audit.row_checks": {"fsdp"},  # the heading of a column with a degree
-}
 # Methods that look at a part of a text.
 OF_PARTS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "partition", "split"}
 
@@ -81,7 +77,7 @@ def comparisons(tree: ast.AST, names: frozenset[str] = NAMES) -> Iterator[tuple[
 @pytest.mark.parametrize("module", ASKERS)
 def test_no_other_module_compares_an_engines_name(module: str) -> None:
     tree = ast.parse(ASKERS[module].read_text(encoding="utf-8"))
-    assert list(comparisons(tree, NAMES - OTHER_MEANINGS.get(module, set()))) == []
+    assert list(comparisons(tree, NAMES)) == []
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

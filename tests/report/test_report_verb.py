@@ -232,10 +232,11 @@ def test_a_script_without_a_log_is_no_run_and_told_of(logs, tmp_path):
         call(str(tmp_path / "lab"))
 
 
-@pytest.mark.parametrize("option", [("--sort", "gpus"), ("--columns", "gpus"), ("--html", "page.html")])
-def test_what_an_audit_would_not_heed_is_refused(option, logs, tmp_path):
-    with pytest.raises(ConfigError, match="do not go together"):
-        call("--audit", str(tmp_path / "table.md"), *option)
+@pytest.mark.parametrize("option", [("--audit", "table.md"), ("--formula", "seed")])
+def test_options_of_earlier_versions_are_refused_with_what_to_use(option):
+    with pytest.raises(ConfigError, match=f"{option[0]} is no longer an option") as refused:
+        call(*option)
+    assert "hpc-gpt" in refused.value.hint
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "md", "json", "jsonl"])

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.seed_tables import SEED_TABLES, seed_text, sweep_lines
+from hpc_gpt.report.seed_tables import SEED_TABLES, SeedLine, seed_text, sweep_lines
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
+from hpc_gpt.settings.sweep_rows import SweepRow
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
 
@@ -63,6 +64,43 @@ def test_every_folder_has_columns_of_its_seeds_and_each_seed_figure_a_place(name
     shown = {column.seed for column in SEED_TABLES[name].columns}
     for row in sweep.rows:
         assert set(row.seed) <= shown | {"notes"}, row.name
+
+
+# The published TFLOPs that their rows contradict, with what the formula gives. Others are rounded or cut off.
+CONTRADICTED = {
+    ("gpt2-meg", "perf-18b-pp8-c128-mb4"): ("26.5", "26.66"),
+    ("gpt2-meg-ds-zero", "off-48b-tp1"): ("34.99", "34.19"),
+    ("gpt2-meg-ds-zero", "full-48b"): ("39.71", "36.79"),
+    ("gpt2-hf-ds", "max-23b"): ("25.66", "12.83"),
+}
+TOO_FEW_GPUS = 6
+
+
+def test_what_is_wrong_in_the_published_tables_is_marked_and_nothing_else():
+    lines = [(name, line) for name in COUNTS for line in sweep_lines(name, []).lines]
+    found = {(name, line.row.name): line.contradiction for name, line in lines if line.contradiction}
+    assert set(found) == set(CONTRADICTED)
+    for place, (printed, figure) in CONTRADICTED.items():
+        assert found[place] == f"TFLOPs {printed}: 8 P s B / (t n 1e12) of this row is {figure}"
+    assert sum("GPUs, the row has" in line.notes for _, line in lines) == TOO_FEW_GPUS
+
+
+def test_a_contradiction_is_in_the_table_and_in_json(logs):
+    row = cells(call("gpt2-hf-ds", "--format", "md").stdout, "max-23b")
+    assert "of this row is 12.83" in row["Notes"]
+    page = json.loads(call("gpt2-hf-ds", "--json").stdout)
+    assert [each["row"] for each in page["rows"] if each["contradiction"]] == ["max-23b"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "marked"), [(26.66, False), (26.6, False), (26.7, False), (26.5, True), (27, False), (28, True)]
+)
+def test_a_figure_that_is_rounded_or_cut_off_follows(printed, marked):
+    asked = Record(
+        seq=1024, global_batch=512, gpus=16, recompute="full"
+    )  # 8 x 18e9 x 1,024 x 512 / (177 x 16 x 1e12) = 26.66
+    row = SweepRow("a", seed={"size": "18B", "step_s": 177, "tflops_seed": printed})
+    assert bool(SeedLine(row, asked).contradiction) is marked
 
 
 def test_our_figure_stands_beside_the_seeds(logs):
