@@ -37,6 +37,7 @@ from hpc_gpt.chain.decisions import (
 )
 from hpc_gpt.chain.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.errors import UserError
+from hpc_gpt.ports import free_port
 from hpc_gpt.runs.end_policy import End, end_by_accounting
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -46,9 +47,6 @@ from hpc_gpt.words import class_and_words
 
 # Seconds in which another start may have made its folder but not yet its attempt.json.
 _JUST_MADE_S = 20.0
-_LOWEST_PORT = 10000
-# The state of a socket in /proc/net/tcp.
-_LISTENS = "0A"
 
 
 @dataclass(frozen=True)
@@ -124,22 +122,10 @@ def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
     return [each for each in run.attempts() if each.number < attempt.number and not each.verdict()]
 
 
-def free_port(job_id: str) -> int:
-    """The port at which the ranks meet: it follows from the job's id, so that two jobs on a host differ, is below the
-    system's ephemeral ports, and nobody listens on it."""
-    try:
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        low = 0
-    low = low if low > _LOWEST_PORT + 2000 else 32768
-    taken: set[str] = set()
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            lines = [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
-            taken |= {line[1].rpartition(":")[2] for line in lines if len(line) > 3 and line[3] == _LISTENS}
-    number = int(re.sub(r"\D.*", "", job_id) or 0)
-    ports = [_LOWEST_PORT + (number + 7919 * step) % (low - _LOWEST_PORT) for step in range(100)]
-    return next((port for port in ports if f"{port:04X}" not in taken), ports[0])
+def rendezvous_port(job_id: str, restart: int) -> int:
+    """The port at which the ranks meet: it follows from the job's id, so that two jobs on a host differ, and each start
+    of the job has another one, in case that of the start before was taken."""
+    return free_port(int(re.sub(r"\D.*", "", job_id) or 0), restart)
 
 
 def _ended_before(
@@ -239,7 +225,8 @@ def main(arguments: Sequence[str]) -> int:
         else:
             answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), not more or int(more[0]) > 1)
             if more and answer.startswith(f"{MARK} go "):
-                answer += f" {free_port(os.environ.get('SLURM_JOB_ID', ''))}"
+                restart = attempt.started().get("restart") or 0
+                answer += f" {rendezvous_port(os.environ.get('SLURM_JOB_ID', ''), restart)}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)

@@ -81,6 +81,7 @@ _SPECIFIC = (
     "nan",
     "data",
     "node_failure",
+    "port_taken",
     "user_error",
     "walltime",
     "preempted",

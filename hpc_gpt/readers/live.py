@@ -44,6 +44,7 @@ class LiveLines:
         self._count += 1
         line = without_colours(line[:_LONGEST])
         row: dict[str, float] | None = None
+        failures: list[LiveFailure] = []
         if self._own is not None and (own := self._own[0].search(line)):
             row = _figures(values_of(line, own, self._own[1]))
         for match, each in find(line):
@@ -51,9 +52,11 @@ class LiveLines:
             if kind == "failure":
                 values = values_of(line, match, each.pattern)
                 words = hide_secrets(str(values.get("words") or line.strip()))[:400]
-                self._failures.append((self._count, LiveFailure(str(each.pattern.ended), words, each.pattern.echo)))
+                failures.append(LiveFailure(str(each.pattern.ended), words, each.pattern.echo))
             elif self._own is None and kind in ("step", "progress", "eval"):
                 row = row or self._by_dialect(kind, values_of(line, match, each.pattern), rank_of(line))
+        if failures:  # of one line the most specific, as in causes.py: each exception is also an `error`
+            self._failures.append((self._count, min(failures, key=_plainness)))
         if row is None or "step" not in row or not row["step"] >= 0:
             return None
         if self._loss_eval is not None:
@@ -83,6 +86,10 @@ class LiveLines:
         """The first failure in the last lines that no other caused, else the first one; None without one."""
         late = [each for number, each in self._failures if number > self._count - _KEPT_LINES]
         return next((each for each in late if not each.echo), late[0] if late else None)
+
+
+def _plainness(failure: LiveFailure) -> tuple[bool, bool]:
+    return failure.ended == "error" and not failure.echo, failure.ended == "error"
 
 
 def _figures(values: dict[str, float | str]) -> dict[str, float]:

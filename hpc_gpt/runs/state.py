@@ -67,6 +67,11 @@ _CLASSES: dict[str, tuple[Retry | None, str, str]] = {
         "several attempts in a row trained no further step",
         "see why those attempts ended; a retry would end the same way",
     ),
+    "port_taken": (
+        Retry(True, most=MOST_WITHOUT_PROGRESS),
+        "another process had the port at which the ranks were to meet",
+        "start it again; a program that names a port of its own takes MASTER_PORT instead",
+    ),
     "gpu_memory": (
         _STOPS,
         "a GPU has too little memory for the model, the batch and what the allocator holds",
@@ -132,7 +137,7 @@ OF_SCHEDULER = ("walltime", "preempted", "requeued", "cancelled")
 # Classes for which a node can be at fault.
 OF_NODE = ("node_failure", "hang", "collective_timeout")
 # Classes that a line of a log can show, whatever the scheduler says of the job.
-OF_LOG = (*OF_NODE, "gpu_memory", "host_memory", "disk_full", "nan", "data", "user_error")
+OF_LOG = (*OF_NODE, "port_taken", "gpu_memory", "host_memory", "disk_full", "nan", "data", "user_error")
 
 # --- Slurm's states
 

@@ -26,6 +26,7 @@ _LOST_PEER = re.compile(
 )
 # A rank that failed in the rendezvous has lost no other rank.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
+_PORT_TAKEN = re.compile(r"\bEADDRINUSE\b|\baddress already in use\b", re.IGNORECASE)
 # Messages of torch and of CUDA.
 _OLD_DRIVER = re.compile(r"driver on your system is too old|CUDA driver version is insufficient", re.IGNORECASE)
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
@@ -63,6 +64,8 @@ def classify(error: BaseException) -> tuple[str, int]:
         return "gpu_memory", 1
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "not enough memory" in text:
         return "host_memory", 1
+    if _PORT_TAKEN.search(text):
+        return "port_taken", 1
     if name.startswith("Dist") and ("timeout" in text.lower() or "timed out" in text.lower()):
         return "collective_timeout", 1
     return "error", 1

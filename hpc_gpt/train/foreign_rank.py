@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
 from hpc_gpt.files import read_json, write_once
+from hpc_gpt.ports import held_port
 from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -74,6 +76,8 @@ class ForeignRank:
         self._stop: Stop | None = None
         self._looked = 0.0
         self._inbox = Inbox(attempt)
+        self._port = os.environ.get("MASTER_PORT", "")
+        self._held: socket.socket | None = None
 
     # --- what an engine says
 
@@ -236,6 +240,8 @@ class ForeignRank:
     def _report_failure(self, code: int) -> int:
         """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
         ended, cause, lost_peer = self.failure(code)
+        if ended == "port_taken" and self._port not in cause:
+            cause += f" (the rendezvous' port is {self._port})"
         until = time.monotonic() + _ENDED_S
         while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
             time.sleep(TURN_S)
@@ -248,26 +254,24 @@ class ForeignRank:
         """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine."""
         if "MASTER_PORT" in os.environ:
             return {}
-        host, port = self._meet()
-        found = {"MASTER_ADDR": host, "MASTER_PORT": port}
+        host, self._port = self._meet()
+        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
         return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
 
     def _meet(self) -> tuple[str, str]:
-        """(host, port) on this machine. Rank 0 finds a free port and writes it to the attempt's `rendezvous` file."""
-        import socket
-
+        """(host, port) on this machine. Rank 0 holds a port until it ends, and writes it to the attempt's `rendezvous`
+        file."""
         if self._place.rank == 0:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                write_once(self._attempt.rendezvous, f"127.0.0.1 {free.getsockname()[1]}\n")
+            port, self._held = held_port(os.getpid())
+            write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until and not self._attempt.ended():
             try:
-                host, port = self._attempt.rendezvous.read_text(encoding="utf-8").split()
+                host, port_text = self._attempt.rendezvous.read_text(encoding="utf-8").split()
             except FileNotFoundError:
                 time.sleep(TURN_S)
             else:
-                return host, port
+                return host, port_text
         raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
 
 

@@ -141,6 +141,19 @@ def test_a_program_that_is_not_there_is_the_users_mistake(tmp_path: Path, comman
     assert status.cause == f"rank 0: {cause}{platform.node()}"
 
 
+def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path: Path) -> None:
+    """Whoever takes it in between listens when the program binds it."""
+    binds = "import os, socket; address = '127.0.0.1', int(os.environ['MASTER_PORT'])"
+    lines = [sys.executable, "-c", f"{binds}; taken = socket.create_server(address); socket.create_server(address)"]
+    run = start(experiment(tmp_path, "meet", {"run": lines, "per": "job"}, GPUS))
+    status = ended(run)
+    port = run.attempt(1).rendezvous.read_text().split()[1]
+    assert status.state == "port_taken"
+    assert status.cause is not None
+    assert port in status.cause
+    assert "retry    yes\n" in hpc_gpt("why", run.run_id).stdout
+
+
 def test_the_environment_of_each_task(tmp_path: Path) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK HPC_GPT_RUN HPC_GPT_ATTEMPT HPC_GPT_CHECKPOINTS GPUS_PER_NODE NNODES"
     show = f'for name in {names} PYTHONSAFEPATH PYTHONPATH; do echo "$name=${{!name:-}}"; done >"$1/env-$RANK"'

@@ -34,7 +34,8 @@ def test_the_keys_and_the_ends_are_those_of_the_design(shared):
     named = [word for word in re.split(r"[,\s]+", listed) if word]
     assert named == list(RECORD_KEYS)
     ends = re.search(r"`ended`, for a run and for each attempt: (.*?)\.", chapter, re.DOTALL).group(1)
-    assert re.split(r",\s+", ends) == ENDED
+    # Of its own since then: no other class says that the same start can succeed at once, and must not for ever.
+    assert re.split(r",\s+", ends) == [ended for ended in ENDED if ended != "port_taken"]
 
 
 def test_a_record_comes_back_from_its_text():

@@ -279,7 +279,8 @@ def test_every_class_that_an_attempt_can_end_with_is_in_the_table() -> None:
 def test_what_mends_itself() -> None:
     """As the documentation says it."""
     assert {ended for ended, retry in RETRIES.items() if retry.continues} == {
-        "walltime", "preempted", "requeued", "node_failure", "hang", "collective_timeout", "error", "unknown",
+        "walltime", "preempted", "requeued", "port_taken", "node_failure", "hang", "collective_timeout", "error",
+        "unknown",
     }  # fmt: skip
     assert {ended for ended, retry in RETRIES.items() if retry.fails} == {
         "node_failure", "hang", "collective_timeout", "error", "unknown",

@@ -52,6 +52,8 @@ DIALECT = Dialect(
             "can't open file",
             EXCEPTION_START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
         ),
+        # a start that may be repeated at once
+        failure("port_taken", "rror", raised(ANY_NAME, r"\bEADDRINUSE\b|[Aa]ddress already in use")),
         # data
         failure(
             "data",
@@ -116,6 +118,8 @@ FileNotFoundError: [Errno 2] No such file or directory: 'config/gpt.yaml'
 pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
 python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
 FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
+OSError: [Errno 98] Address already in use
+torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23456, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
 IndexError: index out of range in self
 json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 Dataset does not exist: /data/pile_text_document
