@@ -61,12 +61,10 @@ class Heartbeat:
         self._at_a_time = 1
 
     @property
-    def patience_s(self) -> float | None:
-        """Time limit for connections: longer than any phase may last, so that the watchdog reports a hang first.
-
-        None if the watchdog is off.
-        """
-        return max(_WAIT_S, 2 * PATIENT * self.floor_s) if self.multiple else None
+    def patience_s(self) -> float:
+        """Time limit of a collective: twice what a phase of unknown length may last, so that the watchdog reports a
+        hang first."""
+        return max(_WAIT_S, 2 * PATIENT * self.floor_s)
 
     def enter(self, phase: str, as_steps: int = 0) -> None:
         """Begins another phase, which takes no longer than `as_steps` steps if that is known."""

@@ -20,6 +20,7 @@ from hpc_gpt.files import write_once
 from hpc_gpt.runs.end_policy import REASONS
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.train.engines.private_parts import set_group_timeout
 
 T = TypeVar("T")
 _MEETING_S = 900
@@ -108,13 +109,11 @@ class Peers:
 class Ranks(Peers):
     """The ranks of a run after the rendezvous: the device's process group, and a gloo group between the hosts."""
 
-    def __init__(
-        self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float | None = None
-    ) -> None:
+    def __init__(self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float) -> None:
         """Waits for the other ranks, at most 15 minutes.
 
-        `patience_s` is the time limit of a collective between hosts: a rank that saves keeps the others waiting. None
-        is torch's own limit, half an hour.
+        `patience_s` is the time limit of a collective in this group and in those that engines make: ranks wait for one
+        that starts, compiles or saves longer than the 10 minutes that torch gives NCCL.
         """
         self.rank = identity.rank
         self.size = identity.size
@@ -123,11 +122,14 @@ class Ranks(Peers):
         os.environ.update(RANK=str(identity.rank), WORLD_SIZE=str(identity.size), LOCAL_RANK=str(identity.local_rank))
         self._store = _meet(identity, attempt)
         dist.init_process_group(
-            "gloo" if device.type == "cpu" else "nccl", store=self._store, rank=self.rank, world_size=self.size
+            "gloo" if device.type == "cpu" else "nccl",
+            store=self._store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=patience_s),
         )
-        self.control = dist.new_group(
-            backend="gloo", timeout=None if patience_s is None else timedelta(seconds=patience_s)
-        )
+        set_group_timeout(patience_s)
+        self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
         # Opened now: connecting to a rank 0 that has died would take half a minute.
         self._failures = _client()
         self._leaving = False

@@ -100,7 +100,7 @@ class Trainer:
         if ranks.is_first:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
-            self._report_start(resolved, engine, progress, samples, failed_kernels)
+            self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
         rate = MatmulRate(resolved, device)
         rate.measure_before()
         watch = GpuWatch(device)
@@ -220,6 +220,7 @@ class Trainer:
         progress: Progress,
         samples: Samples | ShardSet,
         failed_kernels: list[dict[str, str]],
+        heart: Heartbeat,
     ) -> None:
         """Writes trainer.json and prints the first lines. `failed_kernels`: each rank's `AttentionKernels.failed`."""
         name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu"
@@ -243,6 +244,7 @@ class Trainer:
             f"attention {attention}",
             flush=True,
         )
+        print(_limits(heart), flush=True)
         for kernel, reason in failed.items():
             on = sum(kernel in own for own in failed_kernels)
             where = f" on {on} of {len(failed_kernels)} ranks" if on < len(failed_kernels) else ""
@@ -255,6 +257,17 @@ class Trainer:
                 f"the checkpoint's {progress.data[:12]}…)",
                 flush=True,
             )
+
+
+def _limits(heart: Heartbeat) -> str:
+    """How long ranks wait for each other, and after which time the watchdog ends the attempt."""
+    watch = "hangs are not watched for (train.hang_multiple is 0)"
+    if heart.multiple:
+        watch = (
+            f"a hang is found after {heart.limit_s() / 60:g} min while starting, compiling or saving, then after "
+            f"{heart.multiple:g} steps, at least {heart.floor_s:g} s"
+        )
+    return f"a collective may take {heart.patience_s / 60:g} min; {watch}"
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:

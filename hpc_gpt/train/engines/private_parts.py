@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from types import FunctionType
 from typing import Any, Literal
@@ -106,6 +107,12 @@ FLIGHT_RECORDER = Use(
     "the record of the last collectives after a hang",
     ("torch._C._distributed_c10d._dump_fr_trace_json",),
     "only NCCL's own record is read, and without NCCL none",
+)
+GROUP_TIMEOUT = Use(
+    "torch",
+    "one time limit for all process groups",
+    _of("torch.distributed.distributed_c10d", "default_pg_timeout", "default_pg_nccl_timeout", "_get_default_timeout"),
+    "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
 )
 
 # Functions that zero_step replaces during a step.
@@ -243,6 +250,7 @@ SPLIT_UPDATE = Use(
 )
 OPTIONAL = (
     *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, WITHOUT_COMPILER, FLIGHT_RECORDER),
+    GROUP_TIMEOUT,
     *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
 REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3, SPLIT_UPDATE)
@@ -429,6 +437,14 @@ def keep_residuals() -> dict[str, Any]:
             return "hpc-gpt keep_residuals 2"
 
     return {"joint_custom_post_pass": KeepResiduals()}
+
+
+def set_group_timeout(seconds: float) -> None:
+    """Sets the time limit of the process groups that are made from here on without one. DeepSpeed and torch's device
+    meshes give none, and a new group does not take the first one's."""
+    if can_use(GROUP_TIMEOUT):
+        module: Any = dist.distributed_c10d
+        module.default_pg_timeout = module.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
