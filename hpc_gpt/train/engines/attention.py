@@ -41,11 +41,11 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class AttentionKernels:
     """The kernels that SDPA may use in this run. `with kernels():` is the context in which it does.
 
-    `engine.attention = "auto"` is the fastest kernel that this device has; cuDNN's comes first, unlike torch's own
-    default. Any other value is that kernel alone. That torch accepts a kernel is no proof that it runs: it depends on
-    versions and card as well. So the kernel that torch chooses first does a forward and a backward pass of the run's
-    own shape; if that fails, it is dropped and torch chooses among the others. The pass changes no generator and keeps
-    no memory.
+    `engine.attention = "auto"` is the fastest kernel that this device has; cuDNN's comes first where torch itself puts
+    it first, else after flash. Any other value is that kernel alone. That torch accepts a kernel is no proof that it
+    runs: it depends on versions and card as well. So the kernel that torch chooses first does a forward and a backward
+    pass of the run's own shape; if that fails, it is dropped and torch chooses among the others. The pass changes no
+    generator and keeps no memory.
 
     `chosen` is the kernel's name; `failed` has the reason for each dropped one. Raises ConfigError if none is left.
 
@@ -190,8 +190,18 @@ def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
         return [_KERNELS[name]]
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if device.type == "cuda" and not resolved.train.deterministic:
-        order.insert(0, SDPBackend.CUDNN_ATTENTION)
+        order.insert(0 if _cudnn_first(device) else 1, SDPBackend.CUDNN_ATTENTION)
     return order
+
+
+def _cudnn_first(device: torch.device) -> bool:
+    """Whether cuDNN's kernel goes before flash: on Hopper and on Blackwell's data centre cards, with a cuDNN that does
+    not read out of bounds at lengths that are no multiple of 128 (pytorch#169849).
+
+    Source: `check_prefer_cudnn_attention` of torch 2.13 (ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
+    version = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
+    return version > 91500 and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0), (10, 3))
 
 
 def _takes_groups(kernels: list[SDPBackend]) -> list[SDPBackend]:

@@ -18,7 +18,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
+from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead, _allowed
 from hpc_gpt.train.engines.kernels import compile_model
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.train.launch import settings
@@ -62,6 +62,26 @@ def test_the_choice_ends_with_the_context() -> None:
     with AttentionKernels(asking("math"), CPU)():
         pass
     assert AttentionKernels(asking("auto"), CPU).chosen == "flash"
+
+
+@pytest.mark.parametrize(
+    ("card", "cudnn", "place"),
+    [
+        ((9, 0), 91501, 0),
+        ((9, 0), 91500, 1),
+        ((10, 3), 92600, 0),
+        ((8, 0), 92600, 1),
+        ((12, 0), 92600, 1),
+        ((9, 0), None, 1),
+    ],
+)
+def test_cudnn_is_first_where_torch_puts_it_first(
+    monkeypatch: pytest.MonkeyPatch, card: tuple[int, int], cudnn: int | None, place: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    names = [kernel.name for kernel in _allowed(asking("auto"), torch.device("cuda", 0))]
+    assert (names.index("CUDNN_ATTENTION"), names.index("FLASH_ATTENTION")) == (place, 1 - place)
 
 
 SDPA = F.scaled_dot_product_attention
