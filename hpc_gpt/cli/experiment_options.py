@@ -204,12 +204,14 @@ def _request(values: dict[str, Any]) -> Request:
         overrides["layout.gpus"] = None  # those of the nodes, not the experiment's number
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
         overrides["layout.nodes"] = None
+    if not named and overrides.get("train.init") and not {"model.preset", "model.hf", "model.hidden"} & set(overrides):
+        overrides["model.hf"] = overrides["train.init"]  # which gives the shape, as no EXPERIMENT does
     if "model.preset" in overrides or "model.hf" in overrides:
         # Its sizes, not those of the experiment's own model.
         overrides = dict.fromkeys(("model.preset", *OF_A_MODEL)) | overrides
     sized = bool(
         _SIZES & {*by_option, *by_variable}
-        or any(key.startswith(("layout.", "model.")) for key in settings)
+        or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
     return Request(

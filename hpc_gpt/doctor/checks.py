@@ -67,6 +67,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         else:
             prepared = prepare(request)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+            found += [Check("config", "ok", line) for line in prepared.unread]
             if faster := faster_layout(resolved, prepared.profile, prepared.given):
                 sys.stderr.write(f"{faster}\n")
     except UserError as fault:

@@ -6,6 +6,7 @@ and bench. They share `load_row`, `resolve`, for a small run `shrunken`, and `fi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +32,9 @@ from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
+from hpc_gpt.settings.hf_config import unread_keys
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import compare, shrink
@@ -52,7 +54,8 @@ class Prepared:
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
     A relative data.path is looked for in the folder `data_beside` first. `profile` has the planner's keys, which
-    `resolved` has not; `given` are the dotted keys that the experiment and the options state.
+    `resolved` has not; `given` are the dotted keys that the experiment and the options state. `unread` has a line on
+    the keys of config.json that nothing reads.
     """
 
     resolved: Resolved
@@ -65,6 +68,7 @@ class Prepared:
     data_beside: Path | None = None
     profile: ClusterProfile | None = None
     given: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -155,12 +159,26 @@ def prepare_row(
     if late := [at for at in (*settings.save_at, *settings.profile_steps[:1]) if at > settings.steps]:
         words = f"step {late[0]} of train.save_at or train.profile_steps is not reached: the run has {settings.steps:,}"
         notes = (*notes, f"note: {words} steps")
+    if experiment.train.init is not None and not request.smoke and "train.lr" not in given:
+        words = f"train.lr is {settings.lr:g}, the default for random weights"
+        notes = (*notes, f"note: {words}; usual for trained ones is --set train.lr={LR_OF_TRAINED:g}")
+    unread = unread_of(experiment, real.model.seq)
+    notes = (*notes, *(f"note: {line}" for line in unread))
     # A run on this machine may be tried, and a smoke run only shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)
     path = None if file.path is DEFAULTS else file.path
     beside = folder_beside(file, resolved, request.overrides, row)
-    return replace(prepared, file=path, data_beside=beside, profile=profile, given=frozenset(given))
+    return replace(prepared, file=path, data_beside=beside, profile=profile, given=frozenset(given), unread=unread)
+
+
+def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
+    """The lines on keys that nothing reads, of the files that give the shape and the weights, if they are here."""
+    lines = []
+    for name in dict.fromkeys((experiment.model.hf, experiment.train.init)):
+        with contextlib.suppress(ConfigError):
+            lines.append(unread_keys(Path(name), seq) if name is not None else "")
+    return tuple(filter(None, lines))
 
 
 def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved:

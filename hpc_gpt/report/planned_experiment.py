@@ -9,7 +9,7 @@ from typing import Any
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.report.plan_table import candidate_texts, figures_lines, heading, left_out_text, needs, settings_text
-from hpc_gpt.settings.experiment import Engine, Experiment
+from hpc_gpt.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.tables import set_dotted, toml_value
 
@@ -46,7 +46,8 @@ def planned_tables(best: Candidate, experiment: Experiment, given: Mapping[str, 
     for name in _KEYS_OF_LAYOUT:
         layout[name] = getattr(training, name)
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
-    train = {"steps": experiment.train.steps, "lr": experiment.train.lr}
+    lr = experiment.train.lr if experiment.train.init is None else LR_OF_TRAINED
+    train = {"steps": experiment.train.steps, "lr": lr}
     tables["train"] = train | tables.pop("train", {}) | {"dtype": training.dtype}
     return tables
 
@@ -69,6 +70,9 @@ def planned_text(
         "layout": tuple(_layout_reasons(searched, figures, source)),
         **_ENDS,
     }
+    if "init" in tables["train"]:
+        lr = f"lr {LR_OF_TRAINED:g} is usual for weights that are trained already, {Train().lr:g} for random ones."
+        reasons["train"] = (reasons["train"][0], lr, *reasons["train"][1:])
     lines = [f"# {heading(searched, *(model[0], model[1].params))}", "", f"name = {toml_value(name)}"]
     for table, keys in tables.items():
         if isinstance(keys, Mapping):

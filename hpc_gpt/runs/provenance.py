@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import hpc_gpt
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import read_json, write_once
+from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.hf_config import GENERATION, Begun, begun_in
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.settings.weights_folder import CONFIG, read_folder
 from hpc_gpt.settings.weights_identity import identity_of
 from hpc_gpt.tables import flat
 from hpc_gpt.words import counted
@@ -26,6 +30,7 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pyda
 _PATIENCE_S = 10
 # In provenance.json: the hashes of the folder that train.init names (`weights_identity`).
 INIT = "init"
+_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`hf_config.Begun`)
 
 
 def collect() -> dict[str, Any]:
@@ -60,12 +65,30 @@ def complete_run(run: Path, resolved: Resolved) -> None:
 
 
 def weights_of(resolved: Resolved) -> dict[str, Any]:
-    """`init`, the hashes of the folder that the run begins from; empty if it draws its weights, or the folder cannot be
-    read here."""
+    """`init`: the hashes of the folder that the run begins from, and what an export passes on from it. Empty if it
+    draws its weights, or the folder cannot be read here."""
     if resolved.train.init is not None:
+        path = Path(resolved.train.init)
         with contextlib.suppress(UserError):
-            return {INIT: identity_of(read_folder(Path(resolved.train.init)))}
+            return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(begun_in(path))}}
     return {}
+
+
+def begun_of(runs: Iterable[Path]) -> tuple[Begun | None, str]:
+    """(what an export passes on from the folder that the first of `runs` with one began from, a note on what is not
+    known of it). A run of an earlier version kept the class alone: the folder is asked, if it is still the same."""
+    stored = (read_stored(run / "provenance.json").get(INIT) for run in runs)
+    init = next((one for one in stored if isinstance(one, dict)), None)
+    if init is None:
+        return None, ""
+    if isinstance(passed := init.get(_PASSED_ON), dict):
+        return Begun(passed.get("architecture"), passed.get("config") or {}, passed.get("generation")), ""
+    path = Path(str(init.get("path")))
+    with contextlib.suppress(UserError, OSError):
+        if hashlib.sha256((path / CONFIG).read_bytes()).hexdigest() == init.get("config"):
+            return begun_in(path), ""
+    words = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
+    return Begun(init.get("architecture")), f"{words}positions and {GENERATION} are not passed on"
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:

@@ -30,6 +30,9 @@ NormKind = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rope"]
 Bias = Literal["all", "qkv", "none"]
 _STRICT = {"extra": "forbid"}
+# For weights that are trained already, as the recipes of full fine-tuning have it (Alpaca's, torchtune's for Llama);
+# train.lr's default is for random ones.
+LR_OF_TRAINED = 2e-5
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def _with_weights_found(experiment: Experiment, folder: Path | None, names_token
         return experiment
     found = _found(experiment.train.init, folder)
     model, data = experiment.model, experiment.data
-    if model.preset is None and model.hf is None and model.hidden is None:
+    if (model.hf == experiment.train.init or model.hf is None) and model.preset is None and model.hidden is None:
         check_folder(Path(found))
         model = replace(model, hf=found)
     tokenizer = Path(found, "tokenizer.json")

@@ -22,6 +22,7 @@ from hpc_gpt.words import counted
 
 POSITIONS = "transformer.wpe.weight"
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LONGEST_HEADER = 100 * 10**6  # safetensors' own limit
 _SHOWN = 5
@@ -63,6 +64,11 @@ def read_folder(path: Path) -> WeightsFolder:
     As transformers does, it takes model.safetensors if that is there beside an index.
     """
     check_folder(path)
+    if (path / ADAPTER).is_file():
+        raise ConfigError(
+            f"{path} has {ADAPTER}: transformers adds an adapter's weights to the others if peft is installed",
+            "save the merged model: model.merge_and_unload().save_pretrained(FOLDER)",
+        )
     config = _read(path / CONFIG)
     identity: dict[str, Any] = {"path": str(path), "config": _sha256(config), "index": None, "files": {}}
     identity["architecture"] = architecture_in(path)

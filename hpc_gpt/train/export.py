@@ -26,10 +26,9 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.output import outlive_readers
 from hpc_gpt.runs.lineage import find_ancestors
-from hpc_gpt.runs.provenance import INIT
+from hpc_gpt.runs.provenance import begun_of
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.hf_config import config_of
+from hpc_gpt.settings.hf_config import GENERATION, Begun, config_of
 from hpc_gpt.settings.hf_names import to_hf
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.requirements import check_package
@@ -65,7 +64,8 @@ def export_hf(
     """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of transformers' class.
 
     The folder is made as a whole or not at all, and replaces no other. Weights are fp32, or rounded to bf16. The files
-    of the tokenizer go along if the run's settings name a folder that has them. Raises ConfigError, CheckpointError.
+    of the tokenizer go along if the run's settings name a folder that has them, and so does what says how the model of
+    the folder that the run began from ends a text. Raises ConfigError, CheckpointError.
     """
     check_export(folder)
     resolved = run.resolved()
@@ -81,7 +81,9 @@ def export_hf(
     checkpoint, found = _find_checkpoint(run, step)
     weights = _weights(checkpoint, resolved)
     tokenizer = _tokenizer_files(resolved, run.data_beside)
-    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, tokenizer, _begun_as(run))
+    begun, note = begun_of(one.path for one in (run, *find_ancestors(run)))
+    print(f"note: {note}\n" if note else "", end="")
+    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, tokenizer, begun)
     return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
 
 
@@ -92,12 +94,12 @@ def write_hf(
     piece_bytes: int = PIECE_BYTES,
     dtype: str = "fp32",
     others: Iterable[Path] = (),
-    begun_as: str | None = None,
+    begun: Begun | None = None,
 ) -> tuple[str, ...]:
     """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
 
     The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
-    `begun_as`: see `config_of`.
+    `begun`: see `config_of`.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -106,7 +108,10 @@ def write_hf(
         for other in others:
             shutil.copyfile(other, aside / other.name)
             files.append(other.name)
-        config = config_of(shape, begun_as=begun_as)
+        if begun is not None and begun.generation is not None:
+            (aside / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
+            files.append(GENERATION)
+        config = config_of(shape, begun=begun)
         first = {key: config[key] for key in ("architectures", "model_type")}
         text = json.dumps({**first, "dtype": str(DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
         (aside / "config.json").write_text(text, encoding="utf-8")
@@ -155,12 +160,6 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
 
 _DAMAGED = "was it written by another version? submit again with the version in resolved.json"
-
-
-def _begun_as(run: RunFolder) -> str | None:
-    """transformers' class of the weights from which the run, or the one that it continues, has begun."""
-    begun = (read_stored(one.path / "provenance.json").get(INIT) for one in (run, *find_ancestors(run)))
-    return next((init.get("architecture") for init in begun if isinstance(init, dict)), None)
 
 
 def _tokenizer_files(resolved: Resolved, beside: Path | None) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.cli.command import Done, error_of, in_process, without_slurm
 from tests.cli.test_predictions import profile_of
 from tests.made_runs import unsubmitted_run
+from tests.settings.test_weights_folder import LLAMA, write_folder
 
 TOKENS = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
 STREAM = ("--set", "data.source=stream", "--set", "data.path=stdlib")
@@ -52,6 +54,19 @@ def test_a_vocabulary_too_small_for_data_that_are_yet_to_be_made(bare, tmp_path)
     for done in both("demo", "--cluster", "local", "--set", "model.vocab=100", "--set", "model.vocab_multiple=4"):
         assert done.code == 2
         assert "256" in error_of(done)[0]
+
+
+def test_keys_of_a_config_that_nothing_reads_are_a_line_and_a_check_of_doctor(bare, tmp_path):
+    folder = write_folder(tmp_path / "weights", LLAMA)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_llama_config": True, "max_length": 9}))
+    asked = ("--cluster", "local", "--gpus", 1, "--set", "data.source=random")
+    line = f"{file}: is_llama_config is true: a key that transformers' LlamaForCausalLM does not read either"
+    for model in (("--model", folder), ("--set", f"train.init={folder}")):
+        done = in_process("submit", *model, *asked, "--dry-run")
+        assert done.code == 0, done.stderr
+        assert done.stderr.count(f"note: {line}\n") == 1
+        assert f"ok    config      {line}\n" in in_process("doctor", "--model", folder, *asked).stdout
 
 
 @pytest.mark.parametrize("logs", ["/dev/null/runs", "/tmp/a:b"])

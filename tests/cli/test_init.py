@@ -11,6 +11,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_new
 from hpc_gpt.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
+from tests.settings.test_weights_folder import LLAMA, write_folder
 
 JOB = "#!/bin/bash\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 train.py --token hf_{secret}\n"
 SECRET = "AbCdEfGhIjKlMnOpQrStUvWxYz"
@@ -127,6 +128,25 @@ def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) ->
     given = ("--model", "gpt2", "--gpus", "2", "--set", "data.source=tokens", "--set", "data.path=a.tokens")
     assert in_process("init", "far", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
     assert load_experiment(str(tmp_path / "away" / "far.toml")).data.path == str(tmp_path / "a.tokens")
+
+
+def test_published_weights_get_a_learning_rate_for_continuing(tmp_path: Path) -> None:
+    write_folder(tmp_path / "weights", LLAMA)
+    (tmp_path / "weights" / "tokenizer.json").write_text("{}")
+    options = ("--gpus", "1", "--cluster", "a100-80g-8", "--set", "train.init=weights")
+    for name, more, lr in (("more", (), 2e-5), ("own", ("--set", "train.lr=1e-4"), 1e-4)):
+        done = in_process("init", name, *options, *more, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        experiment = load_experiment(str(tmp_path / f"{name}.toml"))
+        assert experiment.train.lr == lr
+        assert experiment.train.init == experiment.model.hf == str(tmp_path / "weights")
+        assert (
+            "# lr 2e-05 is usual for weights that are trained already, 0.0003 for random"
+            in (tmp_path / f"{name}.toml").read_text()
+        )
+    submit = ("submit", *options[:-4], "--cluster", "local", *options[-2:], "--set", "data.source=random", "--dry-run")
+    assert "note: train.lr is 0.0003, the default for random weights" in in_process(*submit, cwd=tmp_path).stderr
+    assert "the default for random" not in in_process(*submit, "--set", "train.lr=3e-4", cwd=tmp_path).stderr
 
 
 def test_a_layout_that_needs_an_unknown_host_memory_is_not_written_without_a_word(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Model
-from hpc_gpt.settings.hf_config import config_of, read_config
+from hpc_gpt.settings.hf_config import begun_in, config_of, read_config, unread_keys
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.presets import PRESETS, preset
 from hpc_gpt.settings.resolve import resolve_shape
@@ -126,18 +128,19 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"architectures": ["XForCausalLM"]}, "architectures is XForCausalLM, which cannot be trained here$"),
         ({"architectures": None, "model_type": "bert"}, "model_type is bert"),
         ({"model_type": "qwen2"}, "architectures is LlamaForCausalLM, but model_type is qwen2"),
-        ({"num_local_experts": 8}, "num_local_experts is 8, a key that is not known"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*, a key that is not known"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*, code of the folder's own, which is never run here"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*, weights in another format"),
+        ({"transformers_weights": "b.safetensors"}, "transformers_weights is .*, another file of weights"),
+        ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, "per_layer_config is .*, layers that differ"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is true, an encoder"),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu", which this trainer has not'),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ({"attention_bias": True}, "attention_bias is true, but the other"),
-        ({"sliding_window": 1024}, "sliding_window is 1024, a window shorter than model.seq 8192"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types is"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*another kind"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "another kind"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling is .* lacks one of factor"),
-        ({"rope_scaling": LLAMA3 | {"beta_fast": 32}}, "whose key beta_fast is not known"),
+        ({"rope_scaling": {"full_attention": LLAMA3}}, "rope_scaling is .*, a rotation for each kind of layer"),
+        ({"rope_scaling": LLAMA3 | {"partial_rotary_factor": 0.5}}, "whose partial_rotary_factor is not 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "say something else"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"hidden_size": "4096"}, 'hidden_size is "4096", which is no whole number'),
@@ -168,8 +171,162 @@ def test_mistrals_class_has_a_window_if_the_file_says_none(write):
     assert read_config(write(mistral), seq=4096).seq == 4096
     qwen = config_of(preset("qwen2.5-7b")) | {"sliding_window": 131072, "max_window_layers": 28}
     assert read_config(write(qwen), 4096) == preset("qwen2.5-7b"), "use_sliding_window is false"
+    slides = qwen | {"use_sliding_window": True, "sliding_window": 2048}
+    assert read_config(write(slides), 4096) == preset("qwen2.5-7b"), "max_window_layers is 28, of 28 layers"
+    assert read_config(write({**slides, "max_window_layers": 0}), 2048).seq == 2048
+    assert read_config(write({**slides, "layer_types": ["full_attention"] * 28, "max_window_layers": 0})).seq == 4096
+    for changed in ({"max_window_layers": 27}, {"layer_types": ["full_attention"] * 27 + ["sliding_attention"]}):
+        with pytest.raises(ConfigError, match=r"sliding_window is 2048, a window shorter than model\.seq 4096"):
+            read_config(write(slides | changed), 4096)
+    with pytest.raises(ConfigError, match=r"layer_types is .*, but every layer here attends"):
+        read_config(write(qwen | {"layer_types": ["sliding_attention"] * 28}), 4096)
+    smol = config_of(preset("smollm3-3b")) | {"use_sliding_window": True, "sliding_window": 2048}
     with pytest.raises(ConfigError, match="sliding_window is 2048"):
-        read_config(write(qwen | {"use_sliding_window": True, "sliding_window": 2048}))
+        read_config(write(smol), 4096)
+    assert read_config(write(smol | {"no_rope_layers": [1] * 36}), 4096).seq == 4096
+
+
+def test_what_the_file_does_not_give_is_the_classs_default(write):
+    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for key in ("num_key_value_heads", "attention_bias", "mlp_bias"):
+        del mistral[key]
+    assert read_config(write({**mistral, "sliding_window": None})).key_heads == 8
+    assert read_config(write({**mistral, "sliding_window": None, "num_key_value_heads": None})).key_heads == 32
+    scaling = {key: LLAMA3[key] for key in LLAMA3 if key != "original_max_position_embeddings"}
+    found = read_config(write(LLAMA | {"rope_scaling": scaling})).rope_scaling
+    assert found is not None
+    assert found.original_max_position_embeddings == LLAMA["max_position_embeddings"]
+
+
+def test_gpt_2s_other_names_are_read(write):
+    gpt2 = config_of(preset("gpt2"))
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+             "n_positions": "max_position_embeddings"}  # fmt: skip
+    assert read_config(write({names.get(key, key): value for key, value in gpt2.items()})) == preset("gpt2")
+    assert read_config(write(gpt2 | {"hidden_size": 768})) == preset("gpt2")
+    with pytest.raises(ConfigError, match="hidden_size is 1024, but n_embd, which means the same, is 768"):
+        read_config(write(gpt2 | {"hidden_size": 1024}))
+    with pytest.raises(ConfigError, match="add_cross_attention is true"):
+        read_config(write(gpt2 | {"add_cross_attention": True}))
+
+
+# What published files of each family have beyond the sizes, with the values that they have there, and which of it
+# nothing reads: no text of any file, but its keys.
+_DROPOUTS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "summary_first_dropout": 0.1}
+_SUMMARY = {"summary_activation": None, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True}  # fmt: skip
+_GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}
+_WINDOWS = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 32768}
+PUBLISHED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("gpt2", _GPT2 | _DROPOUTS | _SUMMARY, ""),
+    "gpt2-medium": (
+        "gpt2-medium",
+        _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
+        "n_special is 0, predict_special_tokens is true",
+    ),
+    "gpt2-large": ("gpt2-large", _GPT2 | {"output_past": True}, ""),
+    "distilgpt2": (
+        "gpt2",
+        _GPT2 | _DROPOUTS | {"_num_labels": 1, "gradient_checkpointing": False, "id2label": {"0": "LABEL_0"},
+                             "label2id": {"LABEL_0": 0}},
+        "_num_labels is 1",
+    ),
+    "Llama-2": ("llama3.1-8b", {"_name_or_path": "x", "pad_token_id": 0, "max_length": 4096, "pretraining_tp": 1}, ""),
+    "Llama-3.2": ("llama3.2-1b", {"eos_token_id": [128001, 128008], "head_dim": 64, "mlp_bias": False}, ""),
+    "SmolLM2": (
+        "smollm2-135m",
+        {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+        "is_llama_config is true, rope_interleaved is false",
+    ),
+    "Qwen2.5-0.5B": ("qwen2.5-0.5b", _WINDOWS | {"use_mrope": False}, "use_mrope is false"),
+    "Qwen2.5-7B": ("qwen2.5-7b", _WINDOWS, ""),
+    "Qwen3": ("qwen3-0.6b", {**_WINDOWS, "sliding_window": None, "attention_bias": False}, ""),
+    "SmolLM3": (
+        "smollm3-3b",
+        {"max_window_layers": 28, "pretraining_tp": 2, "layer_types": ["full_attention"] * 36, "mlp_bias": False,
+         "sliding_window": None, "attention_bias": False, "pad_token_id": 128004},
+        "",
+    ),
+    "Mistral-7B": ("mistral-7b", {}, ""),
+    "a fine-tune": (
+        "llama3.2-1b",
+        {"unsloth_version": "2024.9", "unsloth_fixed": True, "quantization_config": None, "temperature": 0.6},
+        'unsloth_version is "2024.9", unsloth_fixed is true',
+    ),
+    "another's rotation": ("llama3.2-1b", {"rope_scaling": {**LLAMA3, "factor": 32.0, "beta_fast": 32}},
+                           "rope_scaling.beta_fast"),
+    "another's window": ("llama3.2-1b", {"sliding_window": 16, "num_local_experts": 8},
+                         "sliding_window is 16, num_local_experts is 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_read_and_what_nothing_reads_is_a_line(name, write):
+    known, more, unread = PUBLISHED[name]
+    config = config_of(preset(known)) | more
+    if name.startswith("Mistral"):
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+        config = {key: value for key, value in config.items() if not key.endswith("_bias")}
+    folder, shape = write(config), preset(known)
+    assert read_config(folder, shape.seq) == shape
+    line = unread_keys(folder, shape.seq)
+    assert line == "" if not unread else f"config.json: {unread}: " in line, line
+    if unread:
+        keys = "keys" if "," in unread else "a key"
+        assert line.endswith(f": {keys} that transformers' {config['architectures'][0]} does not read either")
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"])
+def test_every_key_that_transformers_class_reads_is_known(name, write):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, f"{name}Config")
+    config = json.loads(kind().to_json_string(use_diff=False))
+    source = Path(inspect.getfile(kind)).with_name(f"modeling_{name.lower()}.py").read_text()
+    for key in re.findall(r"config\.([a-z]\w+)|getattr\(\s*[\w.]*config, \"(\w+)\"", source):
+        config.setdefault("".join(key), None)
+    config |= transformers.GenerationConfig._get_default_generation_params()
+    config |= dict.fromkeys(set(kind.attribute_map) - config.keys())
+    if name == "Mistral":
+        config["sliding_window"] = None
+    assert len(config) > 60
+    assert unread_keys(write(config), 512) == ""
+
+
+ENDS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": None}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
+    shape = preset(name)
+    longer = {} if name == "gpt2" else {"max_position_embeddings": 9 * shape.seq}
+    folder = write(config_of(shape) | ENDS | longer)
+    (folder / "generation_config.json").write_text('{"do_sample": true}')
+    begun = begun_in(folder)
+    assert begun.generation == {"do_sample": True}
+    config = config_of(replace(shape, seq=shape.seq // 2), begun=begun)
+    assert config | ENDS | longer == config
+    if name == "gpt2":
+        assert config["n_positions"] == 512, "as many learned positions as were trained"
+    else:
+        assert config_of(replace(shape, seq=10 * shape.seq), begun=begun)["max_position_embeddings"] == 10 * shape.seq
+    write({key: value for key, value in json.loads((folder / "config.json").read_text()).items() if key not in ENDS})
+    defaults = pytest.importorskip("transformers").AutoConfig.from_pretrained(str(folder))
+    (folder / "generation_config.json").write_text("[")
+    begun = begun_in(folder)
+    assert begun.generation is None
+    assert {key: begun.config[key] for key in ENDS} == {key: getattr(defaults, key) for key in ENDS}, "the class's"
+
+
+def test_a_window_beyond_the_trained_length_stays(write):
+    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for key in ("attention_bias", "mlp_bias"):
+        del mistral[key]
+    shape = replace(preset("mistral-7b"), seq=2048)
+    for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
+        assert config_of(shape, begun=begun_in(write(mistral | given)))["sliding_window"] == window
+    slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 7}
+    config = config_of(preset("qwen2.5-7b"), begun=begun_in(write(config_of(preset("qwen2.5-7b")) | slides)))
+    assert config | slides == config
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])

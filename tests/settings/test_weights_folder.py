@@ -17,6 +17,7 @@ from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.weights_folder import check_weights, read_folder
+from tests.cli.command import error_of, in_process
 
 LLAMA = ModelShape(
     32, 2, 4, vocab=61, seq=16, kv_heads=2, ffn=40, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none"
@@ -121,6 +122,8 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
     assert "names model-00002-of-00002.safetensors, which is not there" in refusal(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a"}}')
     assert "no index" in refusal(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    assert "has adapter_config.json: transformers adds" in refusal(folder)
     with pytest.raises(ConfigError, match="no such folder here"):
         read_folder(folder / "nowhere")
 
@@ -151,3 +154,5 @@ def test_a_folder_that_is_none_is_said_so_before_its_config_is_read(tmp_path: Pa
         with pytest.raises(ConfigError, match=f"train.init is .*/{name}, but {words}") as refused:
             load_experiment(str(file))
         assert "nothing is downloaded" in refused.value.hint
+        done = in_process("submit", "--set", f"train.init={name}", "--cluster", "local", cwd=tmp_path)
+        assert words in error_of(done)[0]

@@ -18,7 +18,7 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.hf_config import architecture_in, config_of, read_config
+from hpc_gpt.settings.hf_config import Begun, architecture_in, config_of, read_config
 from hpc_gpt.settings.hf_names import size_of, to_hf
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train import export
@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
 
 
 def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "config_of", lambda shape, begun_as: 1 / 0)
+    monkeypatch.setattr(export, "config_of", lambda shape, begun: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_hf(runs["hf-deepspeed"], tmp_path / "out")
     assert list(tmp_path.glob("*out*")) == []
@@ -193,14 +193,14 @@ def test_an_export_that_is_killed_leaves_no_folder_and_keeps_no_other_from_it(at
 
 def test_weights_that_began_as_mistrals_are_its_own_again(tmp_path):
     write_hf(SHAPE, [(key, torch.ones(size_of(SHAPE, key))) for key in SHAPE.parameter_names],
-             tmp_path / "out", begun_as="MistralForCausalLM")  # fmt: skip
+             tmp_path / "out", begun=Begun("MistralForCausalLM"))  # fmt: skip
     assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
     assert read_config(tmp_path / "out", SHAPE.seq) == SHAPE
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(model).__name__ == "MistralForCausalLM"
     assert model.config.sliding_window is None
     for shape in (replace(SHAPE, bias="qkv"), ModelShape(32, 2, 4)):  # no more Mistral's
-        assert config_of(shape, begun_as="MistralForCausalLM") == config_of(shape)
+        assert config_of(shape, begun=Begun("MistralForCausalLM")) == config_of(shape)
 
 
 def test_without_safetensors_one_line_says_what_to_install(runs, tmp_path, monkeypatch):

@@ -13,11 +13,11 @@ import torch
 from hpc_gpt.launch.verification import verify
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
-from hpc_gpt.runs.provenance import weights_of
+from hpc_gpt.runs.provenance import begun_of, weights_of
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.hf_config import architecture_in
+from hpc_gpt.settings.hf_config import Begun, architecture_in
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.train.export import export_hf
@@ -91,21 +91,39 @@ def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) ->
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 
 
-def test_a_run_that_began_from_mistral_is_exported_as_mistral_with_its_tokenizer(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_that_began_from_mistral_is_exported_with_what_it_had_there(tokens: Path, tmp_path: Path) -> None:
     shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32), tmp_path / "weights"
     write(shape, folder, begun_as="MistralForCausalLM")
+    ends = {"bos_token_id": 1, "eos_token_id": [2, 9], "pad_token_id": 0, "max_position_embeddings": 512}
+    config = json.loads((folder / "config.json").read_text()) | ends | {"sliding_window": 256}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 9], "max_new_tokens": 3}')
     tokenizer = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     for name in tokenizer:
         (folder / name).write_text("{}")
     resolved = replace(begun_from(folder, tokens, steps=1), model=shape)
     run = run_of(tmp_path, resolved)
     assert train(run, 1).ended == ("done", 1, False)
+    earlier = RunFolder(shutil.copytree(run.path, tmp_path / "earlier"))  # by a version that kept the class alone
+    provenance = json.loads((earlier.path / "provenance.json").read_text())
+    del provenance["init"]["passed_on"]
+    (earlier.path / "provenance.json").write_text(json.dumps(provenance))
+    assert begun_of([earlier.path]) == begun_of([run.path])
+    (folder / "config.json").unlink()
+    known, note = begun_of([earlier.path])
+    assert known == Begun("MistralForCausalLM")
+    assert "is not there, or changed: the tokens that begin and end a text, the positions" in note
     # The tokens are made already; a run that makes its own from text has taken the folder's tokenizer.
     data = replace(resolved.data, tokenizer=str(folder / "tokenizer.json"))
     (run.path / "resolved.json").write_text(replace(resolved, data=data).to_json())
     export_hf(run, tmp_path / "out")
     assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
     assert set(tokenizer) < {path.name for path in (tmp_path / "out").iterdir()}
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert found | ends | {"sliding_window": 256} == found
+    transformers = pytest.importorskip("transformers")
+    generation = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
+    assert (generation.eos_token_id, generation.max_new_tokens) == ([2, 9], 3)
 
 
 def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.settings.hf_config import read_config
+from hpc_gpt.settings.hf_config import Begun, read_config
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.export import write_hf
 from tests.model.test_gpt import tokens_of
@@ -40,7 +40,7 @@ def write(
     for name in ("embedding.weight", "head.weight"):
         if name in weights:
             weights[name] = weights[name][: shape.vocab].clone()
-    write_hf(shape, weights.items(), folder, piece_bytes, dtype, begun_as=begun_as)
+    write_hf(shape, weights.items(), folder, piece_bytes, dtype, begun=Begun(begun_as))
     return weights
 
 
