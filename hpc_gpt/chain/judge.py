@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
+from hpc_gpt.runs.state import RETRIES, ends_by_itself, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,9 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
+    counted = [each for each in past if RETRIES[each.ended].most][-2:]
+    if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
+        return stop("no_progress", f"{own}, as the attempt before, which left no older checkpoint")
     idle = without_progress(past)
     if is_too_much(idle):
         where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"

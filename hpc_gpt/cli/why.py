@@ -63,7 +63,9 @@ def _lines(found: Why) -> list[str]:
 
     record, last, advice = found.record, found.last, found.advice
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
-    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_words(found.ended, advice.means)}"]
+    # Of a program of one's own only its own words say how many steps it has made of how many.
+    means = found.words if found.ended == "done" and found.words else advice.means
+    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_words(found.ended, means)}"]
     if last is not None:
         lines += _cause_lines(last, found)
     elif found.words:
@@ -88,7 +90,7 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
 
     lines = []
     cause, failure = last.cause, last.failure
-    if found.words and found.words != found.ended:
+    if found.words and found.words != found.ended != "done":
         lines.append(f"cause    {found.words}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")

@@ -16,6 +16,8 @@ from hpc_gpt.secrets import hide_secrets
 # A failure further up is not why the program ended.
 _KEPT_LINES = 200
 _LONGEST = 4000
+# After the number of a step: how many there are, which of a line with an epoch may be those of the epoch.
+_TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class LiveLines:
         # The figures of a step whose number the next bar has, and of an evaluation that the next step has.
         self._waits: dict[str, float] | None = None
         self._loss_eval: float | None = None
+        # The steps that the program is to make by its lines of steps, and else by another line.
+        self._planned: dict[bool, int] = {}
+        self.limit = ""  # the program's line that a time limit of its own ends it
 
     def take(self, line: str) -> dict[str, float] | None:
         """The figures of a step by the fields of readers/pattern.py, `step` among them, if the line has one."""
@@ -46,15 +51,27 @@ class LiveLines:
         row: dict[str, float] | None = None
         failures: list[LiveFailure] = []
         if self._own is not None and (own := self._own[0].search(line)):
-            row = _figures(values_of(line, own, self._own[1]))
+            values = values_of(line, own, self._own[1])
+            row = _figures(values)
+            self._plan(values, True)
         for match, each in find(line):
             kind = each.pattern.kind
             if kind == "failure":
                 values = values_of(line, match, each.pattern)
                 words = hide_secrets(str(values.get("words") or line.strip()))[:400]
                 failures.append(LiveFailure(str(each.pattern.ended), words, each.pattern.echo))
+            elif kind == "end" and each.pattern.ended == "walltime":
+                self.limit = hide_secrets(match[0].strip("[] "))[:400]
+            elif kind == "fact":
+                self._plan(values_of(line, match, each.pattern), False)
             elif self._own is None and kind in ("step", "progress", "eval"):
-                row = row or self._by_dialect(kind, values_of(line, match, each.pattern), rank_of(line))
+                values = values_of(line, match, each.pattern)
+                row = row or self._by_dialect(kind, values, rank_of(line))
+                # Of bars only that counts which has the number of a step: another one may count anything.
+                if kind == "step" or (row is not None and row.get("step") == values.get("step")):
+                    if "step" in values and "poch" not in line and (total := _TOTAL.match(line, match.end("step"))):
+                        values = {"steps_planned": float(total[1]), **values}
+                    self._plan(values, kind == "step")
         if failures:  # of one line the most specific, as in causes.py: each exception is also an `error`
             self._failures.append((self._count, min(failures, key=_plainness)))
         if row is None or "step" not in row or not row["step"] >= 0:
@@ -62,6 +79,16 @@ class LiveLines:
         if self._loss_eval is not None:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
         return row
+
+    @property
+    def planned(self) -> int:
+        """How many steps the program is to make, by its log; 0 if that does not say."""
+        return self._planned.get(True) or self._planned.get(False) or 0
+
+    def _plan(self, values: dict[str, float | str], by_step: bool) -> None:
+        planned = float_of(values, "steps_planned")
+        if planned is not None and 1 <= planned < 1e15:
+            self._planned[by_step] = int(planned)
 
     def _by_dialect(self, kind: str, values: dict[str, float | str], rank: int | None) -> dict[str, float] | None:
         """The row that is whole with these values. Of ranks that all print, the first one's lines count."""

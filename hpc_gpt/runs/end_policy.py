@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import RETRIES, SLURM_RUNS, start_class
+from hpc_gpt.runs.state import BY_ITSELF, RETRIES, SLURM_RUNS, start_class
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
 
@@ -97,6 +97,23 @@ def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], 
         return end_of_sigterm()
     ended, cause = REASONS[reason]
     return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
+
+
+def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "") -> End:
+    """The end of a program that exited with 0 and that nobody asked to end, after `step` of `planned` steps; 0 if it is
+    not known how many there are.
+
+    Its log has a line every `spacing` steps, so the last ones may have none. `limit` says that a time limit was why it
+    ended. Else the chain starts it once more: a program that then gets no further has no more to do, or cannot.
+    """
+    if not planned:
+        made = f"after step {step:,}" if step else "its log has no lines of steps"
+        return End("done", f"exit code 0, {made}; how many steps it is to make is not known (train.steps)")
+    if step and step + spacing >= planned:
+        return End("done", f"{max(step, planned):,} of {planned:,} steps")
+    if limit:
+        return End("walltime", f"{limit}, at {step:,} of {planned:,} steps")
+    return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
 
 
 def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) -> End:

@@ -361,6 +361,15 @@ def is_mistake(cause: str | None) -> bool:
     return bool(cause) and _RAISED.search(cause or "") is not None
 
 
+# How the cause of an `error` begins whose program exited with 0 before its last step.
+BY_ITSELF = "ends by itself at "
+
+
+def ends_by_itself(cause: str | None) -> bool:
+    """Whether the cause of an `error` is that the program exited with 0 before its last step."""
+    return bool(cause) and BY_ITSELF in (cause or "")
+
+
 def words_of(ended: str) -> str:
     """What a job chain does after an attempt of that class, as text.
 

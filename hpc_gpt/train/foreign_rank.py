@@ -150,7 +150,8 @@ class ForeignRank:
         end = self._end(code)
         if self._place.rank == 0:
             write_end(self._run, self._attempt, end, self.step)
-        return 1 if end.ended == "error" else 0
+        # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
+        return 1 if end.ended == "error" and self._place.rank == 0 else 0
 
     def quit(self) -> None:
         """Ends the program at once, without a save, and writes ended.json."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,20 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
         resumed = made[-1].saved if made else 0
         made.append(EndedAttempt(number, ended, f"cause {number}", saved=saved, resumed=resumed, seconds=3600, gpus=4))
     return made
+
+
+@pytest.mark.parametrize(
+    ("saved", "goes_on"),
+    [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)],
+)
+def test_a_program_that_ends_by_itself_is_started_once_more(saved: tuple[int, ...], goes_on: bool) -> None:
+    attempts = [
+        replace(each, cause=f"ends by itself at {each.saved} of 500,000 steps, with exit code 0")
+        for each in past(*(("error", step) for step in saved))
+    ]
+    verdict = judge(attempts, RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, "error" if goes_on else "no_progress")
+    assert f"ends by itself at {saved[-1]} of 500,000" in verdict.why
 
 
 @pytest.mark.parametrize("ended", ENDS)

@@ -333,3 +333,27 @@ def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done at step 3" in done.stdout
     assert sorted(losses(newest())) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("run_line", "state", "words"),
+    [
+        ('for n in 1 2 3; do echo "step $n/9 loss 1.0"; done', "error", "ends by itself at 3 of 9 steps"),
+        ("true", "error", "ends by itself at 0 of 7 steps"),
+        (
+            'echo "step 3/9 loss 1.0"; echo "[exiting program after 1180.2 minutes] datetime: 2026-01-02 03:04:05"',
+            "walltime",
+            "exiting program after 1180.2 minutes, at 3 of 9 steps",
+        ),
+        ('for n in 1 2 3; do echo "step $n/3 loss 1.0"; done', "done", "3 of 3 steps"),
+    ],
+)
+def test_a_program_is_done_only_after_its_last_step(tmp_path: Path, run_line: str, state: str, words: str) -> None:
+    tables = {**GPUS, "train": {"steps": 7}} if run_line == "true" else GPUS
+    # Of two tasks the second one prints the steps.
+    run_line = f'[ "$RANK" = 0 ] || {{ {run_line}; }}'
+    run = start(experiment(tmp_path, "short", {"run": run_line}, tables))
+    status = ended(run)
+    assert status.state == state
+    assert words in str(run.attempt(1).ended()["cause"])
+    assert words in hpc_gpt("why", run.run_id).stdout

@@ -64,3 +64,26 @@ def test_a_secret_in_a_failure_is_hidden() -> None:
     live.take("ValueError: no access with hf_0123456789abcdefghij")
     assert live.failure is not None
     assert "hf_0123456789" not in live.failure.words
+
+
+@pytest.mark.parametrize(
+    ("lines", "planned"),
+    [
+        (["step 3/30 loss 2.5", "  7%|▋         | 7/100 [00:01<00:13,  7.00it/s]"], 30),
+        (["***** Running training *****", "  Total optimization steps = 1,200"], 1200),
+        (["{'loss': 3.9, 'epoch': 1.5}", " 80%|████████  | 24/30 [00:01<00:00, 13.50it/s]"], 30),
+        (["  7%|▋         | 7/100 [00:01<00:13,  7.00it/s]", "step 3 loss 2.5"], 0),
+        (["Epoch 1, step 3/30, loss 2.5"], 0),
+    ],
+)
+def test_how_many_steps_there_are_is_what_the_lines_of_steps_say(lines: list[str], planned: int) -> None:
+    live = LiveLines()
+    for line in lines:
+        live.take(line)
+    assert live.planned == planned
+
+
+def test_a_program_says_that_a_limit_of_its_own_ends_it() -> None:
+    live = LiveLines()
+    live.take("[exiting program after 1180.5 minutes] datetime: 2021-05-26 03:20:38 ")
+    assert live.limit == "exiting program after 1180.5 minutes"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.runs.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script
+from hpc_gpt.runs.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script, end_of_exit_0
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt
 
@@ -94,3 +94,25 @@ def test_ranks_that_the_late_signal_ended_before_they_could_handle_it(tmp_path: 
     assert end_by_script(run, attempt, 143, failed, RUNS, False) == ("error", failed)
     run.mark_cancelled("4711")
     assert end_by_script(run, attempt, 143, "", RUNS, False)[0] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("step", "planned", "spacing", "limit", "ended", "words"),
+    [
+        (500, 500, 1, "", "done", "500 of 500 steps"),
+        (499, 500, 1, "", "done", "500 of 500 steps"),  # counted from 0
+        (1000, 1200, 500, "", "done", "1,200 of 1,200 steps"),  # no line after the last steps
+        (5, 0, 1, "", "done", "after step 5; how many steps it is to make is not known"),
+        (0, 0, 0, "", "done", "no lines of steps"),
+        (5, 500_000, 1, "", "error", "ends by itself at 5 of 500,000 steps"),
+        (0, 500, 0, "", "error", "ends by itself at 0 of 500 steps"),
+        (5, 500_000, 1, "exiting program after 1180 minutes", "walltime", "1180 minutes, at 5 of 500,000 steps"),
+        (500, 500, 1, "exiting program after 1180 minutes", "done", "500 of 500 steps"),
+    ],
+)
+def test_an_exit_code_of_0_is_done_only_after_the_last_step(
+    step: int, planned: int, spacing: int, limit: str, ended: str, words: str
+) -> None:
+    end = end_of_exit_0(step, planned, spacing, limit)
+    assert end.ended == ended
+    assert words in str(end.cause)

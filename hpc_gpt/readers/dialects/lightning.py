@@ -76,7 +76,8 @@ DIALECT = Dialect(
             LINE_START + r"Total params: (?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? [KMB])(?=\s*$)",
             weak=True,
         ),
-        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs|time)=", ended="done"),
+        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs)=", ended="done"),
+        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_time=", ended="walltime"),
     ),
     specimen="""\
  93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]

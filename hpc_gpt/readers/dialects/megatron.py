@@ -66,7 +66,7 @@ DIALECT = Dialect(
         Pattern("fact", "] datetime: ", r"\[(?:before|after) [^\]]{1,80}\] datetime: "),
         Pattern("end", "after training is done", r"\[after training is done\] datetime: ", ended="done"),
         Pattern("end", "exiting program a", r"\[exiting program at iteration \d", ended="done"),
-        Pattern("end", "exiting program a", r"\[exiting program after [\d.]{1,16} minutes\b", ended="done"),
+        Pattern("end", "exiting program a", r"\[exiting program after [\d.]{1,16} minutes\b", ended="walltime"),
         Pattern("end", "exiting program a", r"\[exiting program after receiving SIGTERM", ended="stopped"),
         Pattern("end", "Detected kill switch", r"\[Detected kill switch at ", ended="stopped"),
     ),

@@ -15,16 +15,18 @@ import time
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.files import write_once
+from hpc_gpt.files import read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
-from hpc_gpt.runs.end_policy import End
+from hpc_gpt.runs.end_policy import End, end_of_exit_0
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, step_of, work_folder
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, ForeignWatch, LastLines, StepLine, code_words
 from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
 from hpc_gpt.train.signals import Signals
@@ -287,10 +289,8 @@ class CommandRank(ForeignRank):
 
     def all_are_over(self) -> bool:
         mark = self._attempt.folder / _OVER / str(self._place.rank)
-        if self._place.size == 1:
-            return True
         with contextlib.suppress(RunFolderError):
-            write_once(mark, "")
+            write_once(mark, json.dumps({"planned": self._lines.planned, "limit": self._lines.limit}) + "\n")
         return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
 
     def failure(self, code: int) -> tuple[str, str, bool]:
@@ -302,7 +302,20 @@ class CommandRank(ForeignRank):
         return ended, self._last.end(code) if code < 0 else cause, lost_peer
 
     def end_of_all(self) -> End:
-        return End("done")
+        """By the steps of all tasks: an exit code of 0 alone does not mean that it has finished."""
+        said = [read_json(path) or {} for path in (self._attempt.folder / _OVER).glob("[0-9]*")]
+        planned = self._resolved.train.steps or max((int(each.get("planned") or 0) for each in said), default=0)
+        limit = next((str(each["limit"]) for each in said if each.get("limit")), "") or self._near_limit()
+        resumed = int(self._attempt.trainer().get("resumed_step") or 0)
+        steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(self._attempt.metrics))]
+        return end_of_exit_0(steps[-1], planned, steps[-1] - steps[-2] if len(steps) > 1 else 0, limit)
+
+    def _near_limit(self) -> str:
+        """That the program ended by itself because the job's time limit is near; empty if it is not."""
+        began, lead_s = self._attempt.started().get("started"), self._resolved.job.signal_lead_s or _LEAD_S
+        most_s = limit_s(self._resolved.job.time)
+        is_near = bool(began and most_s) and time.time() - float(began or 0) > (most_s or 0) - lead_s
+        return "the time limit is near" if is_near or "walltime" in self._signals.raised else ""
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if self._killed and self._signal is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from hpc_gpt.engines.base.megatron_checkout import PROGRAM, check_is_checkout, c
 from hpc_gpt.engines.megatron_lm import megatron_arguments, names_of, read_iteration
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.end_policy import SIGNALS, End
+from hpc_gpt.runs.end_policy import SIGNALS, End, end_of_exit_0
 from hpc_gpt.runs.provenance import complete_run, git_state, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -30,6 +31,8 @@ from hpc_gpt.train.signals import Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"
+# Its own limit: --exit-duration-in-mins.
+_LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _BEGINS = "before the start of training step"
 
 
@@ -91,8 +94,8 @@ class MegatronRank(ForeignRank):
         return self._lines.failure(code)
 
     def end_of_all(self) -> End:
-        step, steps = self.step, self._resolved.train.steps
-        return End("done") if step >= steps else End("error", f"{PROGRAM} ended at iteration {step} of {steps}")
+        limit = self._lines.find(_LIMIT)
+        return end_of_exit_0(self.step, self._resolved.train.steps, 0, limit[1] if limit else "")
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if stop.save and (not code or self._has_saved()):

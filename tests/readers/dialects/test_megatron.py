@@ -270,7 +270,7 @@ def test_a_fork_says_how_long_a_save_took() -> None:
     [
         ("[after training is done] datetime: 2021-05-26 03:20:38 ", "done"),
         ("[exiting program at iteration 30] datetime: 2021-05-26 03:20:38 ", "done"),
-        ("[exiting program after 55.2 minutes] datetime: 2021-05-26 03:20:38 ", "done"),
+        ("[exiting program after 55.2 minutes] datetime: 2021-05-26 03:20:38 ", "walltime"),
         ("[exiting program after receiving SIGTERM.] datetime: 2021-05-26 03:20:38 ", "stopped"),
         ("[Detected kill switch at /kill. Exiting] datetime: 2021-05-26 03:20:38 ", "stopped"),
     ],
