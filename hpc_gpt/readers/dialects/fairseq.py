@@ -49,7 +49,7 @@ DIALECT = Dialect(
         Pattern(
             "eval",
             "' subset | ",
-            rf"\bvalid on '\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
+            rf"\bvalid on '(?!test)\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
             r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
         ),
         Pattern("fact", "num. model params: ", rf"\bnum\. model params: (?P<params>{INT}) \(num\. trained: "),

@@ -22,8 +22,9 @@ def interpret(texts: Mapping[str, str]) -> Fields:
     """
     given = Arguments(texts)
     gpus = given.whole("world_size")
-    micro_batch = given.whole("micro_batch_size", "batch_size")
     old = "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts
+    # In other programs' dumps `batch_size` may be the batch of all ranks.
+    micro_batch = given.whole("micro_batch_size", *(["batch_size"] if old else []))
     tp = given.whole("tensor_model_parallel_size", "model_parallel_size")
     pp = given.whole("pipeline_model_parallel_size", "pipe_parallel_size")
     pp = 1 if pp == 0 or (pp is None and old) else pp

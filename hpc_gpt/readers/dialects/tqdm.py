@@ -22,6 +22,8 @@ _EPOCH = (
 _BAR = r"(?<!\d)\d{1,3}%\|[^|\n]{0,400}\| *"
 _CLOCKS = rf"<(?:{CLOCK}|\?), *(?:\d{{1,9}}(?:\.\d{{1,9}})?|\?)(?:s/it|it/s)"
 _OTHERS = r"(?![^\]\n]{0,2000}(?:v_num=|reduced_train_loss|num_updates=))"  # Lightning's, NeMo's, fairseq's
+# A bar that names an epoch beside its count may count epochs: its goal is none of steps.
+_SAYS_EPOCH = r"[^\]\n]{0,2000}\b[Ee]pochs?['\"]?[=:] ?\d{1,6}[,}\]/ ]"
 _LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}"
 
 DIALECT = Dialect(
@@ -34,7 +36,8 @@ DIALECT = Dialect(
             # The goal of a named bar may be less than the whole run.
             _NAMED
             + _BAR
-            + r"(?P<step>\d{1,12})/(?:(?(before)(?!)|(?P<steps_planned>\d{1,12})(?= \[[^\]\n]{0,2000}[^\]\n.…]\]))|\d{1,12})"
+            + r"(?P<step>\d{1,12})/(?:(?(before)(?!)|(?P<steps_planned>\d{1,12})"
+            + rf"(?= \[[^\]\n]{{0,2000}}[^\]\n.…]\])(?!{_SAYS_EPOCH}))|\d{{1,12}})"
             + rf" \[(?P<elapsed_s>{CLOCK})"
             + _CLOCKS
             + _OTHERS

@@ -48,6 +48,7 @@ ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
 SOME_TIMERS = 1024  # of the lines after them, one in so many
 FULL = f"lines of steps after {MOST_PARTS} restarts"
 MOST_RANKS = 100_000
+JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 OTHER_BARS = "bars with another goal than the steps"
@@ -114,6 +115,8 @@ class LineReader:
         if pattern.own and each.dialect.name not in self.parts[-1].dialects:
             return
         values = values_of(line, match, pattern)
+        if pattern.kind in ("fact", "argument") and self._is_of_next_job(each, values):
+            self._next_part(number)
         if pattern.kind == "start":
             self._start(number)
             starts, name = self.parts[-1].starts, each.dialect.name
@@ -189,6 +192,20 @@ class LineReader:
             self._next_part(number)
         self.parts[-1].started = True
 
+    def _is_of_next_job(self, each: DialectPattern, values: Mapping[str, float | str]) -> bool:
+        """Return whether a fact or an argument is of the next job in a file to which several were appended.
+
+        After Slurm's message that it cancelled the job, a program says what it trains; or a job names itself.
+        """
+        part = self.parts[-1]
+        if not part.failures and "job_id" not in values:
+            return False
+        known = part.fact("job_id")
+        if "job_id" in values and known is not None and each.pattern.literal == "Job":
+            return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
+        over = bool(part.failures) and part.failures[-1].words.startswith(JOB_OVER)
+        return over and each.dialect.engine is not None
+
     def _next_part(self, number: int) -> None:
         if len(self.parts) >= MOST_PARTS:
             self.full = True
@@ -219,9 +236,13 @@ class LineReader:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
                 self.saw_rank(rank, line)
-                if rows.lacks_first_loss and "loss" in row and step == rows.last_step:
-                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
-                    rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
+                if rows.count == 1 and "loss" in row and step is not None and step == rows.last_step:
+                    if rows.lacks_first_loss:
+                        # Only the last stage of a pipeline has the loss: its lines are read from here on.
+                        rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
+                    elif rank < self.parts[-1].step_rank:
+                        # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
+                        rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
                 return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:

@@ -265,7 +265,7 @@ def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int
         if known is None:
             found = min(found, int(rows[0]))
             continue
-        if known.lacks_first_loss:
+        if known.lacks_first_loss or (known.count == 1 and reader.parts[-1].step_rank):
             found = min(found, int(rows[0]))
         rows = rows[_own(reader, block, rows)]
         back = np.flatnonzero(np.diff(block.step[rows], prepend=_before(known.last_step)) < 0)

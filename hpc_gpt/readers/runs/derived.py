@@ -27,6 +27,7 @@ from hpc_gpt.words import counted
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _NEAR = 0.25  # of a GPU
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
+_LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
 _ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
@@ -124,7 +125,13 @@ def _batch(draft: Draft) -> None:
         draft.infer("global_batch", micro * chunks * dp, f"micro_batch {micro} x micro_batches {chunks} x dp {dp}")
     elif micro and whole and not chunks and whole % (micro * dp) == 0:
         draft.infer("micro_batches", whole // (micro * dp), f"global_batch {whole} / (micro_batch {micro} x dp {dp})")
-    elif chunks and whole and not micro and whole % (chunks * dp) == 0:
+    elif (
+        chunks
+        and whole
+        and not micro
+        and whole % (chunks * dp) == 0
+        and "inferred" not in draft.sources.get("gpus", "")
+    ):
         draft.infer("micro_batch", whole // (chunks * dp), f"global_batch {whole} / (micro_batches {chunks} x dp {dp})")
     micro, chunks, whole = (draft.whole(name) for name in names)
     if micro and whole and not chunks:
@@ -177,11 +184,24 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
 
 
 def add_batch(draft: Draft, steps: LogSteps) -> None:
-    """Add the samples of a step: those consumed between two lines over the steps, if all lines agree."""
+    """Add the samples of a step: those consumed between two lines over the steps, if all lines agree.
+
+    They also replace a smaller batch that is stated, such as the first one of a ramp, if the lines are past the ramp.
+    """
     samples, apart = np.diff(steps["consumed_samples"]), np.diff(steps["step"])
     with np.errstate(all="ignore"):
         ratio = (samples / apart)[apart > 0]
-    if "global_batch" in draft or not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
+    if not steps.numbered or not len(ratio) or not np.isfinite(ratio).all():
+        return
+    if known := draft.whole("global_batch"):
+        last = ratio[-max(_LEAST_ALIKE, len(ratio) // 3) :]
+        if len(last) >= _LEAST_ALIKE and last[0] > known and last[0] % 1 == 0 and (last == last[0]).all():
+            draft.flag(
+                f"the batch was {known} ({draft.sources['global_batch']}), but the last steps consume {last[0]:.0f}"
+            )
+            draft.set(
+                "global_batch", int(last[0]), f"inferred: consumed_samples / steps, over the last {len(last)} lines"
+            )
         return
     if ratio[0] >= 1 and ratio[0] % 1 == 0 and (ratio == ratio[0]).all():
         draft.infer("global_batch", int(ratio[0]), f"consumed_samples / steps, the same over {len(ratio)} lines")

@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from hpc_gpt.readers.dialects import dialects
@@ -218,13 +219,16 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
 
 
 def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
-    values = [value for value, each in usable if each.by == SAID]
-    if name == "global_batch" and len(values) > 1 and values == sorted(values):
-        # `--rampup-batch-size`: the figures that follow are of the largest batch.
-        largest, where = [(value, each) for value, each in usable if each.by == SAID][-1]
-        draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
-        draft.flag(f"the global batch grew during the run, from {values[0]} to {largest} ({where.source})")
-        return
+    values = [(value, each) for value, each in usable if each.by == SAID]
+    if name == "global_batch" and len(values) > 1:
+        # `--rampup-batch-size`: what follows is of the largest batch of the last attempt, whose values are the first.
+        until = next((index for index, (one, two) in enumerate(pairwise(values), 1) if two[0] < one[0]), len(values))
+        if until > 1:
+            largest, where = values[until - 1]
+            least = min(value for value, _ in values)
+            draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
+            draft.flag(f"the global batch grew during the run, from {least} to {largest} ({where.source})")
+            return
     other = next(((value, each) for value, each in usable if value != best), None)
     if other is not None:
         value, each = other

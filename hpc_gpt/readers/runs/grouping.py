@@ -121,13 +121,18 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
         before = last.attempts[-1][0]
         if is_next_epoch(before, part):
             last.attempts[-1][0] = join_epochs(before, part)
-        elif not _finished(last.attempts[-1]) and _asked_alike(before, part):
+        elif not _finished(last.attempts[-1]) and _asked_alike(before, part) and not _other_program(before, part):
             last.attempts.append([part])
         else:
             runs.append(RunParts([name], [[part]], own, len(runs) + 1))
             continue
         last.marks = united(last.marks, own)
     return runs
+
+
+def _other_program(one: Part, other: Part) -> bool:
+    """Return whether both have lines of steps, and not one program prints lines in both."""
+    return bool(one.steps and other.steps) and not one.steps.keys() & other.steps.keys()
 
 
 def _asked_alike(one: Part, other: Part) -> bool:

@@ -335,11 +335,16 @@ def _after_pause(part: Part, steps: StepTable) -> Mask:
 
 
 def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """Return (step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step."""
+    """Return (step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
+
+    One that follows the program's summary is of the end, and counts only without one during training.
+    """
     found: list[tuple[float, float, str]] = []
     for part in reversed(parts):
+        ended = min((fact.place.line for fact in part.totals.values() if fact.place.file == part.file), default=np.inf)
+        during = any(line < ended for _, _, line in part.evals)
         for step, loss, line in part.evals:
-            if np.isfinite(loss):
+            if np.isfinite(loss) and (line < ended or not during):
                 found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
     column = steps["loss_eval"]
     for index in np.flatnonzero(np.isfinite(column)):

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs import Part
+from hpc_gpt.readers.logs.lines import JOB_OVER
 from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
@@ -28,6 +29,7 @@ from hpc_gpt.words import counted
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
+_AT_ONCE = 0.1  # of the lines may have the time of the line before, if times have fractions of a second
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
@@ -86,9 +88,14 @@ def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
     line a tenth of all lines earlier.
     """
     known = clock[np.isfinite(clock)]
-    between = np.diff(known)
-    if len(between) and (known % 1 == 0).all() and np.median(between) < _COARSE_S:
+    between, whole = np.diff(known), bool((known % 1 == 0).all())
+    unknown = np.full(len(steps), np.nan), ""
+    if not whole and (between == 0).sum() > _AT_ONCE * len(between):
+        return unknown  # lines that a buffer held back have the time at which it was written
+    if len(between) and whole and np.median(between) < _COARSE_S:
         # Two whole seconds are exact to one: over 20 s that is 5 %.
+        if known[-1] - known[0] < _EXACT_S:
+            return unknown
         apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
         reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
         return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
@@ -398,6 +405,10 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     ids = [name.job_id for name in run.names if name.job_id]
     if "job_id" not in draft and ids:
         draft.infer("job_id", ids[-1], "the log's name")
+    over = [each.words for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
+    of_last = any(part.fact("job_id") for part in run.attempts[-1])
+    if not of_last and any(words.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for words in over):
+        draft.values.pop("job_id")  # of an earlier job, in a file to which another one was appended
     tables = []
     for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
         said, nodes = (
