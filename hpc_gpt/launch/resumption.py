@@ -27,7 +27,7 @@ from hpc_gpt.runs.lineage import (
     parent_of,
     resume_point,
 )
-from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.runs.stored import read_stored
@@ -76,6 +76,11 @@ def prepare_resumption(
     text = experiment_text(resolved, title)
     words = until.words(resolved.batch, resolved.model.seq)
     notes = [*(f"note: {note}" for note in point.notes), *([f"until: {words}"] if words else [])]
+    if parent is None:
+        try:
+            check_weights_of(run.path, resolved)
+        except ConfigError as fault:
+            notes.append(f"note: {fault}; the new run begins from what is there now")
     steps, before = resolved.train.steps, settings.train.steps
     if point.step and steps != before and resolved.train.decay == "cosine":
         notes.append(
@@ -142,6 +147,8 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
         check_reachable()
     # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry, begins=point is None)
+    if point is None:
+        check_weights_of(run.path, resolved)  # before it waits in a queue; the trainer notes a copy
     return resolved, point
 
 

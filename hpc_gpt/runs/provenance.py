@@ -22,7 +22,7 @@ from hpc_gpt.settings.hf_config import GENERATION, Begun, begun_in
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.weights_folder import CONFIG, read_folder
-from hpc_gpt.settings.weights_identity import identity_of
+from hpc_gpt.settings.weights_identity import check_unchanged, identity_of
 from hpc_gpt.tables import flat
 from hpc_gpt.words import counted
 
@@ -72,6 +72,15 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
         with contextlib.suppress(UserError):
             return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(begun_in(path))}}
     return {}
+
+
+def check_weights_of(run: Path, resolved: Resolved) -> str:
+    """A note on the folder that a run begins from, or empty. Raises ConfigError if the folder is not what it was at the
+    run's submission; one of which nothing was stored is taken as it is."""
+    then = read_stored(run / "provenance.json").get(INIT)
+    if resolved.train.init is None or then is None:
+        return ""
+    return check_unchanged(read_folder(Path(resolved.train.init)), then)
 
 
 def begun_of(runs: Iterable[Path]) -> tuple[Begun | None, str]:

@@ -8,7 +8,6 @@ import os
 import platform
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -16,12 +15,9 @@ from hpc_gpt.errors import CheckpointError, DataError, LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import find_ancestors
-from hpc_gpt.runs.provenance import INIT, complete_run, config_notes
+from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import read_folder
-from hpc_gpt.settings.weights_identity import check_unchanged
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
@@ -173,10 +169,8 @@ class Trainer:
             resumes = any(
                 True for run in [self._run, *find_ancestors(self._run)] for _ in list_complete(run.checkpoints)
             )
-            then = read_stored(self._run.path / "provenance.json").get(INIT)
-            if not resumes and then is not None:
-                note = check_unchanged(read_folder(Path(resolved.train.init)), then)
-                print(f"note: {note}\n" if note else "", end="", flush=True)
+            if not resumes and (note := check_weights_of(self._run.path, resolved)):
+                print(f"note: {note}", flush=True)
         resumes = ranks.share(resumes)
         if not resumes and ranks.is_first:
             print(f"begins from the weights in {resolved.train.init}", flush=True)

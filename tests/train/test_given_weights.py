@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.resumption import check_resumption
 from hpc_gpt.launch.verification import verify
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
@@ -21,6 +23,7 @@ from hpc_gpt.settings.hf_config import Begun, architecture_in
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.train.export import export_hf
+from tests.cli.command import in_process
 from tests.train.launch import LOCAL, settings, train
 from tests.train.test_hf_folders import FAMILIES, write
 
@@ -73,6 +76,11 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     found = {Path(one.name).name: one.words for one in verify(run).differences if one.check == "init"}
     assert list(found) == ["config.json", "model.safetensors"]
     assert found["model.safetensors"].startswith("other numbers in model.")
+    with pytest.raises(ConfigError, match="has changed since the run was submitted"):
+        check_resumption(run)  # before it is queued
+    again = in_process("submit", "--resume", run.path, "--from-start", "--dry-run").stderr
+    assert "has changed since the run was submitted: config.json" in again
+    assert "; the new run begins from what is there now\n" in again
     launch = train(run, 1)
     assert launch.ended[0] == "user_error", launch.log
     assert "has changed since the run was submitted: config.json (changed, added or removed), model" in launch.log
