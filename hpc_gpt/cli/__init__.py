@@ -167,8 +167,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         click.echo(fault.format_message(), err=True)
         return 2
     except (click.Abort, KeyboardInterrupt):
-        if sys.stderr.isatty():
-            click.echo("", err=True)
+        click.echo("interrupted", err=True)
         return 130
     except Exception as fault:
         if debug:

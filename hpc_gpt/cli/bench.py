@@ -220,7 +220,7 @@ def _run(
         except KeyboardInterrupt:
             done = len(bench_run.rows)
             words = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
-            click.echo(f"interrupted: {words} kept in {bench_run.folder.path}", err=True)
+            click.echo(f"{words} kept in {bench_run.folder.path}", err=True)
             raise
         finally:
             _print(bench_run, as_json, ladder)
