@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hpc_gpt.process import seconds_given
+
 # In an attempt's folder: the figures and the verdict.
 PREFLIGHT = "preflight.json"
 # Variables of a rank's environment: the seconds it may take; a command whose JSON replaces figures.
@@ -21,6 +23,11 @@ SEEN_BY_ALL = "seen-by-all"
 NODE_FILE = "node-"
 
 _MARK = "hpc-gpt-preflight "
+
+
+def limit_s() -> float:
+    """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S; ConfigError if it is no number of seconds."""
+    return seconds_given(LIMIT, "180", "300 where torch loads slowly")
 
 
 def encode(kind: str, **fields: Any) -> str:

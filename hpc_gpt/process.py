@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_gpt.errors import ConfigError
+
 
 def stat_of(pid: int | str) -> list[str]:
     """The state of a process, its parent, its group and so on, as /proc has them (proc(5), `stat`, from field 3 on).
@@ -27,6 +29,19 @@ def start_time(pid: int) -> str | None:
         done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
         return done.stdout.strip() or None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def seconds_given(variable: str, default: str, example: str) -> float:
+    """The seconds in a variable of the environment, above 0 and at most a day; ConfigError with an `example` if it has
+    something else."""
+    given = os.environ.get(variable) or default
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise ConfigError(f"{variable} is {given!r}, and no number of seconds", f"{default} unless set; {example}")
+    return seconds
 
 
 def is_alive(pid: int | None, started: str | None) -> bool:

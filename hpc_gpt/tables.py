@@ -116,6 +116,23 @@ def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
         tables[last] = value
 
 
+def undotted(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with quoted dotted keys as TOML has them without quotes; ConfigError for one that is stated twice.
+
+    >>> undotted({"train.steps": 3, "train": {"lr": 1.0}})
+    {'train': {'lr': 1.0, 'steps': 3}}
+    """
+    found = dict(tables)
+    for key in [key for key in tables if "." in key]:
+        nested = found.pop(key)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        if twice := set(flat(nested)) & set(flat(found)):
+            raise ConfigError(f"{', '.join(sorted(twice))} is given twice", "keep one of them")
+        found = merge_tables(found, nested)
+    return found
+
+
 def check_tables(
     tables: Mapping[str, Any],
     kind: type[T],
@@ -151,13 +168,23 @@ def check_tables(
     if checked is not None and not faults and not more:
         return checked
     lines = []
+    options = set(given)
     for key, words in faults.items():
         # A value that may have several types has a fault for each.
         others = [other.removeprefix(f"{key}: ") for other in words[1:]]
-        lines.append(f"{'your options' if key in given else where}: {', or '.join([words[0], *others])}")
+        of_options = bool(options) and (key in options or _stated_under(tables, key) <= options)
+        lines.append(f"{'your options' if of_options else where}: {', or '.join([words[0], *others])}")
     more = more or {}
     hints = dict.fromkeys([*([_HELP] if faults else []), *more.values()])
     raise ConfigError("\n".join([*lines, *more]), "; ".join(hints))
+
+
+def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
+    """The dotted keys of all values in the table of a dotted key, or the key itself."""
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return set(flat(value, f"{key}.")) if isinstance(value, Mapping) and value else {key}
 
 
 def _exact(kind: Any, value: Any) -> Any:

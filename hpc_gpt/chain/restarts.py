@@ -58,7 +58,7 @@ class Restarts:
         said += f"; restarts cost {self.share:.0%} of that time"
         if self.between_s >= 1:
             said += f", and {duration(self.between_s)} passed between the attempts"
-        if left and self.step_s is not None:
+        if left is not None and left > 0 and self.step_s is not None:
             said += f"; the other {left:,} steps take {duration(left * self.step_s)} at this pace"
         if not self.is_too_much:
             return said

@@ -41,12 +41,16 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, begin_toke
     hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
+    from hpc_gpt.tokens.sources import check_text, text_files
     from hpc_gpt.tokens.tokenizer import open_tokenizer
 
     if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens" and not begin_token:
         file = build_stdlib()
         click.echo(f"{stdlib_path()}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
         return
+    for path in text_files(Path(source)) if source != STDLIB else []:
+        if warning := check_text(path):
+            click.echo(plain(warning), err=True)
     name = Path(Path(source.rstrip("/")).name)
     if form == "megatron":
         path = output or name.with_suffix("")

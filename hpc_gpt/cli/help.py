@@ -97,8 +97,12 @@ class Topics(UncutGroup):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from hpc_gpt.cli import near_verb
 
-            topics = self.list_commands(ctx)
-            hint = close_matches(args[0], topics) or near_verb(args[0])
+            topics, tables = self.list_commands(ctx), _tables_of_keys()
+            if args[0].strip("[].").partition(".")[0] in tables:
+                hint = f"hpc-gpt help keys {args[0].strip('[].')}"
+                raise UserError(f"{args[0]!r} is no topic, but a table of an experiment", hint)
+            hint = close_matches(args[0], [*topics, *(f"keys {table}" for table in tables)])
+            hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])
             hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
             raise UserError(f"no topic and no verb {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
@@ -108,6 +112,10 @@ class Topics(UncutGroup):
 def help_command() -> None:
     """List the keys of an experiment, a profile and a record, the engines, a template's variables, how runs end; how to
     write a sweep and published rows."""
+
+
+def _tables_of_keys() -> list[str]:
+    return list(dict.fromkeys(key.name.partition(".")[0] for key in keys_of(Experiment) if "." in key.name))
 
 
 def _print_keys(found: list[Key], as_json: bool, asides: str) -> None:
@@ -132,8 +140,9 @@ def keys(table: str | None, as_json: bool) -> None:
         wanted = table.strip("[].")
         found = [key for key in found if wanted in (key.name, key.name.partition(".")[0])]
         if not found:
-            tables = dict.fromkeys(key.name.partition(".")[0] for key in keys_of(Experiment) if "." in key.name)
-            raise ConfigError(f"an experiment has no table or key {table!r}", f"tables: {', '.join(tables)}")
+            tables = _tables_of_keys()
+            hint = close_matches(wanted, [*tables, *(key.name for key in keys_of(Experiment))])
+            raise ConfigError(f"an experiment has no table or key {table!r}", hint or f"tables: {', '.join(tables)}")
     _print_keys(
         found, as_json, "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
     )

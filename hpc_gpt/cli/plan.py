@@ -23,6 +23,7 @@ from hpc_gpt.report.plan_explanation import explain
 from hpc_gpt.report.plan_table import (
     can_draw_blocks,
     count_text,
+    engine_text,
     figures_lines,
     heading,
     left_out_text,
@@ -30,7 +31,6 @@ from hpc_gpt.report.plan_table import (
     needs,
     search_table,
     search_tables,
-    settings_text,
     slow_text,
     unchecked,
     wrapped,
@@ -165,7 +165,7 @@ def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
-        f"{nearest.training.engine} with {settings_text(nearest.training)}, needs {needs(nearest)}",
+        f"{engine_text(nearest.training)}, needs {needs(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )
 

@@ -187,7 +187,10 @@ def _resume_same(run: RunFolder, until: Until, dry: bool, script: bool) -> Submi
 
 def _print_predictions(prepared: Prepared) -> None:
     """Prints what the data are, and what is predicted."""
-    saved = [f"checkpoints: {text}" for text in saves(prepared.resolved, logs_folder())]
+    saved = [
+        text if text.startswith("warning: ") else f"checkpoints: {text}"
+        for text in saves(prepared.resolved, logs_folder())
+    ]
     for line in (*_data_lines(prepared), *saved, *prepared.predictions):
         click.echo(line, err=True)
 

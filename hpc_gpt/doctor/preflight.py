@@ -26,7 +26,7 @@ from hpc_gpt.doctor.probe_protocol import Probe, in_sight
 from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
+from hpc_gpt.preflight_lines import PREFLIGHT, SEEN_BY_ALL, SHARED, limit_s
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
@@ -35,7 +35,6 @@ from hpc_gpt.words import plain
 
 SCHEMA = 1
 GIB = 2**30
-_LIMIT_S = 180.0
 # The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
 _ALONE = 0.65
 # How long to wait for another node's file: NFS caches a missing file for up to 30 s, but not in a new folder.
@@ -59,7 +58,7 @@ class Preflight:
         self.resolved = run.resolved()
         self.nodes = list(dict.fromkeys(nodes))
         self.command = list(command)
-        self.limit_s = float(os.environ.get(LIMIT) or _LIMIT_S)
+        self.limit_s = limit_s()
         self.findings: list[Finding] = []
         self.chosen: list[str] = []
         self.took_s = 0.0

@@ -81,4 +81,11 @@ def saves(run: Resolved, logs: Path) -> list[str]:
     lines = [f"{' and '.join(when)}{kept}: {room}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
         lines.append("two do not fit in the free space: those by train.save_minutes are left out until they do")
+    if free is not None and free < every:
+        fit = int(free * GIB // one) if one else 0
+        means = "the next one does not fit" if not fit else f"{counted(fit, 'checkpoint')} fit"
+        way = "train.keep_last = 3 keeps the newest three" if not train.keep_last else "save less often"
+        lines.append(
+            f"warning: all checkpoints take more than is free: {means}; {way}, HPC_GPT_LOGS names another disk"
+        )
     return lines

@@ -160,6 +160,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],
         "srun": resolved.job.srun,
         "modules": profile.modules,
+        "purge_modules": profile.purge_modules,
         "venv": profile.venv,
         "python": profile.python or ("python" if profile.venv else "python3"),
         "container": profile.container,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.process import seconds_given
 from hpc_gpt.runs.run_folder import user_name
 from hpc_gpt.settings.resolved import Resolved
 
@@ -153,18 +154,8 @@ def ask(
 
 
 def patience_s() -> float:
-    """Seconds in all to wait for Slurm's answer about runs that have ended: HPC_GPT_SLURM_S, else 5. ConfigError if it
-    is no number."""
-    given = os.environ.get(PATIENCE) or "5"
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 86400:
-        raise ConfigError(
-            f"{PATIENCE} is {given!r}, and no number of seconds", "5 unless set; 20 for a busy controller"
-        )
-    return seconds
+    """Seconds in all to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
+    return seconds_given(PATIENCE, "5", "20 for a busy controller")
 
 
 def check_reachable() -> None:

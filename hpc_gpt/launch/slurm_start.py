@@ -163,11 +163,10 @@ def _nodes_to_come(resolved: Resolved, partitions: Sequence[Mapping[str, str]], 
         own = [node for node in nodes if node.partition == name]
         fit = [node for node in own if _can_hold(node, resolved)]
         away = [node for node in fit if not node.is_usable]
-        each = f" of {_size(resolved)} each" if len(own) >= wanted else ""
         if most.isdigit() and int(most) < wanted:
             never = never or f"it asks for {wanted} nodes, and partition {name} gives a job {most} at most"
         elif len(fit) < wanted:
-            never = never or f"it asks for {wanted} nodes{each}, and partition {name} has {len(fit)}"
+            never = never or f"it asks for {_too_many(name, wanted, own, fit, resolved)}"
         elif away:
             return _away_words(name, wanted, fit, away)
     raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
@@ -181,6 +180,17 @@ def _can_hold(node: _Node, resolved: Resolved) -> bool:
         and (resolved.cluster.gpu_flag == "none" or node.gpus >= ranks)
         and (not feature or not re.fullmatch(r"[\w.-]+", feature) or feature in node.features)
     )
+
+
+def _too_many(partition: str, wanted: int, own: Sequence[_Node], fit: Sequence[_Node], resolved: Resolved) -> str:
+    """`2 nodes, and partition main has 1`, or how many of its nodes are large enough and how large they are."""
+    if len(own) < wanted:
+        return f"{counted(wanted, 'node')}, and partition {partition} has {len(own)}"
+    have = f"{len(fit) or 'none'} of the {counted(len(own), 'node')} of partition {partition} can hold that"
+    most = counted(max(node.cpus for node in own), "CPU")
+    if resolved.cluster.gpu_flag != "none":
+        most += f" and {counted(max(node.gpus for node in own), 'GPU')}"
+    return f"{counted(wanted, 'node')} of {_size(resolved)} each, and {have}: a node has at most {most}"
 
 
 def _size(resolved: Resolved) -> str:

@@ -9,7 +9,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.search import Candidate, Figures
-from hpc_gpt.report.plan_table import PARTS, does_not_fit, host_gib, settings_text, tokens_text
+from hpc_gpt.report.plan_table import PARTS, does_not_fit, engine_text, host_gib, tokens_text
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 from hpc_gpt.words import Grid
 
@@ -25,7 +25,7 @@ def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> 
 
 def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
     run = candidate.training
-    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {run.engine}: {settings_text(run)}"
+    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {engine_text(run)}"
     yield ""
     yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
     yield (

@@ -67,6 +67,17 @@ def settings_text(training: Training) -> str:
     return ", ".join(words) or "-"
 
 
+def engine_text(training: Training) -> str:
+    """The engine and its settings, if it has any.
+
+    >>> from hpc_gpt.settings.model_shape import ModelShape
+    >>> engine_text(Training(ModelShape(64, 2, 2), engine="ddp", zero_stage=0))
+    'ddp'
+    """
+    text = settings_text(training)
+    return training.engine if text == "-" else f"{training.engine}, {text}"
+
+
 def candidate_settings(candidate: Candidate) -> str:
     """The same with the memory that a host needs for what its GPUs offload."""
     text = settings_text(candidate.training)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.training import engine_for
-from hpc_gpt.report.plan_table import candidate_texts, figures_lines, heading, left_out_text, needs, settings_text
+from hpc_gpt.report.plan_table import candidate_texts, engine_text, figures_lines, heading, left_out_text, needs
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.tables import set_dotted, toml_value
@@ -64,9 +64,7 @@ def planned_text(
     best = searched.candidates[0]
     reasons = {
         "model": (f"{model[1].params:,} parameters.",),
-        "engine": (
-            f"{best.training.engine}, {settings_text(best.training)}: of the settings that fit the fastest here.",
-        ),
+        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.",),
         "layout": tuple(_layout_reasons(searched, figures, source)),
         **_ENDS,
     }

@@ -100,6 +100,8 @@ class _Adoption(Reading):
             self.notes.leave(place, f"--cpus-per-task={asked.cpus_per_task}", means)
         if self.walk.state.modules:
             profile["modules"] = [module for _, module in self.walk.state.modules]
+            if not self.walk.state.purges_modules:
+                profile["purge_modules"] = False
         profile["gpu_flag"] = asked.gpu_flag
         if asked.gpu_type is not None:
             profile["gpu_type"] = asked.gpu_type

@@ -314,6 +314,7 @@ class Commands:
         if name == "ml" and verb not in ("load", "purge", "use", "unload", "swap", "list"):
             verb, names = "load", words
         if verb == "purge":
+            self.state.purges_modules = True
             self.notes.does(place, command.source, "modules are purged before they are loaded")
         elif verb in ("load", "add") and None not in names and not self.uses_module_path:
             loaded = [str(each) for each in names]

@@ -56,6 +56,7 @@ class State:
     started: list[Started] = field(default_factory=list)
     environment: dict[str, tuple[str, Argument]] = field(default_factory=dict)
     modules: list[tuple[str, str]] = field(default_factory=list)
+    purges_modules: bool = False
     venv: tuple[str, str] | None = None
     workdir: tuple[str, str] | None = None
     files: dict[str, str] = field(default_factory=dict)

@@ -113,6 +113,7 @@ class Walk(Commands):
         state = trial.state
         state.started = self.state.started + state.started
         state.modules = self.state.modules + state.modules
+        state.purges_modules = self.state.purges_modules or state.purges_modules
         state.venv, state.workdir = state.venv or self.state.venv, state.workdir or self.state.workdir
         self.state, self.scope, self.functions = state, trial.scope, trial.functions
 

@@ -143,6 +143,8 @@ class ClusterProfile:
     "Hours for which jobs exclude a node that failed; for example 24."
     modules: tuple[str, ...] = ()
     'Modules that a job loads; for example ["cuda/12.4"].'
+    purge_modules: bool = True
+    "Whether a job unloads all modules before it loads its own; false where Slurm or the compilers are modules."
     venv: str | None = None
     "A virtual environment that a job activates."
     python: str | None = None

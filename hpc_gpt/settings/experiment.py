@@ -141,7 +141,7 @@ class Model:
     qk_norm: bool | None = key(None, "never", "speed", added=True)
     "RMSNorm of each head's query and key, before the rotation; by default false."
     nope_every: int | None = key(None, "never", "speed", added=True)
-    "No rotation in every so-manieth layer, 2 or more; by default in none; for example 4."
+    "No rotation in every n-th layer, n of 2 or more; by default in none; for example 4."
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ class Resolved:
         tables = asdict(self) | {"model": self.model.table()}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
+        if self.cluster.purge_modules:  # a key added later: the same text as ever without it
+            del tables["cluster"]["purge_modules"]
         for name in ("data", "train"):
             for key, rules in self.key_rules(name).items():
                 if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever

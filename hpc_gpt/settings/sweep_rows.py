@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.tables import check_tables, close_matches
+from hpc_gpt.tables import check_tables, close_matches, undotted
 
 # A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -67,6 +67,10 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
         if not isinstance(values, Mapping):
             faults.append(f"{where} must be an inline table, not {values!r}")
             continue
+        try:
+            values = undotted(values)
+        except ConfigError as fault:
+            faults.append(f"{where}: {fault}")
         faults += [f"{where}: {fault}" for fault in _row_faults(values)]
         own = {key: value for key, value in values.items() if key in _TABLES}
         try:

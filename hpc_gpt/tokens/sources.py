@@ -97,6 +97,22 @@ def file_pieces(path: Path) -> Iterator[bytes]:
         raise DataError(f"cannot read {path}: {fault.strerror}", "give a text file, a jsonl file or a folder") from None
 
 
+def check_text(path: Path) -> str:
+    """A warning if a file's content is not UTF-8 at its begin, else empty. DataError for a NUL byte, which no text
+    has."""
+    begin = next(_content(path), b"")[:8192]
+    if b"\0" in begin:
+        raise DataError(
+            f"{path} is no text: it has a NUL byte at {begin.index(0):,}",
+            "give text in UTF-8 (iconv makes it of UTF-16), jsonl, either as .gz or .zst, or a folder of these",
+        )
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+    except UnicodeDecodeError as fault:
+        return f"warning: {path} is not UTF-8 at byte {fault.start:,}: is it text?"
+    return ""
+
+
 def check_readable(path: Path) -> None:
     """Raises ConfigError if this machine lacks the package for the file's compression."""
     if path.suffix == ".zst":

@@ -20,23 +20,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.preflight_lines import COMMAND, LIMIT, encode
+from hpc_gpt.preflight_lines import COMMAND, encode, limit_s
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 
 if TYPE_CHECKING:
     import torch
 
-_LIMIT_S = 180.0
 Say = Callable[..., None]
 
 
 def main() -> None:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
     local = int(os.environ.get("SLURM_LOCALID", "0"))
-    limit_s = float(os.environ.get(LIMIT) or _LIMIT_S)
     # A collective cannot be interrupted, so the whole process ends.
-    last = threading.Timer(limit_s, lambda: os._exit(0))
+    last = threading.Timer(limit_s(), lambda: os._exit(0))
     last.daemon = True
     last.start()
 

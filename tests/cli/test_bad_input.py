@@ -29,6 +29,8 @@ def nothing_written() -> bool:
         (["demo", "--gbs", "33", "--mbs", "8"], "33 is not a multiple", "--global-batch-size 32"),
         (["demo", "--set", "train.stepz=3"], "unknown key train.stepz; did you mean steps", "help keys"),
         (["demo", "--set", "text=3"], "unknown key text; known here: name, model", "help keys"),
+        (["demo", "--set", "trian.steps=3"], "your options: unknown key trian; did you mean train?", "help keys"),
+        (["demo", "--set", "data=3"], "your options: data: input should be a table", "help keys"),
         (["demo", "--set", "train.zero_stage=1"], "train.zero_stage; did you mean engine.zero_stage?", "help keys"),
         (["demo", "--set", "train.steps"], "not KEY=VALUE", "train.steps=20"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shlex
 from pathlib import Path
@@ -149,3 +150,20 @@ def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):
     assert read.startswith("read: 32 files: a.txt, b.toml, many00.txt, ")
     assert read.endswith(", many17.txt, and 12 more")
     assert left == "left out: 3 files: .d (hidden), c.bin (binary), empty.txt (empty)"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_is_no_text_is_refused(tmp_path, suffix):
+    content = b"text \xff\0" * 20
+    (tmp_path / f"b.bin{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    done = in_process("data", f"b.bin{suffix}", cwd=tmp_path)
+    assert done.code == 2
+    assert error_of(done)[0] == f"b.bin{suffix} is no text: it has a NUL byte at 6"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_not_utf_8_is_made_with_a_warning(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    done = in_process("data", "latin.txt", cwd=tmp_path)
+    assert done.code == 0
+    assert "warning: latin.txt is not UTF-8 at byte 3: is it text?\n" in done.stderr

@@ -205,3 +205,24 @@ def test_a_step_that_the_run_does_not_reach_is_said(tmp_path):
     done = in_process("submit", "demo", "--cluster", "local", *asked, "--dry-run", cwd=tmp_path)
     assert "note: step 500 of train.save_at or train.profile_steps is not reached: the run has 30 steps" in done.stderr
     assert " and after step 5, 7 and at the end" in done.stdout
+
+
+def test_more_checkpoints_than_room_is_a_warning(monkeypatch):
+    monkeypatch.setattr("hpc_gpt.launch.overview.free_gib", lambda folder: 0.1)
+    asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--set", "train.steps=1000")
+    every = ("--set", "train.save_every=1")
+    done = in_process(*asked, *every, "--script")
+    line = next(line for line in done.stderr.splitlines() if line.startswith("warning: "))
+    assert re.fullmatch(
+        r"warning: all checkpoints take more than is free: \d+ checkpoints fit; train.keep_last = 3 .*", line
+    )
+    assert "warning: all checkpoints" in in_process(*asked, *every).stdout
+    assert "warning: all checkpoints" not in in_process(*asked, *every, "--set", "train.keep_last=3").stdout
+
+
+def test_the_seconds_of_a_preflight_are_checked_before_anything_is_queued(bare):
+    asked = ("demo", "--cluster", "generic-slurm", "--set", "job.preflight=true")
+    for done in both(*asked, HPC_GPT_PREFLIGHT_S="3 min"):
+        assert done.code in (2, 4)
+    assert error_of(both(*asked, HPC_GPT_PREFLIGHT_S="3 min")[0])[0].startswith("HPC_GPT_PREFLIGHT_S is '3 min'")
+    assert both(*asked, HPC_GPT_PREFLIGHT_S="300")[0].code == 0

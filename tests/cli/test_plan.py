@@ -162,7 +162,7 @@ def test_why_explains_one_layout_with_its_arithmetic():
     done = in_process(*SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
     assert done.code == 0, done.stderr
     text = done.stdout
-    assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d: ZeRO-1, recompute full")
+    assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d, ZeRO-1, recompute full")
     assert "tp 4 x pp 16 x dp 1 = 64" in text
     assert "micro-batch 4 x 256 micro-batches x dp 1 = 1024 samples" in text
     assert "hidden 8192 / 4 = 2048" in text
@@ -255,7 +255,7 @@ def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
     assert "engine.offload=full" in known.stderr
     short = in_process(*asked, "jean-zay-v100-16g")
     assert short.code == 2
-    assert error_of(short)[0].endswith("with offload full, needs 387 of 149 GiB of a host's memory")
+    assert error_of(short)[0].endswith(", offload full, needs 387 of 149 GiB of a host's memory")
 
 
 def test_the_largest_model_of_another_kind_is_refused():

@@ -161,3 +161,16 @@ class TestOwnTemplate:
     def test_a_fault_of_python_in_it_is_no_traceback(self, tmp_path):
         with pytest.raises(RenderError, match=r"mine\.sh\.j2:1: "):
             self.render(tmp_path, "{{ 1 // 0 }}")
+
+
+def test_modules_are_loaded_without_a_purge_if_the_profile_says_so():
+    modules = ("cuda/12",)
+    purged = resolved_demo(modules=modules)
+    assert "module purge\nmodule load cuda/12" in render_script(purged)
+    kept = render_script(resolved_demo(modules=modules, purge_modules=False))
+    assert "module purge" not in kept
+    assert "\nmodule load cuda/12" in kept
+    # Scripts and settings of profiles without the key are the same as ever.
+    assert "purge_modules" not in purged.to_json()
+    assert Resolved.from_json(purged.to_json()).cluster.purge_modules
+    assert not Resolved.from_json(resolved_demo(purge_modules=False).to_json()).cluster.purge_modules

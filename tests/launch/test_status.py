@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.chain.restarts import Restarts
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.launch import status
@@ -362,6 +363,13 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
     _, row = chain(139, 143, ended="error")
     assert row.pace.endswith(": hpc-gpt why says how they ended")
     assert chain(4)[1].pace is None
+
+
+def test_a_pace_has_no_steps_to_come_if_more_are_trained_than_asked():
+    row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
+    assert "the other 6 steps take 3 s" in row.words(6)
+    assert "the other" not in row.words(0)
+    assert "the other" not in row.words(-94)
 
 
 def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):

@@ -269,3 +269,18 @@ def test_steps_of_a_file_that_extends_the_one_with_the_warm_up_cut_it(write, tmp
 def test_megatron_lm_keeps_a_step_behind_its_warm_up(write):
     path = write('[train]\nsteps = 100\nwarmup_steps = 20\n[engine]\nname = "megatron-lm"\n')
     assert cut_warmup(load_experiment(path, {"train.steps": 5}))[0].train.warmup_steps == 4
+
+
+def test_quoted_dotted_keys_of_a_row_are_as_those_without_quotes(sweep_file):
+    sweep_file.write_text(BASE + '"pp1" = { "layout.pp" = 1, layout.tp = 2, "seed.step_s" = 3.5 }\n')
+    row = find_sweep(str(sweep_file)).rows[-1]
+    assert row == SweepRow("pp1", {"layout": {"pp": 1, "tp": 2}}, {"step_s": 3.5})
+    twice = faults_of(sweep_file, BASE + '"pp1" = { "layout.pp" = 1, layout.pp = 2 }\n')
+    assert twice[0].endswith("row 'pp1': layout.pp is given twice")
+
+
+def test_a_fault_that_file_and_options_share_is_the_files(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text('[model]\npreset = "gpt2"\n[trian]\nlr = 1\n')
+    with pytest.raises(ConfigError, match=r"own\.toml: unknown key trian"):
+        load_experiment(str(path), {"trian.steps": 3})

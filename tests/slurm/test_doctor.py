@@ -115,7 +115,9 @@ def without_room(teller: Teller) -> tuple[Ward, Job]:
 @story
 def without_preflight(teller: Teller) -> tuple[Ward, Job]:
     ward = Ward(teller.launcher, "without-preflight", 1)
-    return ward, ward.submit(HPC_GPT_PREFLIGHT_S="no number")
+    # submit refuses it in the shell's own environment.
+    ward.profile.write_text(f'{ward.profile.read_text()}HPC_GPT_PREFLIGHT_S = "no number"\n')
+    return ward, ward.submit()
 
 
 # Which figures make a node bad is tests/doctor's; here one is enough, and one that gives none is met without a spare.
