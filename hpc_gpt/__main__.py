@@ -6,7 +6,7 @@ import sys
 
 def main() -> None:
     """Runs the command and exits. A Ctrl-C is a line and exit code 130, also while modules are imported."""
-    code: object = 130
+    code: str | int | None = 130
     try:
         from hpc_gpt.cli import main as command
 
