@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt import __version__
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
 from hpc_gpt.launch.slurm_options import options_of
@@ -165,6 +166,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "python": profile.python or ("python" if profile.venv else "python3"),
         "container": profile.container,
         "environment": profile.environment,
+        "sets_allocator": not engine_named(resolved.engine.name).is_program
+        and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment),
         "node_suffix": profile.node_suffix,
     }
 

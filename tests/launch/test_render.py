@@ -174,3 +174,10 @@ def test_modules_are_loaded_without_a_purge_if_the_profile_says_so():
     assert "purge_modules" not in purged.to_json()
     assert Resolved.from_json(purged.to_json()).cluster.purge_modules
     assert not Resolved.from_json(resolved_demo(purge_modules=False).to_json()).cluster.purge_modules
+
+
+def test_the_allocators_segments_grow_unless_the_profile_sets_the_allocator():
+    line = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert f"export {line}" in render_script(resolved_demo())
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert line not in render_script(resolved_demo(environment={name: "backend:native"}))

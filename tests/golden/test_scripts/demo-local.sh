@@ -15,6 +15,7 @@ set -o pipefail
 # Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+[ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
 # Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1

@@ -49,6 +49,7 @@ module load 'cuda/12 beta' '$(reboot)' || {
 export MOTTO='two
 lines "and" $quotes \'
 export EMPTY=''
+[ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python
 # Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1

@@ -48,6 +48,7 @@ module load pytorch-gpu/py3/2.11.0 || {
 }
 export NCCL_SOCKET_IFNAME=ib0
 export HF_HOME=/scratch/hf
+[ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
 # Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
