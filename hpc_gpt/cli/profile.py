@@ -15,7 +15,7 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import words_of_small
 from hpc_gpt.cli.option_groups import UncutGroup
-from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, profile_text, read_site
+from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, lines_to_fill_in, profile_text, read_site
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import check_new, config_dir, write_new
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
@@ -93,6 +93,9 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
         return
     write_new({path: text})
     click.echo(f"wrote {path}")
+    click.echo("its last lines are still to be filled in, for plan and init:", err=True)
+    for line in lines_to_fill_in(chosen):
+        click.echo(f"  {line}", err=True)
     found = load_profile(name or str(path))
     sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))
     words = ["hpc-gpt", "doctor", *words_of_small(sizes), "--cluster", name or str(path)]

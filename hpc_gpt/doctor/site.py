@@ -239,12 +239,14 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
         *_time(partition),
         *_chain(site),
         "",
-        "# Slurm does not say which network joins the nodes, and how a job gets its Python.",
-        '# fabric = "infiniband 4x200G"',
+        "# Slurm does not say how a job gets its Python.",
         '# modules = ["pytorch"]',
         '# venv = "/path/to/venv"',
         '# node_suffix = "-ib0"  # if a node is reached by another name than Slurm\'s',
         "# preflight = true      # probe every node before the ranks start",
+        "",
+        "# Slurm does not say the rest either, and plan and init want it: correct, and take the # away.",
+        *(f"# {line}" for line in lines_to_fill_in(partition)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -253,12 +255,20 @@ def _devices(kind: NodeKind) -> Iterable[str]:
     guessed = guess_device(kind)
     if len(guessed) == 1:
         yield f"device = {_text(guessed[0])}  # guessed from {plain(kind.gpu_type or ','.join(kind.features))}"
-    elif guessed:
-        yield f"# device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}: Slurm does not say which"
-    elif kind.gpus:
-        yield f"# device = …  # neither the type nor the features name it; one of {', '.join(DEVICES)}"
-    else:
+    elif not kind.gpus:
         yield 'device = "cpu"  # these nodes have no GPU'
+
+
+def lines_to_fill_in(partition: SlurmPartition) -> list[str]:
+    """The lines of a partition's profile that its user must write, each with an example as its value."""
+    kind = choose_kind(partition)
+    guessed = guess_device(kind) if kind is not None else []
+    lines = ['fabric = "infiniband 4x200G"  # ports of a node x Gbit/s; "nvlink" if all jobs are of one node']
+    if len(guessed) > 1:
+        lines.insert(0, f"device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}")
+    elif not guessed and kind is not None and kind.gpus:
+        lines.insert(0, f'device = "h100-80g"  # one of {", ".join(DEVICES)}')
+    return lines
 
 
 def _asking(kind: NodeKind, node: str) -> Iterable[str]:

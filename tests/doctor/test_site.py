@@ -11,10 +11,12 @@ from hpc_gpt.doctor.site import (
     choose_kind,
     choose_partition,
     guess_device,
+    lines_to_fill_in,
     profile_text,
 )
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import load_profile
+from tests.cli.command import in_process
 
 A100 = NodeKind(8, "a100", 128, 1031000, ("a100", "a100_80gb", "ib"))
 V100 = NodeKind(4, "v100", 40, 192000, ("ib", "v100", "v100-32g"))
@@ -77,6 +79,19 @@ def test_a_partition_of_its_own_choice(tmp_path):
     with pytest.raises(ConfigError, match="no partition 'gqu' on dahu") as refused:
         choose_partition(found, "gqu")
     assert "gpu" in refused.value.hint
+
+
+@pytest.mark.parametrize("gpu_type", ["a100_80gb", "a100", "tesla", None])
+def test_with_the_lines_at_its_end_filled_in_init_has_what_it_wants(tmp_path, gpu_type):
+    gpus = partition("gpu", [(NodeKind(8, gpu_type, 128, 1031000, ()), 12)])
+    text, lines = profile_text(a_site(gpus), gpus), lines_to_fill_in(gpus)
+    *_, end = text.partition("take the # away.\n")
+    assert end.splitlines() == [f"# {line}" for line in lines]
+    (tmp_path / "mine.toml").write_text(text.removesuffix(end) + "".join(f"{line}\n" for line in lines))
+    asked = ("init", "big", "--model", "gpt2-xl", "--gpus", "16", "--cluster", "mine.toml")
+    done = in_process(*asked, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "big.toml").is_file()
 
 
 def test_a_site_that_does_not_requeue_submits_the_chain_ahead(tmp_path):
