@@ -36,6 +36,7 @@ from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.work_folder import describe_copy
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.tokens.run_data import describe_data, located
@@ -191,8 +192,12 @@ def _print_predictions(prepared: Prepared) -> None:
         text if text.startswith("warning: ") else f"checkpoints: {text}"
         for text in saves(prepared.resolved, logs_folder())
     ]
-    for line in (*_data_lines(prepared), *saved, *prepared.predictions):
+    for line in (*_copy_lines(prepared), *_data_lines(prepared), *saved, *prepared.predictions):
         click.echo(line, err=True)
+
+
+def _copy_lines(prepared: Prepared) -> list[str]:
+    return [f"copy: {line}" for line in describe_copy(prepared.resolved)]
 
 
 def _data_lines(prepared: Prepared) -> tuple[str, ...]:
@@ -316,7 +321,10 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    for note in (*dict.fromkeys(line for row in prepared.rows for line in _data_lines(row)), *prepared.messages):
+    for note in (
+        *dict.fromkeys(line for row in prepared.rows for line in (*_copy_lines(row), *_data_lines(row))),
+        *prepared.messages,
+    ):
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)

@@ -55,6 +55,10 @@ class Command(EngineFacts):
             raise ConfigError(
                 f"command.workdir is {command.workdir}, which is no folder here", "name the program's folder"
             )
+        if command is not None and resolved.cluster.container is None:
+            for name in command.link:
+                if not Path(command.workdir, name).exists():
+                    raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
 
     def unasked(self, verb: str, resolved: Resolved) -> str:
         if verb in ("stop", "requeue") and resolved.command is not None and resolved.command.stop_signal == "none":

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import script_directives
 from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib, room_needed_gib
+from hpc_gpt.runs.work_folder import describe_copy
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, cut, show_bytes
 
@@ -19,6 +20,7 @@ def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str
     """
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
+    rows += [("copy", line) for line in describe_copy(run)]
     rows += [("data", line.removeprefix("data: ")) for line in data]
     rows += [("checkpoints", text) for text in saves(run, logs)]
     if prepared.prediction is not None:

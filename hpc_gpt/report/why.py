@@ -18,11 +18,13 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.hosts import first_host
+from hpc_gpt.runs.program_checkpoints import command_of
 from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
 from hpc_gpt.runs.state import ADVICE, LIVE, VAGUE, Advice, Facts, class_of
+from hpc_gpt.runs.work_folder import link_line, missing_in_copy
 from hpc_gpt.words import class_and_words
 
 SCHEMA = 1
@@ -140,6 +142,10 @@ class Why:
         if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
             again = f"hpc-gpt submit --resume {self.own.path} continues it"
             return f"leave the folder in its place until the run has ended; {again}"
+        if self.own is not None and (
+            fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
+        ):
+            return fault
         end = read_rank_end(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             return self.advice.to_do
@@ -219,6 +225,20 @@ def _with_lines(why: Why, log: Path | None = None) -> Why:
     if log is None and why.own is not None:
         log = next((attempt.log for attempt in why.own.attempts()[-1:] if attempt.log.is_file()), None)
     return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in VAGUE else ())
+
+
+def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
+    """What to do if a run's program did not find a file that is in its folder, but not in the run's copy."""
+    command = command_of(run)
+    if command is None or not any("such file" in text or "not found" in text or "xist" in text for text in texts):
+        return ""
+    name = next((found for text in texts if (found := missing_in_copy(run.path, command, text))), "")
+    if not name:
+        return ""
+    line = link_line([*command.link, name.partition("/")[0]])
+    return (
+        f"{command.workdir}/{name} is there, but not in the run's copy, as git ignores it: add {line}, and submit again"
+    )
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:

@@ -1,21 +1,27 @@
 """The files of `command.workdir`, kept in a run: `work.tar.gz`, from which every attempt runs in `work/`.
 
 Kept are the files that git does not ignore. What the program writes in `work/` stays there for the next attempt.
+`command.link` names what of the folder itself is to be found there, too: only that is linked, as a program writes
+through a link.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
 import io
+import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
@@ -23,23 +29,67 @@ from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
 from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.experiment import Command
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import counted, show_bytes
 
 ARCHIVE = "work.tar.gz"
 # In provenance.json: the SHA-256 of the uncompressed archive.
 KEY = "work_sha256"
 MOST_BYTES = 64 << 20
 _NEVER = frozenset((".git", "__pycache__"))
+# Seconds in which the sizes of what is not kept are counted.
+_COUNTS_S = 2.0
+_MOST_NAMED = 5
+# What a program writes, or was installed: seldom what a run has to read.
+_WRITTEN = re.compile(
+    r"\.|outs?$|outputs?$|checkpoints?$|ckpts?$|logs?$|runs$|wandb$|mlruns$|v?env$|build$|.*\.egg-info$"
+)
 
 
-def snapshot_of(resolved: Resolved) -> Archive | None:
+class WorkArchive(Archive):
+    """The archive of a folder: its `sizes` in bytes by name, and those of what it has `left_out`, by the first part of
+    the name; `whole` is false if these were not all counted."""
+
+    def __init__(self, tar: bytes, sizes: Mapping[str, int], left_out: Mapping[str, int], whole: bool) -> None:
+        super().__init__(ARCHIVE, tar)
+        self.sizes, self.left_out, self.whole = sizes, left_out, whole
+
+
+def describe_copy(resolved: Resolved) -> list[str]:
+    """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
+    none. Raises ConfigError."""
+    archive, command = snapshot_of(resolved), resolved.command
+    if archive is None or command is None:
+        return []
+    size = show_bytes(sum(archive.sizes.values()))
+    lines = [f"{counted(len(archive.sizes), 'file')} of {command.workdir}, {size}; the program runs in the copy"]
+    lines += [f"linked to {command.workdir}: {', '.join(command.link)}"] if command.link else []
+    linked = {name.partition("/")[0] for name in command.link}
+    left = sorted((name for name in archive.left_out if name not in linked), key=lambda name: -archive.left_out[name])
+    if left:
+        at_least = "" if archive.whole else "at least "
+        named = [f"{name} {at_least}{show_bytes(archive.left_out[name])}" for name in left[:_MOST_NAMED]]
+        named += [f"{len(left) - _MOST_NAMED} more"] if len(left) > _MOST_NAMED else []
+        lines.append(f"not in the copy, as git ignores it: {', '.join(named)}")
+        read = [name for name in left if not _WRITTEN.match(name.lower())][:_MOST_NAMED] or left[:1]
+        lines.append(f"what the program reads of it needs a line: {link_line([*command.link, *read])}")
+    return lines
+
+
+def link_line(names: Sequence[str]) -> str:
+    """The line of an experiment that links these."""
+    return f"[command] link = {json.dumps(list(names), ensure_ascii=False)}"
+
+
+def snapshot_of(resolved: Resolved) -> WorkArchive | None:
     """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
     command = resolved.command
     return take_work(command.workdir) if command is not None and command.snapshot else None
 
 
 @functools.cache
-def take_work(folder: str) -> Archive:
+def take_work(folder: str) -> WorkArchive:
     """The archive of a folder as it is now. Cached, because a sweep asks for every row. Raises ConfigError."""
     root = Path(folder)
     if not root.is_dir():
@@ -63,7 +113,24 @@ def take_work(folder: str) -> Archive:
                 _add(tar, root, name)
     except OSError as fault:
         raise ConfigError(f"cannot read {fault.filename}: {fault.strerror}", "make it readable, or ignore it") from None
-    return Archive(ARCHIVE, buffer.getvalue())
+    return WorkArchive(buffer.getvalue(), sizes, *_left_out(root, frozenset(names), logs))
+
+
+def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, int], bool]:
+    """({first part of a name: bytes} of the files below a folder that are not in `names`, whether all were counted)."""
+    until = time.monotonic() + _COUNTS_S
+    sizes: dict[str, int] = {}
+    for parent, folders, files in os.walk(root):
+        if time.monotonic() > until:
+            return sizes, False
+        below = Path(parent).relative_to(root)
+        folders[:] = [name for name in folders if name not in _NEVER and Path(parent, name).absolute() != logs]
+        for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
+            path = below / name
+            if path.as_posix() not in names and not name.endswith(".pyc"):
+                with contextlib.suppress(OSError):
+                    sizes[path.parts[0]] = sizes.get(path.parts[0], 0) + os.lstat(root / path).st_size
+    return sizes, True
 
 
 def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
@@ -142,6 +209,42 @@ def unpack_work(run: Path) -> Path:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def link_work(run: Path, workdir: Path, names: Sequence[str]) -> None:
+    """Links what `names` says of a folder into the work/ of a run; of a folder that is there in part, what it lacks.
+    ConfigError if there is no such file, RunFolderError if the disk refuses."""
+    for name in names:
+        if not (workdir / name).exists():
+            raise ConfigError(f"command.link has {name}, which is not in {workdir} on this node", "is it mounted here?")
+        try:
+            _link(workdir / name, run / WORK / name)
+        except OSError as fault:
+            raise RunFolderError(f"cannot link {run / WORK / name}: {fault.strerror}", "is the disk full?") from None
+
+
+def _link(source: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source)
+    elif source.is_dir() and target.is_dir() and not target.is_symlink():
+        for each in source.iterdir():
+            if each.name not in _NEVER:
+                _link(each, target / each.name)
+
+
+def missing_in_copy(run: Path, command: Command, text: str) -> str:
+    """The file or folder that a message names, if it is in workdir but not in the work/ of a run; empty without one."""
+    if not command.snapshot:
+        return ""
+    for word in re.split(r"[\s'\"`:,;()\[\]=]+", text):
+        name = word.removeprefix(f"{run / WORK}/").removeprefix("./").rstrip(".")
+        if not name.strip("/") or name.startswith("/") or ".." in Path(name).parts or len(name) > 1000:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if not os.path.lexists(run / WORK / name) and Path(command.workdir, name).exists():
+                return name
+    return ""
 
 
 def changed_since(run: Path) -> list[str]:

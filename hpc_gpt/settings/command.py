@@ -114,6 +114,7 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
     yield from _brace_faults("command.complete", command.complete or "", ("run", "checkpoint"))
     yield from _checkpoint_faults(command)
     yield from _pattern_faults(command.pattern)
+    yield from _link_faults(command)
     if command.hang_s is not None and not (math.isfinite(command.hang_s) and command.hang_s > 0):
         yield f"command.hang_s is {command.hang_s:g}, but must be above 0", "leave it out for no limit"
 
@@ -149,6 +150,15 @@ def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
             f"command.checkpoints is {glob!r}, which is not in the run's folder, nor in the work folder",
             'use "{run}/checkpoints/…", a folder that the program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir',
         )
+
+
+def _link_faults(command: Command) -> Iterator[tuple[str, str]]:
+    for name in command.link:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith(("/", "~")) or ".." in parts or "\0" in name:
+            yield f"command.link has {name!r}, which is no path in command.workdir", 'for example link = ["data"]'
+    if command.link and not command.snapshot:
+        yield "command.link is given, but command.snapshot is false: the program runs in workdir itself", "leave it out"
 
 
 def _pattern_faults(pattern: str | None) -> Iterator[tuple[str, str]]:

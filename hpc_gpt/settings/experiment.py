@@ -408,6 +408,8 @@ class Command:
     "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
     snapshot: bool = key(True, "free", "nothing")
     "Keep workdir's files in the run, but those that git ignores, and run every attempt from them."
+    link: tuple[str, ...] = key((), "free", "nothing", added=True)
+    'What of workdir the program reads where it is, through a link in its copy; for example ["data"].'
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,9 @@ def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path
     (work / ".gitignore").write_text("data/\n")
     done = hpc_gpt("render", path, "--cluster", "local")
     assert done.code == 0
+    shown = in_process("submit", path, "--cluster", "local", "--dry-run").stdout
+    assert "not in the copy, as git ignores it: data 0.01 KiB" in shown
+    assert '[command] link = ["data"]' in shown
     run = start(path)
     (work / "note").write_text("edited later\n")
     assert ended(run).state == "done"
@@ -357,3 +360,32 @@ def test_a_program_is_done_only_after_its_last_step(tmp_path: Path, run_line: st
     assert status.state == state
     assert words in str(run.attempt(1).ended()["cause"])
     assert words in hpc_gpt("why", run.run_id).stdout
+
+
+def test_a_file_that_git_ignores_is_not_found_and_why_names_the_line_that_links_it(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "data", {"run": "cat data/train.bin", "per": "job"}, GPUS)
+    (tmp_path / "work" / "data").mkdir()
+    (tmp_path / "work" / "data" / "train.bin").write_text("tokens\n")
+    (tmp_path / "work" / ".gitignore").write_text("*.bin\n")
+    run = start(path)
+    assert ended(run).state == "error"
+    line = 'add [command] link = ["data"], and submit again'
+    assert f"work/data/train.bin is there, but not in the run's copy, as git ignores it: {line}" in (
+        hpc_gpt("why", run.run_id).stdout
+    )
+    run = start(path, "--set", 'command.link=["data"]')
+    assert ended(run).state == "done"
+    assert "tokens" in run.attempt(1).log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"link": ["../data"]}, "which is no path in command.workdir"),
+        ({"link": ["nowhere"]}, "command.link has nowhere, which is not in"),
+        ({"link": ["train.py"], "snapshot": False}, "command.snapshot is false"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    path = experiment(tmp_path, "loop", changes, GPUS)
+    assert words in error_of(in_process("submit", path, "--cluster", "local", "--dry-run"))[0]

@@ -115,7 +115,7 @@ def place(tmp_path_factory):
     )
     (folder / "myrun.toml").write_text(blocks("docs/keys.md", "toml")[0])
     (folder / "mine.toml").write_text(blocks("docs/your-own-program.md", "toml")[0])
-    (folder / "nanoGPT").mkdir()
+    (folder / "nanoGPT" / "data").mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests" / "scripts" / "jobs" / "nanogpt-nodes.slurm", folder / "train.slurm")
     shutil.copy(folder / "train.slurm", folder / "job.slurm")
     assert in_process("init", "--from", "train.slurm", cwd=folder).code == 0

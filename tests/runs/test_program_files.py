@@ -159,3 +159,26 @@ def test_the_runs_below_a_folder_are_not_its_files(
 def test_a_folder_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no folder here"):
         work.take_work("/no/such/folder")
+
+
+def test_what_is_not_kept_is_named_with_its_size_and_only_what_is_named_is_linked(folder: Path, tmp_path: Path) -> None:
+    work.take_work.cache_clear()
+    archive = work.take_work(str(folder))
+    assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)
+    (tmp_path / "run").mkdir()
+    archive.place(tmp_path / "run")
+    copy = work.unpack_work(tmp_path / "run")
+    (copy / "sub" / "own").write_text("of the program")
+    for _ in range(2):  # of each attempt
+        work.link_work(tmp_path / "run", folder, ["data", "sub"])
+    assert (copy / "data").readlink() == folder / "data"
+    assert (copy / "sub" / "b.bin").readlink() == folder / "sub" / "b.bin"
+    assert not (copy / "sub").is_symlink()
+    assert not (copy / "sub" / "keep.bin").is_symlink()
+    assert not (copy / "a.bin").exists()
+    with pytest.raises(ConfigError, match="nowhere, which is not in"):
+        work.link_work(tmp_path / "run", folder, ["nowhere"])
+    mine = Command(run="x", workdir=str(folder), snapshot=True)
+    assert work.missing_in_copy(tmp_path / "run", mine, "No such file or directory: './a.bin'") == "a.bin"
+    assert work.missing_in_copy(tmp_path / "run", mine, f"cannot open {copy}/a.bin: No such file") == "a.bin"
+    assert work.missing_in_copy(tmp_path / "run", mine, "No such file or directory: 'data/y'") == ""

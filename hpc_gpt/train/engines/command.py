@@ -23,7 +23,7 @@ from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
-from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, take_work, unpack_work
+from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
@@ -147,6 +147,7 @@ class CommandRank(ForeignRank):
         if not (run.path / ARCHIVE).exists() and not folder.is_dir():  # plain sbatch
             take_work(command.workdir).place(run.path)
         unpack_work(run.path)
+        link_work(run.path, Path(command.workdir), command.link)
         with contextlib.suppress(OSError, EOFError):
             if changed := changed_since(run.path):
                 more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
