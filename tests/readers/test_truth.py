@@ -1,6 +1,7 @@
-"""Excerpts of public logs, and their true fields, written by hand before they were read: none may be read wrong.
+"""Logs in the form of public ones, and their true fields, written before they were read: none may be read wrong.
 
-`truth/NAME.json` has `seen` (where NAME.log is public), `record` (fields that the log prints, or that follow), `within`
+They have the lines of their programs, with each rare form, and values, hosts and paths of our own. `truth/NAME.json`
+has `seen` (the public place where the form was seen), `record` (fields that the log prints, or that follow), `within`
 (field -> share by which it may differ, beyond rounding) and `absent` (fields that no such log gives).
 """
 
