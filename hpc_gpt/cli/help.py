@@ -48,33 +48,6 @@ micro_batch = 1
 #   hpc-gpt cancel, report             also take a sweep's id or folder
 """
 
-ROWS = """\
-{"rows": [
-  {"id": "a-1", "source": "a", "device": "a100-80g", "gpus_per_node": 8, "fabric": "infiniband 8x200G",
-   "hidden": 4096, "layers": 32, "heads": 32, "vocab": 50257, "seq": 2048, "gpus": 64, "tp": 4, "pp": 4,
-   "micro_bs": 2, "global_bs": 256, "recompute": "full", "dtype": "bf16", "stack": "Megatron-DeepSpeed",
-   "zero_stage": 1, "sec_per_iter": 9.1, "memory_gib": 20.5, "memory_kind": "nvidia_smi", "fits": true}
-]}
-
-Or {"clusters": {"mine": [...], "theirs": [...]}}: then each cluster gets its own constants.
-
-the machine     device, gpus_per_node, fabric
-the model       hidden, layers, heads, seq; vocab (51200), kv_heads, ffn, swiglu, untied
-the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding,
-                distributed_optimizer, stack, schedule, partition, offload, flash_attention
-the batch       micro_bs; global_bs or grad_accum; without either, memory is that of a full pipeline
-measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
-                memory_gib with memory_kind (nvidia_smi, reserved, allocated), memory_by_stage_gib {stage: [steady,
-                peak allocated, peak reserved]}; fits, noisy (predicted, but in no mean)
-
-Unknown fields are ignored. A row that lacks a required field, or has an impossible value, is left out with the field
-named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
-
-  hpc-gpt plan --validate rows.json                            predicted beside published, by data sheets
-  hpc-gpt plan --validate rows.json --calibrate mine.json      with constants fitted to other rows
-  hpc-gpt plan --calibrate mine.json --cluster NAME            stores the constants in your profile
-"""
-
 
 class Topics(UncutGroup):
     """The topics; the name of a verb shows that verb's own help."""
@@ -111,7 +84,7 @@ class Topics(UncutGroup):
 @click.group("help", cls=Topics)
 def help_command() -> None:
     """List the keys of an experiment, a profile and a record, the engines, a template's variables, how runs end; how to
-    write a sweep and published rows."""
+    write a sweep."""
 
 
 def _tables_of_keys() -> list[str]:
@@ -185,12 +158,6 @@ def engines(as_json: bool) -> None:
 def sweeps() -> None:
     """Explain how a file holds the rows of a table, and how to run them."""
     click.echo(SWEEPS, nl=False)
-
-
-@help_command.command("rows")
-def rows() -> None:
-    """Explain how to write a file of published rows, for plan --validate and --calibrate."""
-    click.echo(ROWS, nl=False)
 
 
 @help_command.command("causes")

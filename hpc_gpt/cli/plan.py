@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,14 @@ import click
 
 from hpc_gpt.cli.experiment_options import planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.removed_option import removed_option
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
 from hpc_gpt.launch.request import Request
+from hpc_gpt.plan.calibration import calibrate as fit_constants
+from hpc_gpt.plan.calibration import store_calibration
+from hpc_gpt.plan.measured import read_records
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.report.plan_explanation import explain
@@ -35,7 +39,7 @@ from hpc_gpt.report.plan_table import (
     unchecked,
     wrapped,
 )
-from hpc_gpt.settings.cluster import user_default
+from hpc_gpt.settings.cluster import load_profile, user_default
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.tables import toml_value
 from hpc_gpt.terminal import width, write_heading
@@ -43,6 +47,7 @@ from hpc_gpt.terminal import width, write_heading
 PLACE = 10
 
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
+_ROWS = "hpc-gpt report --predictions compares runs; tests/benchmarks/plan.py --rows FILE, published rows"
 _FILE = click.Path(path_type=Path)
 _FLAGS = {
     "model.preset": "--model", "model.seq": "--seq", "engine.name": "--engine", "engine.zero_stage": "--zero-stage",
@@ -72,19 +77,12 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page with charts of memory and time.")  # fmt: skip
-@click.option(
-    "--validate",
-    type=_FILE,
-    metavar="ROWS",
-    help="Predict published rows, and print the predictions beside what was measured.",
-)
-@click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS|ROWS",
-              help="Fit the planner's constants to records or rows, and store them in the profile of --cluster; "
-              "with --validate store nothing. May be repeated.")  # fmt: skip
+@click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS",
+              help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
+              "--cluster. May be repeated.")  # fmt: skip
 @click.option("--calibration", metavar="NAME", help="Use the constants of that cluster.")
-@click.option(
-    "--cross-validate", is_flag=True, help="With --validate: also predict each source with constants fitted without it."
-)
+@removed_option("--validate", _ROWS)
+@removed_option("--cross-validate", _ROWS, is_flag=True)
 def plan(
     request: Request,
     why: str | None,
@@ -92,10 +90,8 @@ def plan(
     tokens: float,
     as_json: bool,
     html: Path | None,
-    validate: Path | None,
     calibrate: tuple[Path, ...],
     calibration: str | None,
-    cross_validate: bool,
 ) -> None:
     """Find the layouts that fit in memory and predict how fast each is, before anything is queued.
 
@@ -109,25 +105,14 @@ def plan(
     hpc-gpt plan --max-model --gpus 16 --cluster jean-zay-v100-16g
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
-    if cross_validate and validate is None:
-        raise ConfigError("--cross-validate needs --validate", "add --validate ROWS")
-    for name, given in (("--why", why), ("--max-model", max_model), ("--html", html)):
-        if given and (validate is not None or calibrate):
-            raise ConfigError(
-                f"{name} does not go with --validate or --calibrate", f"use two commands, one without {name}"
-            )
-    if validate is not None:
-        from hpc_gpt.cli.plan_rows import run_validate
-
-        run_validate(validate, calibrate, calibration, cross_validate, as_json, request.cluster)
-        return
+    for name, given in (("--why", why), ("--max-model", max_model), ("--html", html), ("--calibration", calibration)):
+        if given and calibrate:
+            raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
     if calibrate:
-        from hpc_gpt.cli.plan_rows import run_calibrate
-
         cluster = user_default() if request.cluster is None else request.cluster
         if cluster is None:
             raise ConfigError("--calibrate stores the constants in a cluster profile", "name one with --cluster")
-        run_calibrate(calibrate, cluster, calibration, as_json)
+        _calibrate(calibrate, cluster, as_json)
         return
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens:g}, but must be a number above 0", "for example --tokens 300e9")
@@ -145,6 +130,35 @@ def plan(
     asked = ask_plan(request, tokens, calibration, why=why)
     print_stand_in(asked)
     _print(asked, search_asked(asked, must_fit=why is None), as_json, html, why)
+
+
+def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
+    """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
+    profile = load_profile(cluster)
+    read = [read_records(path, profile) for path in paths]
+    measured = [step for steps, _ in read for step in steps]
+    left_out = [entry for _, entries in read for entry in entries]
+    for entry in left_out:
+        click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
+    if not any(step.step_s for step in measured):
+        raise ConfigError(
+            f"no record has the time of a step on {profile.gpus_per_node} {profile.device} per node",
+            f"give records of runs on {profile.name}; {len(left_out)} left out",
+        )
+    fitted = fit_constants(profile.name, measured)
+    path = store_calibration(cluster, fitted)
+    if as_json:
+        tables = {"schema": 1, "profile": str(path), "calibration": fitted.to_tables()}
+        tables["left_out"] = [{"id": entry.id, "left_out": entry.reason} for entry in left_out]
+        click.echo(json.dumps(tables, indent=1, allow_nan=False))
+        return
+    for name, value in vars(fitted.constants).items():
+        click.echo(f"{name:<12} {value:.4g}")
+    for name, residual in sorted(fitted.residuals.items(), key=lambda pair: -abs(pair[1])):
+        click.echo(f"{residual:+8.1%}  {name}")
+    count, error = len(fitted.residuals), fitted.mean_error or 0
+    click.echo(f"mean error over the {count} fitted step times: {error:.1%}")
+    click.echo(f"stored in {path}", err=True)
 
 
 def print_stand_in(asked: PlanAsked) -> None:

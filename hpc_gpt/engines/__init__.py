@@ -1,6 +1,6 @@
 """The engines: a module each, with an `ENGINE`. A module is used as soon as it is here, and its file is its name.
 
-`others` has other programs' ways to hold their states, by which published rows are predicted; `base` what they share.
+`base` has what they share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hpc_gpt.engines.base.ds_config import DS_CONFIG
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.engines.base.states import States
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.resolved import Resolved
 
 
@@ -42,24 +41,7 @@ def ds_config_of(resolved: Resolved) -> dict[str, Any]:
     return config
 
 
-@cache
-def other_programs() -> dict[str, States]:
-    """How other programs hold their states, by name."""
-    package = f"{__name__}.others"
-    path = importlib.import_module(package).__path__
-    found: list[States] = [
-        importlib.import_module(f"{package}.{module.name}").STATES for module in pkgutil.iter_modules(path)
-    ]
-    return {states.name: states for states in found}
-
-
 def states_of(training: Training) -> States:
-    """How the training's program holds its states: ours as its engine says, or another's by `bytes_rule`.
-
-    Raises ConfigError for an unknown `bytes_rule`.
-    """
-    if training.bytes_rule is None:
-        return engine_of(training)
-    if training.bytes_rule not in other_programs():
-        raise ConfigError(f"no bytes rule {training.bytes_rule!r}", f"use one of {', '.join(other_programs())}")
-    return other_programs()[training.bytes_rule]
+    """How the training's program holds its states: as our engine says, or as another program does."""
+    states: States = training.program_states or engine_of(training)
+    return states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, PublishedRuns
+from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts
 from hpc_gpt.engines.base.states import StateBytes, plain_states
 from hpc_gpt.engines.base.training import Training
 
@@ -18,7 +18,7 @@ class Ddp(EngineFacts):
     converts = frozenset({"layout.dp"})
     overlaps_reduction = True
     synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
-    published = PublishedRuns(title_words=frozenset({"ddp"}), pads_vocabulary=False)
+    pads_vocabulary = False
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"
@@ -34,9 +34,6 @@ class Ddp(EngineFacts):
         dp = training.dp
         bucket = 2 if dp > 1 else 0
         return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        return "ddp"
 
     def copies_by_layer(self, training: Training) -> bool:
         """train/engines/master_weights.py. With more ranks the last micro-batch's are in DistributedDataParallel's

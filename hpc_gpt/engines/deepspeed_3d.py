@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
-from hpc_gpt.engines.base.facts import OUR_MODEL, PublishedRuns
+from hpc_gpt.engines.base.facts import OUR_MODEL
 from hpc_gpt.settings.resolved import Resolved
 
 ANY_LAYOUT = frozenset({"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"})
@@ -22,7 +22,6 @@ class Deepspeed3d(DeepspeedFacts):
     reads = frozenset({"deepspeed-zero"})
     has_fused_kernels = True
     keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
-    published = PublishedRuns(title_words=frozenset({"3d"}), keeps_logits=True)
     buckets_a_reduction = 2  # the pipeline engine allocates one for its reduction, too (reduce_gradients)
 
     def config(self, resolved: Resolved) -> dict[str, Any]:
@@ -35,10 +34,6 @@ class Deepspeed3d(DeepspeedFacts):
                 "grad_partitioned": False,
             }
         }
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        """Before BF16_Optimizer a pipeline in bf16 held the same as in fp16; sources that sum in fp32 state it."""
-        return "bf16-optimizer" if sums_in_fp32 else super().published_states(dtype, sharded, sums_in_fp32)
 
 
 ENGINE = Deepspeed3d()

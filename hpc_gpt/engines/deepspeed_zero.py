@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
-from hpc_gpt.engines.base.facts import OUR_MODEL, PublishedRuns
+from hpc_gpt.engines.base.facts import OUR_MODEL
 from hpc_gpt.engines.deepspeed_3d import ANY_LAYOUT
 
 
@@ -18,12 +18,6 @@ class DeepspeedZero(DeepspeedFacts):
     gathers_one_by_one = True
     # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).
     synchronizations = 0.1
-    published = PublishedRuns(title_words=frozenset({"zero", "zero1", "zero2", "zero3"}))
-
-    def offloads_activations(self, zero_stage: int, is_split: bool) -> bool:
-        """DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and only that program splits layers under
-        ZeRO-3."""
-        return zero_stage == 3 and is_split
 
 
 ENGINE = DeepspeedZero()

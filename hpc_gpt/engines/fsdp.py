@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, Fault, PublishedRuns
+from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, Fault
 from hpc_gpt.engines.base.states import StateBytes
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.settings.experiment import Engine
@@ -22,13 +22,7 @@ class Fsdp(EngineFacts):
     converts = frozenset({"layout.tp", "layout.dp"})
     selects_operators = True
     overlaps_reduction = True
-    published = PublishedRuns(
-        title_words=frozenset({"fsdp", "fsdp2"}),
-        pads_vocabulary=False,
-        flash=True,  # it came with PyTorch 2's fused attention
-        sequence_parallel=True,  # PyTorch's parallel styles do
-        fused_loss=True,  # flash_attn.losses.cross_entropy, the default of llm-foundry and others
-    )
+    pads_vocabulary = False
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         if engine.offload != "full":
@@ -67,9 +61,6 @@ class Fsdp(EngineFacts):
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + 4 if gradients else 0
         return width * (2 * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        return "fsdp"
 
 
 ENGINE = Fsdp()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
-from hpc_gpt.engines.base.facts import Fault, PublishedRuns
+from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
@@ -21,9 +21,7 @@ class HfDeepspeed(DeepspeedFacts):
     compiles_edges = False
     converts = frozenset({"layout.dp", "engine.zero_stage"})
     gathers_one_by_one = True
-    published = PublishedRuns(
-        title_words=frozenset({"hf", "huggingface", "transformers"}), any_model=True, loss_bytes=10.0
-    )
+    any_model = True
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         return None if architecture_of(shape) else "transformers has no class of its shape"

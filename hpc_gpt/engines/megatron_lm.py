@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_gpt.engines.base.facts import EngineFacts, PublishedRuns
+from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.engines.base.megatron_checkout import check_is_checkout, check_options, checkout_of
 from hpc_gpt.engines.base.states import StateBytes, plain_states
 from hpc_gpt.engines.base.training import Training
@@ -42,7 +42,6 @@ class MegatronLm(EngineFacts):
     scatters_outputs = True  # each rank sends its part and gathers them inside the node (Narayanan et al. 2021, 4.1)
     has_chunks = True
     saves_weights_again = True
-    published = PublishedRuns(title_words=frozenset({"megatron"}), loss_bytes=10.0)
 
     def data_of(self, data: Data) -> Data:
         """Megatron's own token files, by default of the standard library, or mock data."""
@@ -155,16 +154,16 @@ class MegatronLm(EngineFacts):
         return plain_states(training) if training.dtype == "fp32" else one_gradient_buffer(training)
 
     def logit_bytes(self, training: Training) -> float:
-        return self.published.logit_bytes(training)
+        """2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4)."""
+        if training.fused_loss:
+            return 4.0
+        return 16.0 if training.dtype == "fp32" else 10.0
 
     def reduced_bytes(self, training: Training) -> float:
         return 4.0 if training.dtype == "bf16" else 2.0
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
         return "deepspeed-3d" if has_stages else "deepspeed-zero"
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        return "megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"
 
 
 ENGINE = MegatronLm()

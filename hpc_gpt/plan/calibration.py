@@ -1,7 +1,6 @@
-"""Fit the constants of a cluster to a few published or recorded steps, store them, and choose the cluster for a row.
+"""Fit the constants of a cluster to a few measured steps, and store them.
 
-A cluster is a name in `{"clusters": {name: rows}}`; rows of a plain list are grouped by device, node and fabric. The
-constants are kept in `[calibration]` of a user's cluster profile; the rest of that file stays as it is.
+The constants are kept in `[calibration]` of a user's cluster profile; the rest of that file stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +20,11 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.measured import Measured
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
-from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.tables import close_matches
 
-DATA_SHEET = "data sheets"
 _FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metadata)
 NAMES = tuple(entry.name for entry in _FITTED)
 # The error of a good prediction of one row, as a logarithm: it weighs the rows against the constants' spread.
@@ -40,6 +37,7 @@ _HEADER = re.compile(r"^[ \t]*\[\[?[ \t]*([^\[\]#]{1,400}?)[ \t]*\]\]?[ \t]*(?:#
 _NOTE = (
     "# Written by hpc-gpt plan --calibrate, whole each time: residuals are predicted over measured step time less 1."
 )
+Row = TypeVar("Row", bound=Measured)
 _Sample = tuple[Training, Machine, float]
 
 
@@ -116,13 +114,9 @@ def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.n
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One cluster's constants. `residuals`: by a row's id, predicted over published step time less 1."""
+    """One cluster's constants. `residuals`: by a record's id, predicted over measured step time less 1."""
 
     name: str
-    device: str
-    gpus_per_node: int
-    fabrics: frozenset[str]
-    sources: frozenset[str]
     constants: Constants
     residuals: Mapping[str, float] = field(default_factory=dict)
 
@@ -142,94 +136,26 @@ class Calibrated:
         }
 
 
-def fastest(rows: Iterable[PublishedRow]) -> list[PublishedRow]:
-    """The rows whose time counts: not noisy ones, and of a source's several times for one layout only the shortest."""
-    best: dict[tuple[object, ...], PublishedRow] = {}
+def fastest(rows: Iterable[Row]) -> list[Row]:
+    """The steps that count: of several of one training on one machine only the shortest."""
+    best: dict[tuple[str, int, Training], Row] = {}
     for row in rows:
-        seconds = row.published.step_s
-        if seconds is None or row.published.noisy:
-            continue
-        key = (row.source, row.machine.device, row.machine.gpus_per_node, row.fabric, row.training)
+        key = (row.machine.device, row.machine.gpus_per_node, row.training)
         known = best.get(key)
-        if known is None or seconds < (known.published.step_s or math.inf):
+        if row.step_s is not None and (known is None or row.step_s < (known.step_s or math.inf)):
             best[key] = row
     return list(best.values())
 
 
-def samples_of(rows: Iterable[PublishedRow]) -> list[_Sample]:
-    """(training, machine, seconds) of the rows whose time counts, for `fit`."""
-    return [(row.training, row.machine, row.published.step_s) for row in fastest(rows) if row.published.step_s]
-
-
-def calibrate(name: str, rows: Sequence[PublishedRow]) -> Calibrated:
+def calibrate(name: str, rows: Sequence[Measured]) -> Calibrated:
     """The constants of one cluster; the defaults if no row has a time."""
     counted = fastest(rows)
-    fitted = fit(samples_of(counted))
-    machine = rows[0].machine
-    return Calibrated(
-        name=name,
-        device=machine.device,
-        gpus_per_node=machine.gpus_per_node,
-        fabrics=frozenset(row.fabric for row in rows),
-        sources=frozenset(row.source for row in rows),
-        constants=fitted.constants,
-        residuals=_shares(counted, fitted.residuals),
-    )
+    fitted = fit([(row.training, row.machine, row.step_s) for row in counted if row.step_s])
+    return Calibrated(name, fitted.constants, _shares(counted, fitted.residuals))
 
 
-def calibrate_clusters(rows: Sequence[PublishedRow]) -> list[Calibrated]:
-    """Every cluster that has a time, in the file's order."""
-    groups: dict[str, list[PublishedRow]] = {}
-    for row in rows:
-        groups.setdefault(row.cluster or cluster_name(row), []).append(row)
-    return [calibrate(name, group) for name, group in groups.items() if fastest(group)]
-
-
-def cluster_name(row: PublishedRow) -> str:
-    """A name from a row's machine, for rows that name no cluster: `a100-80g-8-infiniband-4x200g`."""
-    name = f"{row.machine.device}-{row.machine.gpus_per_node}-{row.fabric}"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def named(clusters: Sequence[Calibrated], name: str) -> Calibrated:
-    """The cluster of that name. ConfigError, with the known names, if there is none."""
-    for cluster in clusters:
-        if cluster.name == name:
-            return cluster
-    known = [cluster.name for cluster in clusters]
-    raise ConfigError(
-        f"no cluster {name!r:.60} in the calibration; it has {', '.join(known[:20]) or 'none'}",
-        close_matches(name, known) or "--calibration takes one of these names",
-    )
-
-
-def chosen_for(row: PublishedRow, clusters: Sequence[Calibrated]) -> Calibrated | None:
-    """The cluster whose constants predict a row: one of the same device and node size; None if there is none.
-
-    Of several, those with rows of the same source, else of the same fabric, else all. If several are left, their
-    geometric mean: the row's cluster is as likely to be above as below each.
-    """
-    machine = (row.machine.device, row.machine.gpus_per_node)
-    alike = [cluster for cluster in clusters if (cluster.device, cluster.gpus_per_node) == machine]
-    nearest = (
-        [cluster for cluster in alike if row.source in cluster.sources]
-        or [cluster for cluster in alike if row.fabric in cluster.fabrics]
-        or alike
-    )
-    if len(nearest) < 2:
-        return nearest[0] if nearest else None
-    logarithms = [[math.log(value) for value in vars(cluster.constants).values()] for cluster in nearest]
-    return Calibrated(
-        "the middle of " + ", ".join(cluster.name for cluster in nearest),
-        *machine,
-        fabrics=frozenset().union(*(cluster.fabrics for cluster in nearest)),
-        sources=frozenset().union(*(cluster.sources for cluster in nearest)),
-        constants=Constants(*(math.exp(sum(column) / len(nearest)) for column in zip(*logarithms, strict=True))),
-    )
-
-
-def _shares(rows: Sequence[PublishedRow], logarithms: Sequence[float]) -> dict[str, float]:
-    """Predicted over published less 1, by id; rows that share an id get a number."""
+def _shares(rows: Sequence[Measured], logarithms: Sequence[float]) -> dict[str, float]:
+    """Predicted over measured less 1, by id; rows that share an id get a number."""
     shares: dict[str, float] = {}
     for row, logarithm in zip(rows, logarithms, strict=True):
         name, count = row.id, 2
@@ -293,15 +219,7 @@ def stored_calibration(profile: ClusterProfile) -> Calibrated:
             f"profile {profile.name} has no [calibration]",
             f"hpc-gpt plan --calibrate RECORDS --cluster {profile.name} writes one",
         )
-    return Calibrated(
-        name=profile.name,
-        device=profile.device or "",
-        gpus_per_node=profile.gpus_per_node,
-        fabrics=frozenset({profile.fabric or ""}),
-        sources=frozenset(),
-        constants=constants_from(stored.constants),
-        residuals=stored.residuals,
-    )
+    return Calibrated(profile.name, constants_from(stored.constants), stored.residuals)
 
 
 def without_table(text: str, name: str) -> str:

@@ -131,7 +131,7 @@ class _Stages(Sequence[StageMemory]):
         self._layer_work = layer.kept - kept + gradients_of_layer(layer) + gathered_in_layers
         self._layer_work += half * (layer_params(shape, tp) if self._states.copies_by_layer(training) else self._matrix)
         self._loss_work = gathered_in_loss
-        ours = training.bytes_rule is None
+        ours = training.program_states is None
         if ours and self._facts.overwrites_logits(training):
             # The gradient of the head's weight, made beside that of the logits; of several pieces also the sum, which
             # in one pass is in fp32.
@@ -141,7 +141,7 @@ class _Stages(Sequence[StageMemory]):
         self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
         logits = shape.seq * training.micro_batch / training.loss_chunks * rows
         self._logits = logits * logit_bytes(training)
-        self._keeps_logits = not ours and self._facts.published.keeps_logits
+        self._keeps_logits = self._states.keeps_logits(training)
         self._evaluates = ours and not self._facts.is_program
         # Without gradients: one layer's forward pass, or the logits beside the input of the last norm and of the head.
         in_layers, in_loss = self._facts.gathered(training, gradients=False)
@@ -226,9 +226,8 @@ class _Stages(Sequence[StageMemory]):
 
 
 def logit_bytes(training: Training) -> float:
-    """Bytes of one logit at the peak of a backward pass, as our engine says or as other programs of its kind hold."""
-    facts = engine_of(training)
-    return facts.logit_bytes(training) if training.bytes_rule is None else facts.published.logit_bytes(training)
+    """Bytes of one logit at the peak of a backward pass, as the training's program holds them."""
+    return states_of(training).logit_bytes(training)
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

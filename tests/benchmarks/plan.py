@@ -1,7 +1,9 @@
 """How good `plan` is, as a table: errors on the published rows of ../shared, and how long searches take: `make bench`.
 
     python tests/benchmarks/plan.py [--rows FOLDER] [--write]
+    python tests/benchmarks/plan.py --rows FILE [--calibrate FILE] [--calibration NAME] [--cross-validate] [--json]
 
+The second prints each row of a file (tests/plan/published/files.py shows one) predicted beside what was measured.
 Nothing passes or fails here; tests/plan/test_published.py holds the errors to those that --write commits. Rows are read
 from FOLDER (open.json and calibration.json), by default planner in $HPC_GPT_SHARED or ../shared; without it the
 searches alone are timed.
@@ -24,12 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.validation import Errors
 from hpc_gpt.settings.model_shape import ModelShape
-from tests.plan.published_figures import (
+from tests.plan.published.compared import compare
+from tests.plan.published.figures import (
     CALIBRATED,
     COMMITTED,
     DATA_SHEETS,
@@ -40,6 +41,8 @@ from tests.plan.published_figures import (
     read_files,
     write,
 )
+from tests.plan.published.rows import PublishedRow
+from tests.plan.published.validation import Errors
 
 SHARED = Path(os.environ.get("HPC_GPT_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 _GOALS = {DATA_SHEETS: "12 %", CALIBRATED: "8 %", WITHOUT_SOURCE: "none", WITHOUT_ROW: "8 %"}
@@ -52,11 +55,18 @@ SEARCHES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=Path, default=SHARED / "planner")
-    parser.add_argument("--write", action="store_true", help="renew tests/plan/published_figures.json")
+    parser.add_argument("--write", action="store_true", help="renew tests/plan/published/figures.json")
+    parser.add_argument("--calibrate", type=Path, action="append", default=[], help="fit constants to these rows")
+    parser.add_argument("--calibration", metavar="NAME", help="a cluster of --calibrate, else a profile")
+    parser.add_argument("--cross-validate", action="store_true", help="also by constants fitted without the source")
+    parser.add_argument("--json", action="store_true", help="of a FILE: one JSON object")
     parser.add_argument("--search", choices=list(SEARCHES), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.search:
         print(_search(asked.search))
+        return
+    if not asked.rows.is_dir():
+        compare(asked.rows, asked.calibrate, asked.calibration, asked.cross_validate, asked.json)
         return
     if (asked.rows / "open.json").is_file():
         _figures(asked.rows, asked.write)

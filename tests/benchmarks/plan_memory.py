@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from hpc_gpt.plan import memory
-from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import PublishedRow
+from tests.plan.published.files import read_rows
+from tests.plan.published.rows import PublishedRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

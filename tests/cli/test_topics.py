@@ -22,17 +22,6 @@ def test_every_engine_is_listed_with_what_it_takes():
     assert switches | {"name", "zero_stage"} == {entry.name for entry in fields(Engine)}
 
 
-def test_the_rows_that_are_shown_are_predicted(tmp_path):
-    shown = in_process("help", "rows").stdout
-    path = tmp_path / "rows.json"
-    path.write_text(shown[: shown.index("\n\nOr")])
-    done = in_process("plan", "--validate", path, "--json")
-    (row,) = json.loads(done.stdout)["rows"]
-    assert row["left_out"] is None
-    assert row["layout"] == "tp4-pp4-dp4"
-    assert row["published_memory_gib"] == 20.5
-
-
 @pytest.mark.parametrize("words", [(), ("help",), ("profile",)])
 def test_no_description_of_a_command_is_cut(words):
     usage, _, rest = in_process(*words, "--help").stdout.partition("\n")

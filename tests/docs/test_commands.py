@@ -34,7 +34,7 @@ NOT_RUN = {
     "cancel": "the same",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
-    "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_rows.py",
+    "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
     "report acme.log": "of a dialect to be written: tests/readers/dialects/test_example_of_the_page.py",
 }

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpc_gpt
-from hpc_gpt.engines import engines, other_programs
+from hpc_gpt.engines import engines
 from hpc_gpt.engines.base.facts import RECOMPUTES, EngineFacts
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.keys import choices_of, names_of
@@ -32,6 +32,7 @@ from hpc_gpt.settings.experiment import (
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import OFFLOADS, trainings
+from tests.plan.published.programs import PROGRAMS
 
 EACH = pytest.mark.parametrize("facts", engines().values(), ids=engines())
 SWITCHES = {entry.name for entry in fields(Engine)} - {"name", "zero_stage"}
@@ -43,7 +44,6 @@ def test_each_module_is_an_engine_with_a_place_of_its_own() -> None:
     assert list(engines().values()) == sorted(engines().values(), key=lambda facts: facts.order)
     for first, second in combinations(engines().values(), 2):
         assert first.order != second.order
-        assert not first.published.title_words & second.published.title_words
 
 
 @EACH
@@ -178,20 +178,10 @@ def test_chunks_are_as_they_are_set(training: Training) -> None:
     assert facts.chunks(engine, training.shape.layers, training.pp) == training.vp
 
 
-@EACH
-def test_other_programs_of_its_kind_are_known(facts: EngineFacts) -> None:
-    for dtype in DTYPES:
-        for sharded in (False, True):
-            for sums in (False, True):
-                assert facts.published_states(dtype, sharded, sums) in {None, *other_programs()}
-    assert {facts.engine_with_deepspeed(False), facts.engine_with_deepspeed(True)} <= {None, *engines()}
-
-
-@given(trainings(), st.sampled_from(sorted(other_programs())))
+@given(trainings(), st.sampled_from(sorted(PROGRAMS)))
 def test_another_programs_bytes_are_numbers(training: Training, name: str) -> None:
-    states = other_programs()[name]
+    states = PROGRAMS[name]
     figures = [*asdict(states.state_bytes(training)).values(), states.buckets(training, 1e9)]
     figures.append(states.lasting_bucket(training))
-    assert states.name == name
     assert states.rule(training)
     assert all(math.isfinite(figure) and figure >= 0 for figure in figures)

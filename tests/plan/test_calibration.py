@@ -12,27 +12,23 @@ import pytest
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import clusters_dir, config_dir
-from hpc_gpt.plan import validation
 from hpc_gpt.plan.calibration import (
     Calibrated,
-    calibrate,
-    calibrate_clusters,
     calibration_path,
-    chosen_for,
-    fastest,
     fit,
-    named,
     store_calibration,
     stored_calibration,
     without_table,
 )
 from hpc_gpt.plan.machine import Machine, machine_named
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
-from hpc_gpt.plan.row_files import rows_of
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.validation import without_row, without_source
 from hpc_gpt.settings.cluster import list_profiles, load_profile
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.published import validation
+from tests.plan.published.clusters import calibrate, calibrate_clusters, chosen_for, fastest, named
+from tests.plan.published.files import rows_of
+from tests.plan.published.validation import without_row, without_source
 from tests.plan.row_examples import row
 
 TRUE = dataclasses.replace(DEFAULT, gemm=0.66, network=0.5)
@@ -215,10 +211,7 @@ def test_a_time_that_is_none_is_refused(measured: float) -> None:
 
 
 NAME = "jean-zay-v100-32g"
-FOUND = Calibrated(
-    "x", "v100-32g", 4, frozenset({"omni-path 4x100G"}), frozenset({"s"}), Constants(gemm=0.512345678),
-    {"run-1": 0.031, 'odd "id" é = [x]': -0.2},
-)  # fmt: skip
+FOUND = Calibrated("x", Constants(gemm=0.512345678), {"run-1": 0.031, 'odd "id" é = [x]': -0.2})
 
 
 def own(text: str):
@@ -291,7 +284,7 @@ def test_a_profile_by_path_is_written_where_it_is(tmp_path):
 
 
 def test_a_figure_that_is_not_finite_is_not_stored():
-    odd = Calibrated("x", "d", 1, frozenset(), frozenset(), Constants(), {"a": float("nan"), "b": 0.5})
+    odd = Calibrated("x", Constants(), {"a": float("nan"), "b": 0.5})
     path = store_calibration(NAME, odd)
     assert "nan" not in path.read_text()
 

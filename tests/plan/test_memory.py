@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import engine_of, engines, other_programs, states_of
+from hpc_gpt.engines import engine_of, engines, states_of
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.training import OptimizerMode, Training
-from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.layers import stage_params
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import StageMemory, fits, predict_memory
@@ -21,6 +20,7 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA, SMALL, trainings
+from tests.plan.published.programs import PROGRAMS
 
 GIB = 2.0**30
 # Seed 001's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
@@ -32,7 +32,7 @@ SEED_18B = Training(
     recompute="full",
     dtype="fp16",
     engine="megatron-lm",
-    bytes_rule="megatron-2021-fp16",
+    program_states=PROGRAMS["megatron-2021-fp16"],
 )
 
 
@@ -127,7 +127,7 @@ def test_an_evaluation_is_counted_and_never_needs_more_than_training(training: T
         assert stage.moment != "evaluation"
         assert (stage.evaluation > 0) != engine_of(training).is_program
         assert stage.evaluation <= stage.allocated
-    assert not predict_memory(replace(training, bytes_rule="megatron")).stages[0].evaluation
+    assert not predict_memory(replace(training, program_states=PROGRAMS["megatron"])).stages[0].evaluation
 
 
 def test_an_evaluation_that_needs_more_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,9 @@ OURS = [
 
 @pytest.mark.parametrize(("rule", "dp", "zero", "sharded", "work", "step"), OTHERS)
 def test_bytes_of_a_parameter(rule: str, dp: int, zero: int, sharded: bool, work: float, step: float) -> None:
-    training = Training(SMALL, dp=dp, zero_stage=zero, dtype="fp16", bytes_rule=rule, sharded_optimizer=sharded)
+    training = Training(
+        SMALL, dp=dp, zero_stage=zero, dtype="fp16", program_states=PROGRAMS[rule], sharded_optimizer=sharded
+    )
     states = states_of(training).state_bytes(training)
     assert states.parameters + states.optimizer + states.gradients == work
     assert states.parameters + states.optimizer + states.step_gradients == step
@@ -247,7 +249,7 @@ def test_bytes_of_a_parameter_of_ours(
 
 
 def test_every_way_to_hold_states_is_covered() -> None:
-    assert {case[0] for case in OTHERS} == set(other_programs())
+    assert {case[0] for case in OTHERS} == set(PROGRAMS)
     # An engine that is not here has its bytes in a test of its own.
     tests = {path.stem.replace("_", "-") for path in (REPOSITORY / "tests" / "engines").glob("test_*.py")}
     own = {name for name in engines() if f"test-{name}" in tests}
@@ -262,11 +264,6 @@ def test_the_step_is_the_peak_where_micro_batches_are_small() -> None:
     stage = predict_memory(replace(small, micro_batch=512)).stages[1]
     assert (stage.parameters + stage.gradients + stage.optimizer) * GIB == pytest.approx(16 * params)
     assert stage.activations > 0
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no bytes rule 'adafactor'"):
-        predict_memory(Training(SMALL, bytes_rule="adafactor"))
 
 
 # Korthikanti et al. 2022, figure 1: GiB of activations on the first stage, and figure 7: percent of "none".
@@ -321,7 +318,7 @@ SEED_52B = Training(
     recompute="full",
     dtype="fp16",
     engine="deepspeed-3d",
-    bytes_rule="deepspeed-fp16",
+    program_states=PROGRAMS["deepspeed-fp16"],
 )
 
 
@@ -334,7 +331,7 @@ def test_the_published_stages_of_a_pipeline() -> None:
 
 
 def test_what_megatron_keeps_between_stages() -> None:
-    megatron = replace(SEED_52B, micro_batch=8, engine="megatron-lm", bytes_rule="megatron-2021-fp16")
+    megatron = replace(SEED_52B, micro_batch=8, engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"])
     stages = predict_memory(megatron).stages
     assert stages[1].allocated - stages[2].allocated == pytest.approx(2 * 0.3137, rel=0.01)
 
@@ -424,7 +421,7 @@ def test_no_way_of_updating_needs_less_than_fused_but_the_compiled_one(training:
         assert peak(other) < peak(training)
     else:
         assert peak(other) == peak(training)
-    published = replace(training, bytes_rule="megatron")
+    published = replace(training, program_states=PROGRAMS["megatron"])
     assert peak(replace(published, optimizer_mode=mode)) == peak(published)
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.calibration import calibrate_clusters
-from hpc_gpt.plan.rows import LeftOut, Rows
-from hpc_gpt.plan.validation import Scores, choosing, predict_rows, predicted_only
-from tests.plan.published_figures import (
+from tests.plan.published.clusters import calibrate_clusters
+from tests.plan.published.figures import (
     CALIBRATED,
     COMMITTED,
     DATA_SHEETS,
@@ -20,6 +18,8 @@ from tests.plan.published_figures import (
     as_tables,
     read_files,
 )
+from tests.plan.published.rows import LeftOut, Rows
+from tests.plan.published.validation import Scores, choosing, predict_rows, predicted_only
 
 pytestmark = pytest.mark.xdist_group("published-figures")
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import LeftOut, PublishedRow, row_of
+from tests.plan.published.files import read_rows
+from tests.plan.published.programs import PROGRAMS
+from tests.plan.published.rows import LeftOut, PublishedRow, row_of
 from tests.plan.row_examples import FIELDS, row
 
 NAN, INF = math.nan, math.inf
@@ -53,7 +54,8 @@ def test_a_plain_row():
     found = read()
     training = found.training
     assert (training.tp, training.pp, training.dp, training.micro_batch, training.micro_batches) == (4, 4, 4, 2, 32)
-    assert (training.engine, training.bytes_rule, training.recompute) == ("megatron-lm", "megatron-2021-fp16", "full")
+    assert (training.engine, training.recompute) == ("megatron-lm", "full")
+    assert training.program_states is PROGRAMS["megatron-2021-fp16"]
     assert training.shape.padded_vocab == 50688  # 99 times 128 x tp 4
     assert str(found.training.layout) == "tp4-pp4-dp4"
     assert (found.published.step_s, found.published.memory_gib, found.published.fits) == (9.0, 22.0, True)
@@ -96,7 +98,11 @@ def test_several_missing_fields_are_all_named():
         ({"fsdp": 1}, "engine", "megatron-lm"),
         ({"stack": "Megatron-DeepSpeed"}, "engine", "deepspeed-3d"),
         ({"stack": "Megatron 2.4 (jeffra/DSE)"}, "engine", "megatron-lm"),
-        ({"stack": "Megatron-DeepSpeed", "dtype": "bf16 (BF16Optimizer)"}, "bytes_rule", "bf16-optimizer"),
+        (
+            {"stack": "Megatron-DeepSpeed", "dtype": "bf16 (BF16Optimizer)"},
+            "program_states",
+            PROGRAMS["bf16-optimizer"],
+        ),
         ({"sequence_parallel": True}, "sequence_parallel", True),
         ({"device": "h100-80g", "dtype": "bf16"}, "flash", True),
         ({"dtype": "bf16"}, "flash", False),
@@ -106,7 +112,7 @@ def test_several_missing_fields_are_all_named():
         ({"dtype": None, "device": "v100-32g"}, "dtype", "fp16"),
         ({"dtype": "bf16 mixed"}, "dtype", "bf16"),
         ({"offload": "optimizer"}, "offload", "optimizer"),
-        ({"distributed_optimizer": True}, "bytes_rule", "megatron"),
+        ({"distributed_optimizer": True}, "program_states", PROGRAMS["megatron"]),
     ],
 )
 def test_what_follows_or_is_said_in_the_sources_words(fields, name, value):

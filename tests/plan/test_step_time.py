@@ -11,6 +11,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.published.programs import PROGRAMS
 
 GPT3 = ModelShape(12288, 96, 96, seq=2048)
 SMALL = ModelShape(1024, 24, 16, seq=1024)
@@ -208,7 +209,7 @@ def test_what_one_h200_measured_is_within_the_stated_range(name: str) -> None:
 
 def test_another_programs_deepspeed_waits_as_its_documentation_sets_it_up() -> None:
     ours = Training(GPT2, micro_batch=32, engine="deepspeed-zero", zero_stage=1, flash=True)
-    others = replace(ours, bytes_rule="bf16-optimizer")
+    others = replace(ours, program_states=PROGRAMS["bf16-optimizer"])
     machine = machine_named("h200", 8, None)
     assert predict_step(others, machine).step_s > predict_step(ours, machine).step_s + 0.015
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.calibration import fastest, fit, samples_of
+from hpc_gpt.plan.calibration import fit
 from hpc_gpt.plan.rates import DEFAULT, Constants
-from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import PublishedRow
 from hpc_gpt.plan.step_time import predict_step
+from tests.plan.published.clusters import fastest
+from tests.plan.published.files import read_rows
+from tests.plan.published.rows import PublishedRow
 
 pytestmark = pytest.mark.shared
 Errors = dict[str, list[float]]
@@ -47,6 +48,10 @@ def _within(errors: Errors, bound: float) -> float:
     return sum(error <= bound for error in every) / len(every)
 
 
+def _fitted(rows: Iterable[PublishedRow]) -> Constants:
+    return fit([(row.training, row.machine, row.step_s) for row in fastest(rows) if row.step_s]).constants
+
+
 def _thinned(rows: Iterable[PublishedRow], most: int = 12) -> list[PublishedRow]:
     """At most so many rows a source, evenly: one with 78 would have its way with the constants."""
     groups: dict[str, list[PublishedRow]] = defaultdict(list)
@@ -65,7 +70,12 @@ def test_from_data_sheets_the_sources_are_missed_by_less_than_a_tenth(rows: list
 def test_with_each_source_left_out_of_the_fit(rows: list[PublishedRow]) -> None:
     left_out: Errors = {}
     for source in {row.source: None for row in rows}:
-        constants = fit(samples_of(_thinned(row for row in rows if row.source != source))).constants
+        constants = fit(
+            [
+                (row.training, row.machine, row.step_s)
+                for row in fastest(_thinned(row for row in rows if row.source != source))
+            ]
+        ).constants
         left_out |= _errors((row for row in rows if row.source == source), lambda row, fitted=constants: fitted)
     for source, errors in left_out.items():
         print(f"{source:24} {len(errors):3} rows  {100 * sum(map(abs, errors)) / len(errors):5.1f} %")
@@ -84,7 +94,7 @@ def test_calibrated_with_every_other_row_of_its_cluster(rows: list[PublishedRow]
         found: list[float] = []
         for left in range(2):
             seen, unseen = cluster[left::2], cluster[1 - left :: 2]
-            constants = fit(samples_of(seen)).constants
+            constants = _fitted(seen)
             found += [
                 error for each in _errors(unseen, lambda row, fitted=constants: fitted).values() for error in each
             ]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.plan.row_files import rows_of
-from hpc_gpt.plan.validation import Predicted, as_table, choosing, predict_rows, predicted_only, score
+from tests.plan.published.files import rows_of
+from tests.plan.published.validation import Predicted, as_table, choosing, predict_rows, predicted_only, score
 from tests.plan.row_examples import row
 from tests.plan.test_rows import FIELDS, HOSTILE
 

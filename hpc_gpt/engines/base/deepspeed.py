@@ -126,7 +126,7 @@ class DeepspeedFacts(EngineFacts):
         """Under ZeRO-3 in the passes: the layers that are gathered, and the gradients of one; in the loss: embeddings
         and head with theirs. stage3_max_live_parameters stay gathered (1e9 by DeepSpeed's default as well); a single
         rank of ours owns all weights and gathers only those on the host."""
-        owns_all = training.dp == 1 and training.bytes_rule is None and training.offload != "full"
+        owns_all = training.dp == 1 and training.program_states is None and training.offload != "full"
         if training.zero_stage != 3 or owns_all:
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
@@ -179,6 +179,3 @@ class DeepspeedFacts(EngineFacts):
     def bucket_elements(self, training: Training) -> int:
         """Elements of a bucket in our configuration."""
         return longest_bucket(training.dp, training.shape.params)
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        return "deepspeed-fp16"

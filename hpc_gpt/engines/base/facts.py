@@ -44,35 +44,6 @@ class Fault:
     of_layout: bool = False
 
 
-@dataclass(frozen=True)
-class PublishedRuns:
-    """What other programs of an engine's kind do, whose tables and logs people publish, if these do not say it."""
-
-    title_words: frozenset[str] = frozenset()  # of a table's title: any of them names the kind
-    any_model: bool = False  # of a library; else, if the vocabulary is padded, a model like GPT-2's
-    pads_vocabulary: bool = True
-    flash: bool = False  # on every device that can
-    sequence_parallel: bool = False  # with tp
-    fused_loss: bool = False  # with flash attention
-    loss_bytes: float = 14.0  # of a logit in 16 bits at the peak, if no kernel fuses the loss
-    keeps_logits: bool = False  # until the step
-
-    def logit_bytes(self, training: Training) -> float:
-        """Bytes of one logit at the peak.
-
-        Megatron: 2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the
-        loss of the last micro-batch and its graph, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last
-        stage). PyTorch's cross-entropy in fp32: 2 + 4 for the log-softmax and two gradients of 4; one gradient less in
-        a compiled model. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
-        gradients. A fused kernel holds the logits and their gradient alone.
-        """
-        if training.fused_loss:
-            return 4.0
-        if training.dtype == "fp32":
-            return 16.0
-        return min(self.loss_bytes, 10.0) if training.compiled else self.loss_bytes
-
-
 class EngineFacts(States):
     """An engine, without torch."""
 
@@ -258,17 +229,9 @@ class EngineFacts(States):
 
     # --- other programs of its kind
 
-    published: ClassVar[PublishedRuns] = PublishedRuns()
+    pads_vocabulary: ClassVar[bool] = True  # and so trains a model like GPT-2's, if its log says nothing else
+    any_model: ClassVar[bool] = False  # of a library
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
         """The engine of a log of its program in which DeepSpeed prints, too; `has_stages`: it has a pipeline."""
         return None
-
-    def published_states(self, dtype: str, sharded: bool, sums_in_fp32: bool) -> str | None:
-        """The name in `engines.others` by which one holds its states; None if as this engine. `sums_in_fp32`: whether
-        the source says that gradients are summed in fp32."""
-        return None
-
-    def offloads_activations(self, zero_stage: int, is_split: bool) -> bool:
-        """Whether one keeps recomputed layers' inputs on the host; `is_split`: over tp."""
-        return False

@@ -60,6 +60,14 @@ class States:
         """Whether 16-bit gradients are copied a whole layer at a time, not a matrix."""
         return False
 
+    def keeps_logits(self, training: Training) -> bool:
+        """Whether logits are kept until the step."""
+        return False
+
+    def logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of a backward pass."""
+        raise NotImplementedError
+
     def lasting_bucket(self, training: Training) -> float:
         """Bytes of a bucket that is kept from step to step."""
         return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.settings.experiment import Recompute
@@ -18,7 +18,8 @@ OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
 class Training:
     """A shape, its layout, and everything else that memory or time depends on. `engine` is a name of an experiment's.
 
-    `bytes_rule` names how another program's engine holds its states (`engines.others`); None means our engine.
+    `program_states` (a `base.states.States`) says how another program of the engine's kind holds its states; None means
+    our engine.
     """
 
     shape: ModelShape
@@ -34,7 +35,7 @@ class Training:
     dtype: str = "bf16"
     flash: bool = False  # the attention kernel keeps no matrix of scores
     engine: str = "megatron-lm"
-    bytes_rule: str | None = None
+    program_states: Any = None
     sharded_optimizer: bool = False
     offload: Offload = "none"
     offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host

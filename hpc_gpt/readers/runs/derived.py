@@ -309,10 +309,10 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
     no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
     engine = draft.get("engine")
-    published = engines()[engine].published if engine in engines() else None
+    facts = engines().get(engine)
     # GPT-2 unless the arguments say otherwise, as in programs of our engines' kinds that pad its vocabulary.
-    like_gpt2 = engine == "gpt-neox" or (published is not None and published.pads_vocabulary)
-    if engine == "hf" or (published is not None and published.any_model):
+    like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
+    if engine == "hf" or (facts is not None and facts.any_model):
         # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
         like_gpt2 = any("n_embd" in key for key in arguments)
     known = like_gpt2 or gated or rotary

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.plan.calibration import calibrate_clusters
-from hpc_gpt.plan.row_files import read_rows
-from hpc_gpt.plan.rows import Rows
-from hpc_gpt.plan.validation import (
+from tests.plan.published.clusters import calibrate_clusters
+from tests.plan.published.files import read_rows
+from tests.plan.published.rows import Rows
+from tests.plan.published.validation import (
     Errors,
     Predicted,
     Scores,
@@ -24,7 +24,7 @@ from hpc_gpt.plan.validation import (
     without_source,
 )
 
-COMMITTED = Path(__file__).with_name("published_figures.json")
+COMMITTED = Path(__file__).with_name("figures.json")
 DATA_SHEETS = "data sheets only"
 CALIBRATED = "constants of calibration.json"
 WITHOUT_SOURCE = "fitted without the source"

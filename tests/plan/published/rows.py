@@ -11,11 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt import formulas
-from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine, machine_named
-from hpc_gpt.plan.row_fields import (
+from hpc_gpt.plan.measured import Measured
+from hpc_gpt.settings.cluster import DEVICES, device_named
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.shape_split import partition_layers, stage_layers
+from hpc_gpt.words import plain
+from tests.plan.published.fields import (
     Fields,
     Unusable,
     degrees_of,
@@ -23,7 +28,6 @@ from hpc_gpt.plan.row_fields import (
     is_llama_like,
     keeps_activations_on_host,
     keeps_no_scores,
-    optimizer_mode_of,
     read_fields,
     recompute_of,
     refuse_unmodelled,
@@ -31,11 +35,7 @@ from hpc_gpt.plan.row_fields import (
     stack_of,
     stage_figures,
 )
-from hpc_gpt.settings.cluster import DEVICES, device_named
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import partition_layers, stage_layers
-from hpc_gpt.words import plain
+from tests.plan.published.programs import KINDS
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
@@ -59,14 +59,12 @@ class Published:
 
 
 @dataclass(frozen=True)
-class PublishedRow:
-    """One published layout. `assumed`: values that the source does not state, and that were assumed."""
+class PublishedRow(Measured):
+    """One published layout. `assumed`: values that the source does not state, and that were assumed. `step_s`: None
+    for a noisy row, which counts in no mean."""
 
-    id: str
     source: str
     cluster: str | None
-    training: Training
-    machine: Machine
     fabric: str
     published: Published
     assumed: tuple[str, ...] = ()
@@ -135,15 +133,15 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
-    facts = engine_named(stack.engine)
+    kind = KINDS[stack.engine]
     if row.fsdp not in (0, 1, layout.dp):
         raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
-    shape = _shape(row, layout.tp, padded=facts.published.pads_vocabulary)
+    shape = _shape(row, layout.tp, padded=kind.pads_vocabulary)
     recompute = recompute_of(row)
     if recompute is None:
         assumed.append("recompute none")
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
-    splits_sequence = facts.published.sequence_parallel and layout.tp > 1
+    splits_sequence = kind.sequence_parallel and layout.tp > 1
     training = Training(
         shape,
         **vars(layout),
@@ -157,9 +155,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
         compiled="compile" in row.options,
-        fused_loss=facts.published.fused_loss and bool(row.flash_attention),
+        fused_loss=kind.fused_loss and bool(row.flash_attention),
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
-        optimizer_mode=optimizer_mode_of(row),
     )
     machine = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:
@@ -173,7 +170,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
             raise Unusable("global_bs is missing beside a time")
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
         published = replace(published, step_s=None)
-    return PublishedRow(name, source, cluster, training, machine, row.fabric, published, tuple(assumed))
+    counts = None if published.noisy else published.step_s
+    return PublishedRow(name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed))
 
 
 def _layout(row: Fields, assumed: list[str]) -> Layout:

@@ -1,6 +1,6 @@
 """The fields of a published row: one schema that checks them, and functions that interpret their text.
 
-The forms are those of the sources and of our own records; any other form is refused or ignored.
+The forms are those of the sources; any other form is refused or ignored.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.engines.base.training import Offload, OptimizerMode
+from hpc_gpt.engines import engines
+from hpc_gpt.engines.base.states import States
+from hpc_gpt.engines.base.training import Offload
 from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.words import plain
+from tests.plan.published.programs import KINDS, offloads_activations, program_states
 
-# The `program` of a row from our own record: its engine holds its states as ours does.
-OURS = "hpc-gpt"
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
 _FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
@@ -96,7 +96,6 @@ class Fields:
     given: Mapping[str, Any]
     source: str = ""
     citation: str = ""
-    program: str = ""
     # The machine.
     device: str = ""
     gpus_per_node: int = 0
@@ -137,7 +136,6 @@ class Fields:
     options: str = ""
     sharding: str = ""
     optimizer: str = ""
-    optimizer_mode: str = ""
     offload: str = ""
     recompute: str = ""
     dtype: str = ""
@@ -259,7 +257,7 @@ class Stack:
 
     engine: str
     zero_stage: int
-    bytes_rule: str | None
+    program_states: States
     offload: Offload
     sharded_optimizer: bool
 
@@ -294,11 +292,8 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     else:
         engine = "megatron-lm"
         sharded = sharded or zero == 1
-    facts, rule = engine_named(engine), None
-    if row.program != OURS or facts.is_program:
-        sums_in_fp32 = bool(re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype))
-        rule = facts.published_states(dtype, sharded, sums_in_fp32)
-    return Stack(engine, zero, rule, _offload_of(row), sharded)
+    sums_in_fp32 = bool(re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype))
+    return Stack(engine, zero, program_states(engine, dtype, sharded, sums_in_fp32), _offload_of(row), sharded)
 
 
 def _zero_of_sharding(sharding: str, zero: int | None) -> int:
@@ -334,7 +329,7 @@ def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
     if device.startswith("v100"):
         return False
     fused = bool(_FUSED_ATTENTION.search(f"{row.stack} {row.options}"))
-    return fused or engine_named(engine).published.flash or device.startswith(_HOPPER_ON)
+    return fused or KINDS[engine].flash or device.startswith(_HOPPER_ON)
 
 
 def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
@@ -342,10 +337,4 @@ def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
     if row.act_cpu_offload:
         return True
     is_split = tp > 1 or "megatron" in row.stack + row.citation
-    return recompute_of(row) == "full" and engine_named(stack.engine).offloads_activations(stack.zero_stage, is_split)
-
-
-def optimizer_mode_of(row: Fields) -> OptimizerMode:
-    """How one of our own runs computed its update; fused if nothing else is stated."""
-    mode = row.optimizer_mode
-    return mode if mode in get_args(OptimizerMode) else "fused"  # type: ignore[return-value]
+    return recompute_of(row) == "full" and offloads_activations(stack.engine, stack.zero_stage, is_split)

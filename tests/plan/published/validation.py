@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.plan.calibration import DATA_SHEET, Calibrated, calibrate, chosen_for, fastest
+from hpc_gpt.plan.calibration import Calibrated
 from hpc_gpt.plan.memory import Memory, fits, predict_memory
 from hpc_gpt.plan.rates import DEFAULT, Constants
-from hpc_gpt.plan.rows import LeftOut, PublishedRow, Rows
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.runs.record import finite
+from tests.plan.published.clusters import DATA_SHEET, Cluster, calibrate, chosen_for, fastest
+from tests.plan.published.rows import LeftOut, PublishedRow, Rows
 
 SCHEMA = 1
 WITHIN_TIME, WITHIN_MEMORY, WITHIN_PICK = 0.15, 0.10, 0.05
@@ -64,7 +65,7 @@ class Predicted:
         return None if published is None else self.memory_gib / published - 1
 
 
-def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -> Callable[[PublishedRow], Chosen]:
+def choosing(clusters: Sequence[Cluster], always: Calibrated | None = None) -> Callable[[PublishedRow], Chosen]:
     """A function from a row to its constants: `always`, else those of `chosen_for`, else those of data sheets."""
 
     def choose(row: PublishedRow) -> Chosen:

@@ -1,4 +1,4 @@
-"""Records of one's own runs calibrate like rows."""
+"""Records of runs as measured steps, by which a profile is calibrated."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import json
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.row_files import read_any
+from hpc_gpt.plan.measured import read_records
+from hpc_gpt.readers.runs.own_run import figures_asked
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import load_profile
-from tests.plan.row_examples import row
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
 
 NAME = "jean-zay-v100-32g"
 RECORD = Record(
@@ -26,12 +28,20 @@ def profile():
     return load_profile(NAME)
 
 
-def test_a_record_is_a_row_of_the_profiles_machine(tmp_path, profile):
+def rows(path, profile):
+    return read_records(path, profile)[0]
+
+
+def left_out(path, profile):
+    return read_records(path, profile)[1]
+
+
+def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
     path = tmp_path / "record.json"
     path.write_text(RECORD.to_json())
-    (entry,) = read_any(path, profile).rows
+    (entry,) = rows(path, profile)
     training = entry.training
-    assert (entry.id, entry.cluster) == ("20261120-gpt2", NAME)
+    assert entry.id == "20261120-gpt2"
     assert (training.tp, training.pp, training.dp, training.engine, training.micro_batches) == (
         4,
         4,
@@ -39,7 +49,7 @@ def test_a_record_is_a_row_of_the_profiles_machine(tmp_path, profile):
         "deepspeed-3d",
         4,
     )
-    assert (entry.published.step_s, entry.published.memory_gib, entry.published.memory_kind) == (1.4, 25.0, "reserved")
+    assert entry.step_s == 1.4
     assert entry.machine.gpus_per_node == 4
 
 
@@ -47,11 +57,11 @@ def test_settings_tell_the_switches(tmp_path, profile):
     path = tmp_path / "record.json"
     settings = {"engine": {"sequence_parallel": True, "offload": "optimizer"}}
     path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
-    (entry,) = read_any(path, profile).rows
+    (entry,) = rows(path, profile)
     assert entry.training.sequence_parallel
     assert entry.training.offload == "optimizer"
     path.write_text(dataclasses.replace(RECORD, settings={"engine.sequence_parallel": True}).to_json())
-    (entry,) = read_any(path, profile).rows
+    (entry,) = rows(path, profile)
     assert entry.training.sequence_parallel
 
 
@@ -60,7 +70,7 @@ def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
     engine = {"attention": "auto", "compile": "blocks", "partition": "layers", "activation_offload": True}
     settings = {"engine": engine, "model": {"tied": False}}
     path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
-    (entry,) = read_any(path, profile).rows
+    (entry,) = rows(path, profile)
     training = entry.training
     assert training.flash
     assert training.compiled
@@ -68,41 +78,63 @@ def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
     assert training.stage_layers is None
     assert not training.shape.tied
     path.write_text(dataclasses.replace(RECORD, settings=settings, attention_used="math").to_json())
-    assert not read_any(path, profile).rows[0].training.flash
+    assert not rows(path, profile)[0].training.flash
     path.write_text(RECORD.to_json())
-    assert not read_any(path, profile).rows[0].training.flash  # a V100, and no word of it
+    assert not rows(path, profile)[0].training.flash  # a V100, and no word of it
 
 
-@pytest.mark.parametrize("dialect", ["hpc-gpt", "deepspeed"])
-def test_one_of_our_own_runs_holds_what_our_engines_hold(tmp_path, profile, dialect):
+def test_how_the_update_ran(tmp_path, profile):
     path = tmp_path / "record.json"
-    record = dataclasses.replace(RECORD, dialect=dialect, settings={"train": {"optimizer_mode": "foreach"}})
-    path.write_text(record.to_json())
-    (entry,) = read_any(path, profile).rows
-    assert (entry.training.bytes_rule is None) == (dialect == "hpc-gpt")
+    path.write_text(dataclasses.replace(RECORD, settings={"train": {"optimizer_mode": "foreach"}}).to_json())
+    (entry,) = rows(path, profile)
     assert entry.training.optimizer_mode == "foreach"
+    assert entry.training.program_states is None
+
+
+def test_a_record_of_another_program_is_predicted_as_the_engine_nearest_to_it(tmp_path, profile):
+    path = tmp_path / "record.json"
+    for engine, stage, pp, expected in (("gpt-neox", 0, 4, "megatron-lm"), ("gpt-neox", 1, 4, "deepspeed-3d"),
+                                        (None, 3, 1, "deepspeed-zero"), ("fsdp", 0, 1, "fsdp")):  # fmt: skip
+        path.write_text(dataclasses.replace(RECORD, engine=engine, zero_stage=stage, pp=pp, gpus=4 * pp).to_json())
+        assert [entry.training.engine for entry in rows(path, profile)] == [expected]
+    path.write_text(dataclasses.replace(RECORD, engine="gpt-neox", zero_stage=2).to_json())
+    assert "no engine shards gradients" in left_out(path, profile)[0].reason
+
+
+def test_what_our_own_run_trained_is_what_its_settings_say(tmp_path, profile):
+    """The training of a record is that of the resolved experiment, but for what no record states."""
+    resolved = resolve(load_experiment("llama-tiny", {"train.dtype": "fp16"}), profile)
+    settings = {"model": resolved.model.table()}
+    record = dataclasses.replace(RECORD, dialect="hpc-gpt", **figures_asked(resolved), settings=settings)
+    path = tmp_path / "record.json"
+    path.write_text(dataclasses.replace(record, dtype="fp16").to_json())
+    (entry,) = rows(path, profile)
+    assert entry.training.shape == dataclasses.replace(resolved.model, rope_scaling=None)
+    assert hash(entry.training)  # the shortest step of each training counts
+    assert entry.training.layout == resolved.layout
+    assert entry.training.micro_batches == resolved.batch.micro_batches
 
 
 def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"schema": 1, "records": [RECORD.to_tables(), {"run": "x"}, 3]}))
-    read = read_any(report, profile)
-    assert (len(read.rows), len(read.left_out)) == (1, 1)
-    assert "missing" in read.left_out[0].reason
+    assert len(rows(report, profile)) == 1
+    (entry,) = left_out(report, profile)
+    assert "missing" in entry.reason
     logs = tmp_path / "logs"
     for place in ("a", "b", "sweep/c"):
         (logs / place).mkdir(parents=True)
         (logs / place / "record.json").write_text(RECORD.to_json())
-    assert len(read_any(logs, profile).rows) == 3
-    assert len(read_any(logs / "a", profile).rows) == 1
+    assert len(rows(logs, profile)) == 3
+    assert len(rows(logs / "a", profile)) == 1
 
 
 def test_a_record_of_another_device_or_of_no_step_is_reported(tmp_path, profile):
     path = tmp_path / "record.json"
     path.write_text(dataclasses.replace(RECORD, device="a100-80g").to_json())
-    assert "device is a100-80g, but profile" in read_any(path, profile).left_out[0].reason
+    assert "device is a100-80g, but profile" in left_out(path, profile)[0].reason
     path.write_text(dataclasses.replace(RECORD, step_s=None).to_json())
-    assert read_any(path, profile).rows[0].published.step_s is None
+    assert rows(path, profile)[0].step_s is None
 
 
 def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, profile):
@@ -115,34 +147,25 @@ def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, prof
         (run / "record.json").write_text(dataclasses.replace(record, run=name).to_json())
         cluster = "local" if name == "other" else NAME
         (run / "resolved.json").write_text(json.dumps({"cluster": {"name": cluster}}))
-    read = read_any(tmp_path / "logs", profile)
-    assert [entry.id for entry in read.rows] == ["foreign", "same"]
-    assert {entry.id: entry.reason for entry in read.left_out} == {
+    measured, others = read_records(tmp_path / "logs", profile)
+    assert [entry.id for entry in measured] == ["foreign", "same"]
+    assert {entry.id: entry.reason for entry in others} == {
         "other": f"it ran on cluster 'local', not on {NAME}",
         "cpu": "it ran on a CPU, not on v100-32g",
     }
-    (alone,) = read_any(tmp_path / "logs" / "other" / "record.json", profile).left_out
-    assert alone == read.left_out[1]
+    (alone,) = left_out(tmp_path / "logs" / "other" / "record.json", profile)
+    assert alone == others[1]
 
 
-def test_records_need_a_profile_and_rows_do_not(tmp_path):
-    path = tmp_path / "record.json"
-    path.write_text(RECORD.to_json())
-    with pytest.raises(ConfigError, match="network between nodes"):
-        read_any(path, None)
-    path.write_text(json.dumps({"rows": [row()]}))
-    assert len(read_any(path, None).rows) == 1
-
-
-@pytest.mark.parametrize("text", ["", "3", "[]", "{}", '{"schema": 1}', '{"records": 3}'])
+@pytest.mark.parametrize("text", ["", "3", "[]", "{}", '{"schema": 1}', '{"records": 3}', '{"rows": []}'])
 def test_what_is_neither(tmp_path, profile, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
-        read_any(path, profile)
+        read_records(path, profile)
     assert raised.value.hint
 
 
 def test_a_folder_without_records(tmp_path, profile):
     with pytest.raises(ConfigError, match=r"no record\.json"):
-        read_any(tmp_path, profile)
+        read_records(tmp_path, profile)
