@@ -25,6 +25,7 @@ from hpc_gpt.files import append_line, try_folder, write_once
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.runs.snapshot import Archive
@@ -100,6 +101,14 @@ class Attempt:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`chain.judge`);
         empty if the attempt is not judged."""
         return read_stored(self.folder / "next.json")
+
+    def requeue_refused(self) -> str:
+        """Slurm's message if it refused the requeue that job.sh asked for after the attempt; empty if it has not."""
+        try:
+            text = (self.folder / "requeue-refused").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return plain(" ".join(text.split()), " ")[:300] or "no message"
 
     def trainer(self) -> dict[str, Any]:
         """trainer.json: what rank 0 wrote when the training began, with the `resumed_step`; empty before that."""

@@ -45,14 +45,19 @@ def read_end(attempt: Attempt) -> AttemptEnd:
     """What ended.json and next.json say of an attempt; its facts have no class if both are missing."""
     verdict, end = attempt.verdict(), attempt.ended()
     said = end.get("ended") or ("unknown" if end else "")
+    asks = bool(verdict.get("go_on", end.get("requeue")))
+    refusal = attempt.requeue_refused() if asks else ""
     facts = Facts(
         said=said,
         judged=verdict.get("attempt_ended") or said or "unknown" if verdict else "",
         verdict=verdict.get("ended") or "",
-        retried=bool(verdict.get("go_on", end.get("requeue"))),
+        retried=asks and not refusal,
     )
     cause = verdict.get("cause") or end.get("cause")
     why = None if facts.retried or verdict.get("why") == facts.judged else verdict.get("why")
+    if refusal:
+        own = f"{cause}; " if cause else ""
+        why = f'{own}Slurm refuses the requeue ({refusal}): chain = "singleton" in the profile needs none'
     return AttemptEnd(facts, cause, why or cause, verdict.get("time") or 0.0)
 
 
@@ -339,7 +344,7 @@ def words_between(attempt: Attempt, now: float | None = None, why: bool = False)
     `why`: after a failure, with its cause.
     """
     verdict = attempt.verdict()
-    if verdict.get("go_on") is not True:
+    if verdict.get("go_on") is not True or attempt.requeue_refused():
         return None
     failure = words_of_failure(attempt) if why else None
     words = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]

@@ -17,6 +17,7 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.end_policy import end_by_script
 from hpc_gpt.runs.rank_end import explain_srun
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_state import read_run_state, words_between
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -25,6 +26,7 @@ SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>"$CALLS"
 case "$*" in
 *'show job'*) echo "JobId=7 JobName=demo $SHOWN" ;;
+requeue*) [[ $SHOWN != *Requeue=0* ]] || { echo "Requested operation is disabled for job 7" && exit 1; } ;;
 *'show hostnames'*) echo "$3" | tr , '\\n' ;;
 esac
 """
@@ -153,6 +155,19 @@ def test_at_the_time_limit_it_still_goes_on(end) -> None:
 def test_what_somebody_has_ended_meanwhile_is_not_revived(end, state) -> None:
     left = end("again 30 - - 1", f"JobState={state} Reason=None Restarts=0 ExcNodeList=(null)")
     assert left.changes == []
+
+
+def test_a_requeue_that_slurm_refuses_is_no_wait_and_its_message_names_the_chain(end) -> None:
+    left = end("", f"{AT_THE_LIMIT} Requeue=0", python=REAL)
+    assert (left.code, left.changes) == (1, ["scontrol requeue 7"])
+    state = read_run_state(left.run, 1)
+    assert (state.state.ended, state.facts.retried) == ("walltime", False)
+    assert state.end is not None
+    assert state.end.why == (
+        "the time limit ended it, exit code 1; Slurm refuses the requeue (Requested operation is disabled for "
+        'job 7): chain = "singleton" in the profile needs none'
+    )
+    assert words_between(left.run.attempt(1)) is None
 
 
 def test_what_slurm_has_put_back_is_not_requeued_again(end) -> None:

@@ -258,7 +258,8 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "stop_signal": "TERM",
   "pattern": null,
   "hang_s": null,
-  "snapshot": true
+  "snapshot": true,
+  "link": []
  },
  "version": "0.0.0",
  "schema": 1

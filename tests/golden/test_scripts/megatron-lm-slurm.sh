@@ -265,7 +265,7 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
     said=$(within 60 scontrol requeue "$HPC_GPT_JOB" 2>&1) && return
     echo "$said"
     [[ ! $said =~ 'pending execution' ]] || return 0
-    [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || return 1
+    [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || { echo "$said" >"$attempt/requeue-refused"; return 1; }
     sleep 3
     ask_slurm
     ! is_put_back || return 0 # a second requeue would end the next attempt at its start
@@ -291,7 +291,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
       return
     fi
     echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
-    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "$resume"
+    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "with chain = \"singleton\" in the profile it need not; $resume"
   fi
   # A requeued job has only KillWait from here on.
   [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
