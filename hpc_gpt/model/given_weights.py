@@ -1,4 +1,4 @@
-"""Initial weights from a folder: each rank reads its own slices of the files, a parameter at a time."""
+"""Initial weights from a folder: each rank reads its own slices of the files, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.initial_weights import STD, InitialWeights
+from hpc_gpt.model.initial_weights import AT_ONCE, STD, InitialWeights
 from hpc_gpt.settings.hf_names import parts_of, size_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.weights_folder import WeightsFolder, check_weights
@@ -17,29 +17,27 @@ from hpc_gpt.settings.weights_folder import WeightsFolder, check_weights
 class GivenWeights:
     """The weights of a folder by our names, read as slices of transformers' parameters (`hf_names`).
 
-    `taken` has the names that were asked for. The files stay open until `close`. An engine that shards parameters
-    before they have memory sets `later`: they are made on the meta device, and it reads its shards itself
-    (`TensorParallel.fill`). One that sends each parameter from one rank to others sets `reads` to False on the others,
-    which get NaN.
+    `taken` has the names that were asked for. The files are mapped, so a node's ranks share their pages, and stay open
+    until `close`.
     """
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
         check_weights(folder, shape)
         self.taken: set[str] = set()
-        self.later = False
-        self.reads = True
         self._folder = folder
         self._shape = shape
         self._files: dict[str, Any] = {}
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `target` with the part of a parameter that begins at `row` and `column`.
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
 
         Rows past those of the file, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
         """
-        if not self.reads:
-            target.fill_(torch.nan)
-            return
+        count = max(1, AT_ONCE // max(1, target[:1].numel()))
+        for first in range(0, len(target), count):
+            self._read(name, target[first : first + count], row + first, column)
+
+    def _read(self, name: str, target: Tensor, row: int, column: int) -> None:
         rows = size_of(self._shape, name)[0]
         last = min(rows, row + target.shape[0])
         target[max(0, last - row) :] = 0
@@ -52,10 +50,9 @@ class GivenWeights:
                 columns = slice(column, column + target.shape[1])
                 index = [columns, index[0]] if part.transposed else [index[0], columns]
             values = self._slice(part.name)[tuple(index)]
-            own = target[begin - row : end - row]
-            own.copy_(values.t() if part.transposed else values)
+            target[begin - row : end - row].copy_(values.t() if part.transposed else values)
             # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
-            if not all(one.isfinite() for one in own.aminmax()):
+            if not all(one.isfinite() for one in values.aminmax()):
                 raise ConfigError(
                     f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
                     "these weights cannot be trained; name another folder",

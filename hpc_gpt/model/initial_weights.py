@@ -14,6 +14,8 @@ STD = 0.02  # GPT-2's standard deviation of initial weights
 # What is drawn ahead takes at most so much of the host's memory, 4 GiB in fp32, and a smaller weight is not worth a
 # thread: it takes less than 1 ms.
 _NUMBERS_AHEAD = 1 << 30
+# Numbers of a parameter that are put into its place at once, 4 MiB in fp32.
+AT_ONCE = 1 << 20
 _WORTH_A_THREAD = 1 << 17
 
 
@@ -107,3 +109,38 @@ class InitialWeights:
         seed = int.from_bytes(digest[:8], "little") >> 1  # manual_seed takes 63 bits for certain
         generator = torch.Generator().manual_seed(seed)
         return torch.empty(wanted.shape).normal_(0.0, wanted.std, generator=generator)
+
+
+class DrawnLater(InitialWeights):
+    """Initial weights that are drawn when their places are there; until then each is a size on the meta device.
+
+    `taken` has the names that were asked for.
+    """
+
+    def __init__(self, seed: int, layers: int) -> None:
+        super().__init__(seed, layers)
+        self.taken: set[str] = set()
+        self._wanted: dict[str, _Draw | Tensor] = {}
+        self._last: tuple[str, Tensor] | None = None
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
+        self._wanted[name] = _Draw(shape, std)
+        return torch.empty(shape, device="meta")
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keeps the initial value of a parameter that is not drawn."""
+        self._wanted.setdefault(name, value)
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
+        if self._last is None or self._last[0] != name:
+            self._last = None  # freed before the next one is drawn
+            wanted = self._wanted[name]
+            self._last = name, wanted if isinstance(wanted, Tensor) else super().normal(name, *wanted)
+        own = self._last[1][row : row + len(target)]
+        target.copy_(own if target.ndim == 1 else own[:, column : column + target.shape[1]])
+
+    def close(self) -> None:
+        """Frees what was drawn last, and what was drawn ahead."""
+        self._last = None
+        self._ahead.clear()

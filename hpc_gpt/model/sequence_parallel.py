@@ -26,7 +26,9 @@ class SequenceParallel(TensorParallel):
     @staticmethod
     def over(tp: TensorParallel) -> TensorParallel:
         """The same group with split sequences; a group of one is returned unchanged."""
-        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given) if tp.size > 1 else tp
+        if tp.size == 1:
+            return tp
+        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty)
 
     def enter(self, hidden: Tensor) -> Tensor:
         return _apply(_Gather, hidden, self)

@@ -7,7 +7,7 @@ split the vocabulary, as the loss in `vocab_loss` does. With a group of one ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpc_gpt.model.given_weights import GivenWeights, NothingDrawn
-from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.initial_weights import DrawnLater, InitialWeights
 
 # torch 2.13 renamed them, and warns about the old names.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -123,8 +123,11 @@ class TensorParallel:
     """A rank's place in its tensor-parallel group, and the collectives of that group.
 
     Here the activations between two blocks are the same on every rank; `SequenceParallel` splits them by position.
-    Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, from
-    the initial values that it gets or, if there are any, from `given` weights.
+    Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, on
+    `device`, from the initial values that it gets or, if there are any, from `given` weights. So the host holds no more
+    than one of them. An engine that has another place for the values, master weights or shards, gives `empty`, which
+    makes a parameter's memory by its size, and puts the values there by `fill`. If it is to draw them, `given` is
+    `DrawnLater`.
     """
 
     def __init__(
@@ -132,15 +135,21 @@ class TensorParallel:
         rank: int = 0,
         size: int = 1,
         group: dist.ProcessGroup | None = None,
-        given: GivenWeights | None = None,
+        given: GivenWeights | DrawnLater | None = None,
+        device: torch.device | None = None,
+        empty: Callable[[Sequence[int]], Tensor] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.group = group
         self.given = given
+        self.device = device
+        self.empty = empty
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
         """What draws the initial weights; it draws nothing if they are given."""
+        if isinstance(self.given, DrawnLater):
+            return self.given
         return (InitialWeights if self.given is None else NothingDrawn)(seed, layers)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -199,18 +208,26 @@ class TensorParallel:
         """This rank's share of the parameter whose initial value is `full`. If weights are given, only its size
         counts."""
         if self.given is None:
-            return full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+            own = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
+            return own.to(self.device)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size
-        if self.given.later:
-            return torch.empty(size, device="meta")
-        share = torch.empty(size)
-        self.fill(name, share, split, full.shape)
-        return share
+        if self.empty is None:
+            share = torch.empty(size, device=self.device)
+            self.fill(name, share, split, full.shape)
+            return share
+        if isinstance(self.given, DrawnLater) and not full.is_meta:
+            self.given.keep(name, full)
+        return self.empty(size)
 
-    def fill(self, name: str, rows: Tensor, split: Split | None, size: Sequence[int], first: int = 0) -> None:
-        """Reads `rows`, those from `first` on of this rank's share of a parameter of `size`, from the given weights."""
+    def fill(
+        self, name: str, rows: Tensor, split: Split | None, size: Sequence[int], first: int = 0, column: int = 0
+    ) -> None:
+        """Fills `rows`, those from `first` on of this rank's share of a parameter of `size`, with their values.
+
+        `column` is the first one of a share that is not split along them.
+        """
         assert self.given is not None
         self.given.taken.add(name)
         split, rank, ranks = (Split(0), 0, 1) if split is None else (split, self.rank, self.size)
@@ -221,7 +238,7 @@ class TensorParallel:
             else:
                 low, high = max(first, at), min(first + len(rows), at + length)
                 if low < high:
-                    self.given.read(name, rows[low - first : high - first], begin + low - at)
+                    self.given.read(name, rows[low - first : high - first], begin + low - at, column)
             at += length
 
 

@@ -1,4 +1,4 @@
-"""One rank of engines that begin from a folder of 330 MB: the memory that it takes to read it, and what each reads.
+"""One rank of engines that begin from a folder of 260 MB: the memory that it takes to read it, and what each reads.
 
 Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument; "large" and "small", folders of
 weights of the same architecture, are beside it.
@@ -26,12 +26,12 @@ from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines import deepspeed_zero, fsdp
+from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero, fsdp
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import Case
 from tests.distributed.groups import in_turn, meet
 
-LARGE = ModelShape(512, 4, 8, vocab=65536, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
+LARGE = ModelShape(512, 12, 8, vocab=16384, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
                    positions="rope", bias="none", tied=False)  # fmt: skip
 SHAPES = {"small": replace(LARGE, hidden=64, layers=1, vocab=64, ffn=64), "large": LARGE}
 ENGINES = {
@@ -39,12 +39,33 @@ ENGINES = {
     "deepspeed-zero": Engine(name="deepspeed-zero", zero_stage=3),
     "hf-deepspeed": Engine(name="hf-deepspeed"),
 }
-# Called with the model, as it begins to be trained, and what has that name.
+# Called when the model is built.
 _BUILT: dict[str, tuple[Any, str]] = {
     "fsdp": (fsdp, "build_optimizer"),
     "deepspeed-zero": (deepspeed_zero, "compile_model"),
     "hf-deepspeed": (deepspeed_zero, "compile_model"),
 }
+
+
+class Most:
+    """The most anonymous memory from now on to `stop`, beside what there was."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before is not counted
+        self._before = self._most = held()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._done.is_set():
+            self._most = max(self._most, held())
+            time.sleep(0.001)
+
+    def stop(self) -> int:
+        self._done.set()
+        self._thread.join()
+        return max(self._most, held()) - self._before
 
 
 def held() -> int:
@@ -55,41 +76,40 @@ def held() -> int:
 def measure(engine: str, folder: Path) -> dict[str, int]:
     """`own` bytes of the rank's weights, the most bytes `beside` them while they were read, and numbers `read`."""
     build(engine, "small", folder)  # what the libraries import and keep is not the weights'
-    ctypes.CDLL(None).malloc_trim(0)  # nor is what an engine before has freed
     return build(engine, "large", folder)
 
 
 def build(engine: str, size: str, folder: Path) -> dict[str, int]:
     """`measure` of one building."""
-    count, most, done, before = 0, 0, threading.Event(), held()
+    count, beside, building = 0, [0, 0], Most()
     module, name = _BUILT[engine]
-    read, was = GivenWeights.read, getattr(module, name)
+    read, built, put = GivenWeights.read, getattr(module, name), deepspeed_engine.put_weights
 
     def counted(self: GivenWeights, name: str, target: Tensor, *at: int) -> None:
         nonlocal count
-        count += self.reads * target.numel()
+        count += target.numel()
         read(self, name, target, *at)
 
-    def watch() -> None:
-        nonlocal most
-        while not done.is_set():
-            most = max(most, held())
-            time.sleep(0.001)
+    def when_built(*arguments: Any, **named: Any) -> Any:
+        beside[0] = building.stop()
+        return built(*arguments, **named)
 
-    thread = threading.Thread(target=watch)
-
-    def stop(*arguments: Any, **named: Any) -> Any:
-        done.set()
-        thread.join()
-        return was(*arguments, **named)
+    def watched_put(*arguments: Any) -> None:
+        # DeepSpeed's states and buffers are there.
+        most = Most()
+        put(*arguments)
+        beside[1] = most.stop()
 
     resolved = Case(Layout(1, 1, 2), ENGINES[engine], optimizer="sgd", model="llama").resolved
     resolved = replace(resolved, model=SHAPES[size], train=replace(resolved.train, init=str(folder.parent / size)))
-    with patch.object(GivenWeights, "read", counted), patch.object(module, name, stop):
-        thread.start()
-        built = build_engine(resolved, torch.device("cpu"))
-    own = sum(_share(parameter).nbytes for parameter in built.module.parameters())
-    return {"own": own, "beside": most - before - own, "read": count}
+    with (
+        patch.object(GivenWeights, "read", counted),
+        patch.object(module, name, when_built),
+        patch.object(deepspeed_engine, "put_weights", watched_put),
+    ):
+        engine_built = build_engine(resolved, torch.device("cpu"))
+    own = sum(_share(parameter).nbytes for parameter in engine_built.module.parameters())
+    return {"own": own, "beside": max(beside[0] - own, beside[1]), "read": count}
 
 
 def _share(parameter: Any) -> Tensor:

@@ -119,5 +119,5 @@ def test_a_rank_of_sharded_weights_reads_and_holds_little_beside_its_share(tmp_p
             print(f"{engine} rank {rank}: {found['beside'] / 1e6:.0f} MB beside {found['own'] / 1e6:.0f}")
             assert found["own"] == pytest.approx(4 * numbers / 2, rel=1e-3)
             assert found["beside"] < 2 * largest
-            # FSDP's ranks read their shards; ZeRO-3's first one reads all and sends it.
-            assert found["read"] == {"fsdp": numbers // 2}.get(engine, 0 if rank else numbers)
+            # Each rank reads its part; a part that begins within a row, the whole row.
+            assert found["read"] == pytest.approx(numbers / 2, rel=1e-3)

@@ -352,7 +352,9 @@ def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resol
                     one.view(-1).copy_(share[place.start : place.start + place.count])
         _set_states(engine, flats, states, saved.updates())
         if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
-            _refresh_partitions(engine.optimizer)
+            for number in range(len(flats)):
+                engine.optimizer._reassign_or_swap_out_partitioned_parameters(number)
+            gather_small(engine.optimizer)
     scaler = saved.loss_scaler()
     if resolved.train.dtype == "fp16" and scaler is not None:
         engine.optimizer.loss_scaler = scaler
@@ -375,11 +377,8 @@ def _set_states(engine: Any, flats: list[Tensor], states: list[dict[str, Tensor]
             base.state[flat] = state
 
 
-def _refresh_partitions(optimizer: Any) -> None:
-    """Copies ZeRO-3's fp32 weights to those of the forward pass, and gathers the small ones on every rank again."""
-    for number, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
-        optimizer.fp16_partitioned_groups_flat[number].data.copy_(flat.data)
-        optimizer._unflatten_partitioned_parameters(number)
+def gather_small(optimizer: Any) -> None:
+    """Gathers the weights that ZeRO-3 keeps whole on every rank again, after their partitions have changed."""
     kept = optimizer.persistent_parameters
     if kept:
         kept[0].partition(kept)

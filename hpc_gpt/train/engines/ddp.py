@@ -36,7 +36,7 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
-        tp = TensorParallel(given=self.given)
+        tp = TensorParallel(given=self.given, device=device)
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine)).to(device)
         parts = self.module.parts()
         self._masters = _masters_of(resolved, parts)

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
@@ -40,7 +39,7 @@ class Deepspeed3D(DeepspeedEngine):
                 resolved.model,
                 resolved.train.seed,
                 PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp),
-                TensorParallel(self.tp_rank, layout.tp, own_group(layout, "tp", dist.get_rank()), self.given),
+                self._tensor_parallel(own_group(layout, "tp", dist.get_rank())),
                 Techniques.of(resolved.engine),
                 resolved.engine.partition,
             )

@@ -12,20 +12,36 @@ from torch import Tensor, nn
 from hpc_gpt.engines import ds_config_of
 from hpc_gpt.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.initial_weights import DrawnLater
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
-from hpc_gpt.train.checkpoints.universal import check_states, find_differences, load_universal, put_pieces
+from hpc_gpt.train.checkpoints.universal import (
+    WeightPlace,
+    check_states,
+    find_differences,
+    load_universal,
+    put_pieces,
+)
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_setup import TAG, average_nothing, import_deepspeed, plug_in, quiet, save_deepspeed
+from hpc_gpt.train.engines.first_weights import put_weights
+from hpc_gpt.train.engines.master_weights import HALF
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
 from hpc_gpt.train.engines.protocol import EngineRank, StepResult
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, share_states, sum_where_read
 
 
 class DeepspeedEngine(EngineRank):
-    """See `hpc_gpt.train.engines.protocol.Engine`. A subclass makes `module` and calls `_initialize`."""
+    """See `hpc_gpt.train.engines.protocol.Engine`. A subclass makes `module` and calls `_initialize`.
+
+    The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. When its masters
+    are there, they get the values in fp32, and what the forward pass reads gets them rounded.
+    """
+
+    _tp: TensorParallel
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
@@ -34,8 +50,28 @@ class DeepspeedEngine(EngineRank):
         with quiet():
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
+    def _tensor_parallel(self, group: dist.ProcessGroup | None) -> TensorParallel:
+        """This rank's place in tensor parallelism `group`, where parameters are made without values."""
+        resolved, dtype = self._resolved, HALF.get(self._resolved.train.dtype, torch.float32)
+        self._tp = TensorParallel(
+            self.tp_rank,
+            resolved.layout.tp,
+            group,
+            self.given or DrawnLater(resolved.train.seed, resolved.model.layers),
+            empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
+        )
+        return self._tp
+
+    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
+        """Fills `rows`, those from `first` on of this rank's share of a parameter."""
+        split = None if place.split is None else Split.of_stored(place.split)
+        size = list(place.shape)
+        if split is not None:
+            size[split.dim] *= self._tp.size
+        self._tp.fill(place.name, rows, split, size, first)
+
     def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
-        """Gives model and optimizer to DeepSpeed.
+        """Gives model and optimizer to DeepSpeed, and then the weights their values.
 
         `replica` has the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model that is not a
         PipelineModule.
@@ -50,6 +86,9 @@ class DeepspeedEngine(EngineRank):
             model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
         )
         private_parts.check_optimizer(self._engine.optimizer)
+        put_weights(self._engine, self.module, self._fill)
+        if isinstance(self._tp.given, DrawnLater):
+            self._tp.given.close()
         plug_in(self._engine)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)

@@ -158,8 +158,8 @@ def average_nothing(engine: Any) -> None:
 def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Iterator[None]:
     """A context in which a module is split over the ranks as soon as it becomes part of a larger module.
 
-    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
-    constructors, and with them the generator that draws our initial weights.
+    So no rank ever holds more than one layer whole, which has no values yet: they are not sent, as DeepSpeed would.
+    Its own context, `zero.Init()`, replaces torch's constructors.
     """
     if not private_parts.can_use(private_parts.BUILT_IN_PARTS):
         yield
@@ -173,8 +173,11 @@ def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Itera
     def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
         for parameter in module.parameters() if module is not None else ():
             if not hasattr(parameter, "ds_id") and not parameter.is_meta:
-                parameter.data = parameter.data.to(init.dtype)
-                init._convert_to_zero_parameters([parameter])
+                send, deepspeed.comm.broadcast = deepspeed.comm.broadcast, lambda *_: None
+                try:
+                    init._convert_to_zero_parameters([parameter])
+                finally:
+                    deepspeed.comm.broadcast = send
 
     hook = register_module_module_registration_hook(convert)
     try:

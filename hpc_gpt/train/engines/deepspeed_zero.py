@@ -77,11 +77,8 @@ class DeepspeedZero(DeepspeedEngine):
         with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
             self._groups = Groups(layout, dist.get_rank())
             self._dp_group = self._groups.get_data_parallel_group()
-            tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group(), self.given)
+            tp = self._tensor_parallel(self._groups.get_model_parallel_group())
             if partitioned:
-                if self.given is not None:
-                    # DeepSpeed sends every parameter from the first data-parallel rank to the others, then splits it.
-                    self.given.reads = self.dp_rank == 0
                 with split_as_built(self._deepspeed, ds_config_of(resolved), self._groups):
                     self.module = self._build_model(tp)
                 if engine.compile != "none":

@@ -12,6 +12,7 @@ are DTensors on the mesh of tp x dp, whose placements describe which part of the
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -147,10 +148,9 @@ def build_sharded_gpt(
     block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
-    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given)
+    later = None if given is None else functools.partial(torch.empty, device="meta")
+    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later)
     techniques, initial = Techniques.of(engine), tp.initial(resolved.train.seed, shape.layers)
-    if given is not None:
-        given.later = True
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()

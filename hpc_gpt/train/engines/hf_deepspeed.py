@@ -25,6 +25,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints import universal
+from hpc_gpt.train.checkpoints.universal import WeightPlace
 from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
 
 
@@ -39,6 +40,12 @@ class HfDeepspeed(DeepspeedZero):
 
     def _build_model(self, tp: TensorParallel) -> nn.Module:
         return HfGpt(self._resolved, tp)
+
+    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
+        if rows.ndim == 2 and parts_of(self._resolved.model, place.name)[0].transposed:
+            self._tp.fill(place.name, rows.t(), None, place.shape[::-1], column=first)
+        else:
+            super()._fill(place, rows, first)
 
 
 class HfGpt(nn.Module):
@@ -56,10 +63,10 @@ class HfGpt(nn.Module):
         kind: Any = getattr(transformers, keys.pop("architectures")[0])
         config = kind.config_class(**{key: value for key, value in keys.items() if key != "model_type"})
         config._attn_implementation = "eager" if resolved.engine.attention == "math" else "sdpa"
-        # On the meta device nothing is drawn and no memory taken: `_fill` makes the weights one by one.
+        # On the meta device nothing is drawn and no memory taken: `_make_weights` makes the weights one by one.
         with torch.device("meta"):
             self.model: Any = kind(config)
-        _fill(self.model, shape, resolved.train.seed, tp)
+        _make_weights(self.model, shape, resolved.train.seed, tp)
         if resolved.engine.recompute == "full":
             # The name since transformers 5; transformers 6 drops the other.
             name = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
@@ -82,8 +89,8 @@ class HfGpt(nn.Module):
         return loss
 
 
-def _fill(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) -> None:
-    """Gives a model on the meta device our initial weights, a layer at a time.
+def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) -> None:
+    """Gives a model on the meta device weights with memory and our names, a layer at a time.
 
     Each layer is then registered with its parent once more: ZeRO-3 partitions it at that moment. A parameter with some
     rows of ours is marked as a tile of it.
@@ -95,8 +102,7 @@ def _fill(model: nn.Module, shape: ModelShape, seed: int, tp: TensorParallel) ->
         for number, part in enumerate(parts):
             path, _, kind = part.name.rpartition(".")
             layer = model.get_submodule(path)
-            own = part.of(whole)
-            weight = nn.Parameter(own if own is whole else own.clone(memory_format=torch.contiguous_format))
+            weight = nn.Parameter(whole.new_empty(part.of(whole).shape))
             tile = Tile(number, len(parts)) if len(parts) > 1 else None
             layer.register_parameter(kind, name_parameter(weight, name, tile=tile))
             if not any(own.is_meta for own in layer.parameters()):

@@ -184,7 +184,7 @@ PINNED = Use(
 BUILT_IN_PARTS = Use(
     "deepspeed",
     "splitting a model over the ranks while it is built",
-    _of(_INIT, "_convert_to_zero_parameters"),
+    (*_of(_INIT, "_convert_to_zero_parameters"), "deepspeed.comm.broadcast"),
     "every rank builds the whole model first",
 )
 LOGITS = Use(
@@ -238,7 +238,8 @@ STATES_3 = Use(
         *_of(
             f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
             *("fp16_groups", "fp16_partitioned_groups_flat", "fp32_partitioned_groups_flat"),
-            *("_unflatten_partitioned_parameters", "persistent_parameters"),
+            *("_reassign_or_swap_out_partitioned_parameters", "persistent_parameters", "_swappable_optimizer_subgroup"),
+            *("_optimizer_states_and_gradient_swap_in", "_optimizer_states_and_gradient_swap_out"),
         ),
         *_of(_INIT, "partition_numel", "ds_id", "ds_numel", "ds_shape", "ds_process_group"),
     ),
