@@ -165,6 +165,7 @@ class Keys:
 
     def check_rest(self) -> None:
         """Refuses what asks for something that no model here has."""
+        self.must_be("is_causal", True)  # which transformers asks of every class as it makes the mask
         for name, what in _REFUSED.items():
             if self.config.get(name):
                 self.refuse(name, what)

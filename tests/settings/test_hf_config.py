@@ -132,6 +132,7 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*, weights in another format"),
         ({"transformers_weights": "b.safetensors"}, "transformers_weights is .*, another file of weights"),
         ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, "per_layer_config is .*, layers that differ"),
+        ({"is_causal": False}, "is_causal is false, which this trainer has not: it has true"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is true, an encoder"),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu", which this trainer has not'),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
