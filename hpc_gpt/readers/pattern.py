@@ -87,7 +87,8 @@ Fields = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The lines of one program. `specimen` has whole lines of it; `seen` says where they were found. Tests read both.
+    """The lines of one program. `specimen` has whole lines in its form, with values of our own; `seen` says where the
+    form is public. Tests read both.
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.

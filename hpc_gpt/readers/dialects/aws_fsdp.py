@@ -39,8 +39,8 @@ DIALECT = Dialect(
         _option("num_heads", "heads"),
     ),
     specimen="""\
-0: 2025-06-17 16:24:55 I [train.py:103] Batch 1 Loss: 11.64398, Speed: 10.90 samples/sec, lr: 0.000100
-0: 2025-06-17 16:24:21 I [train.py:172] Created model with total parameters: 7392727040 (7.39 B)
+0: 2024-06-20 16:58:46 I [train.py:103] Batch 1 Loss: 11.27865, Speed: 10.01 samples/sec, lr: 0.000100
+0: 2024-06-20 16:58:12 I [train.py:172] Created model with total parameters: 7300550117 (7.44 B)
 + TORCHRUN_ARGS=('--nproc_per_node=8' '--nnodes=4' '--rdzv_id=288' '--rdzv_backend=c10d' '--rdzv_endpoint=node-1')
 + TRAINING_ARGS=('--max_context_width=8192' '--hidden_width=4096' '--num_layers=32' '--num_heads=32' '--model_type=llama')
 """,

@@ -39,11 +39,11 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-step    10 | loss: 9.412031 | lr 9.2308e-06 | norm: 2.3121 | dt: 338.51ms | tok/sec: 1548809.31
-validation loss: 3.2915
-250 train 3.874120
-250 val 3.8612
-total desired batch size: 524288
+step    10 | loss: 9.223193 | lr 9.5446e-06 | norm: 2.0633 | dt: 319.18ms | tok/sec: 1013976.69
+validation loss: 3.0572
+250 train 3.225837
+250 val 3.9987
+total desired batch size: 521420
 => calculated gradient accumulation steps: 1
 """,
     seen="karpathy/build-nanogpt train_gpt2.py",

@@ -52,10 +52,10 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-[2021-05-25 22:29:53,720] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
-[2021-06-10 20:47:51,721] [INFO] [utils.py:628:see_memory_usage] MA 1.73 GB         Max_MA 1.73 GB         CA 1.75 GB         Max_CA 2 GB\x20
-[2021-05-27 04:02:02,141] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.7500000000000003e-05, 3.7500000000000003e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
-[2023-07-25 21:03:17,269] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.28 | bwd_microstep: 90.11 | step_microstep: 12.20
+[2024-05-01 22:03:44,053] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
+[2024-06-13 20:21:42,054] [INFO] [utils.py:628:see_memory_usage] MA 1.17 GB         Max_MA 1.17 GB         CA 1.12 GB         Max_CA 2 GB\x20
+[2024-05-03 04:36:53,474] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.8772318518864529e-05, 3.8772318518864529e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
+[2024-07-01 21:37:08,592] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.04 | bwd_microstep: 90.53 | step_microstep: 12.67
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; the last two lines made from deepspeed/runtime/"
     "engine.py and utils/timer.py",

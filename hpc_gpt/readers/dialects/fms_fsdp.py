@@ -29,15 +29,15 @@ DIALECT = Dialect(
     ),
     specimen="""\
 step: 100
-loss: 8.201837539672852
+loss: 8.966378341489128
 LR: 0.00015
-tokens seen: 838860800
-gradient norm: 0.7421875
-reserved memory: 60240691200
-allocated memory: 49283072000
-current step time: 2.4137
+tokens seen: 830414272
+gradient norm: 0.5172997
+reserved memory: 60564068473
+allocated memory: 49736248138
+current step time: 2.0401
 current token per gpu per sec: 3393
---> model has 6738.415616 Million params
+--> model has 6811.277349 Million params
 """,
     seen="foundation-model-stack/fms-fsdp fms_fsdp/utils/train_utils.py",
 )

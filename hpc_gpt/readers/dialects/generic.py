@@ -72,13 +72,13 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-[INFO] global_step=120 epoch=0 train_loss=3.2184 lr=0.0003 grad_norm=1.21 step_time=0.412s
+[INFO] global_step=120 epoch=0 train_loss=3.9709 lr=0.0003 grad_norm=1.06 step_time=0.047s
 loss:0.92626953125, global_step:160
-Step 120/1000, Loss: 3.2184, LR: 3.0e-4
-step=20 loss=4.1234 dt=251.20ms tok/sec=12345.6
-{"step": 20, "loss": 4.1234, "step_time_ms": 251.2}
-iteration 20: loss 1.8912 bpc, time 251.2ms
-Batch 40 Loss: 8.1234, Speed: 512.2 samples/sec
+Step 120/1000, Loss: 3.9709, LR: 3.3e-4
+step=20 loss=4.9602 dt=262.34ms tok/sec=18476.1
+{"step": 20, "loss": 4.9602, "step_time_ms": 269.6}
+iteration 20: loss 1.6270 bpc, time 269.6ms
+Batch 40 Loss: 8.8305, Speed: 563.5 samples/sec
 """,
     seen="common to loops written by hand",
 )

@@ -45,11 +45,11 @@ DIALECT = Dialect(
         failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     ),
     specimen="""\
-[1234567.8] NVRM: Xid (PCI:0000:b3:00): 79, pid=4711, name=python3, GPU has fallen off the bus.
-May 27 21:52:36 r6i4n5 kernel: NVRM: Xid (PCI:0000:1a:00): 48, pid=4711, An uncorrectable double bit error (DBE) has been detected on GPU
-[1234567.8] NVRM: Xid (PCI:0000:b3:00): 31, pid=4711, name=python3, Ch 00000008, intr 00000000. MMU Fault
-[1234567.8] NVRM: Xid (PCI:0000:b3:00): 45, pid=4711, name=python3, Ch 00000008
-[1234567.8] NVRM: GPU 0000:b3:00.0 has fallen off the bus.
+[1467701.9] NVRM: Xid (PCI:0000:b3:00): 79, pid=4711, name=python3, GPU has fallen off the bus.
+May 27 21:26:27 cn0417 kernel: NVRM: Xid (PCI:0000:1a:00): 48, pid=4711, An uncorrectable double bit error (DBE) has been detected on GPU
+[1467701.9] NVRM: Xid (PCI:0000:b3:00): 31, pid=4711, name=python3, Ch 00275826, intr 00000000. MMU Fault
+[1467701.9] NVRM: Xid (PCI:0000:b3:00): 45, pid=4711, name=python3, Ch 00275826
+[1467701.9] NVRM: GPU 0000:b3:00.0 has fallen off the bus.
 Unable to determine the device handle for GPU 0000:B3:00.0: GPU is lost.  Reboot the system to recover this GPU
 Failed to initialize NVML: Driver/library version mismatch
 RuntimeError: CUDA error: uncorrectable ECC error encountered

@@ -56,8 +56,8 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-Training Epoch: 1/3, step 48/50 completed (loss: 1.1268821954727173):  98%|█████████▊| 49/50 [09:01<00:10, 10.82s/it]
-Training Epoch: 2/3, step 49/50 completed (loss: 1.035962462425232): 100%|██████████| 50/50 [09:01<00:00, 10.82s/it]
+Training Epoch: 1/3, step 48/50 completed (loss: 1.5932259522048547):  98%|█████████▊| 49/50 [09:35<00:44, 10.35s/it]
+Training Epoch: 2/3, step 49/50 completed (loss: 1.186713105952008): 100%|██████████| 50/50 [09:35<00:34, 10.35s/it]
 Max CUDA memory allocated was 47 GB
 Max CUDA memory reserved was 55 GB
 --> context_length=4096

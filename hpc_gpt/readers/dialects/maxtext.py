@@ -79,11 +79,11 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374
-completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374, lm_loss: 10.374, perplexity: 32016.5
-completed step: 3, seconds: 4.021, TFLOP/s: 110.210, loss: 10.801
-Completed eval after train step 99, loss=3.412, perplexity=30.326, total_weights=196608
-number parameters: 1.104 billion
+completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651
+completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651, lm_loss: 10.651, perplexity: 37822.8
+completed step: 3, seconds: 4.236, TFLOP/s: 187.562, loss: 10.534
+Completed eval after train step 99, loss=3.158, perplexity=30.483, total_weights=191033
+number parameters: 1.282 billion
 Unified tuning params for model are: {'per_device_batch_size': 12, 'ici_fsdp_parallelism': -1, 'remat_policy': 'full', 'max_target_length': 4096, 'attention': 'flash'}
 Num_devices: 8, shape (1, 1, 8, 1)
 Config param max_target_length: 2048

@@ -138,10 +138,10 @@ DIALECT = Dialect(
     ),
     interpret=interpret,
     specimen="""\
-  hidden_size ..................................... 9216
-  world_size ...................................... 64
+  hidden_size ..................................... 6144
+  world_size ...................................... 96
   model_parallel_size ............. 4
-  batch_size ...................... 48
+  batch_size ...................... 12
   apply_residual_connection_post_layernorm  False
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-meg and gpt2-meg-ds-zero",

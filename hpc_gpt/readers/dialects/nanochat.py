@@ -53,17 +53,17 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-step 00010/21400 (0.05%) | loss: 9.412031 | grad norm: 1.2345 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | mfu: 48.40 | total time: 0.00m
-step 00010/21400 (0.05%) | loss: 9.412031 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | bf16_mfu: 48.40 | epoch: 1 | total time: 0.00m | eta: 12.3m
-Vocab size: 65,536
+step 00175/21400 (0.05%) | loss: 9.223193 | grad norm: 1.5082 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | mfu: 48.15 | total time: 0.00m
+step 00175/21400 (0.05%) | loss: 9.223193 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | bf16_mfu: 48.15 | epoch: 1 | total time: 0.00m | eta: 12.3m
+Vocab size: 65,662
 num_layers: 20
 model_dim: 1280
 num_heads: 10
 num_kv_heads: 10
-Number of parameters: 560,988,160
-Total batch size 524,288 => gradient accumulation steps: 1
-Tokens / micro-batch / rank: 32 x 2048 = 65,536
-Peak memory usage: 75422.02MiB
+Number of parameters: 563,143,597
+Total batch size 526,699 => gradient accumulation steps: 1
+Tokens / micro-batch / rank: 32 x 2048 = 65,662
+Peak memory usage: 71198.54MiB
 """,
     seen="karpathy/nanochat scripts/base_train.py",
 )

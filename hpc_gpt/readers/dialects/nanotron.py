@@ -101,17 +101,17 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
-10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 327281 / 378950 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.38 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.25
-06/02 10:11:12 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.06M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.05M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:08:01
-06/02 10:11:02 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                    recompute_layer=False,
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                                  vocab_size=49152),
-06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                         dtype=torch.bfloat16,
- Memory usage: 3219.50MiB. Peak allocated 20480.00MiB. Peak reserved: 30720.00MiB
-06/02 10:11:01 [INFO|DP=0]: Total number of parameters: 1.71B (3262.13MiB)
+10/17/2025 16:05:47 [INFO|DP=0|PP=0|TP=0]: iteration: 321933 / 375691 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.14 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.66
+06/02 10:45:03 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.38M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.40M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:42:52
+06/02 10:45:53 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    recompute_layer=False,
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                                  vocab_size=49215),
+06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                         dtype=torch.bfloat16,
+ Memory usage: 3687.73MiB. Peak allocated 22145.55MiB. Peak reserved: 37553.81MiB
+06/02 10:45:52 [INFO|DP=0]: Total number of parameters: 1.37B (3426.25MiB)
 """,
     seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",
 )

@@ -117,16 +117,16 @@ DIALECT = Dialect(
         Pattern("fact", "fp8: true", LINE_START + r"fp8: true(?=\s*$)", facts={"fp8_products": 1}, weak=True),
     ),
     specimen="""\
-Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]
-Epoch 0: :   3%|▎         | 9000/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.3e+5, train_step_timing in s=0.615, val_loss=7.040]
-Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
-Training epoch 0, iteration 74/99 | lr: 1.124e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64286097408 | max_memory_allocated: 62777982976 | reduced_train_loss: 11.87 | train_step_timing in s: 8.768 | TFLOPS_per_GPU: 865.7 | consumed_samples: 9600
- 0:                 hidden_size=8192,
- 0: [NeMo I 2025-10-07 11:40:14 nemo_logging:393] Padded vocab_size: 32000, original vocab_size: 32000, dummy tokens: 0.
-  seq_length: 8192
+Epoch 0:   1%|          | 795/77225 [9:41:49<878:35:39, 41.68s/it, loss=3.1, v_num=, reduced_train_loss=3.707, global_step=702.5, consumed_samples=1.17e+6]
+Epoch 0: :   3%|▎         | 9000/301500 [1:16:33<55:11:37, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.7e+5, train_step_timing in s=0.977, val_loss=7.184]
+Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.399 | train_step_timing in s: 0.03146 | val_loss: 4.257
+Training epoch 0, iteration 74/99 | lr: 1.668e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64832859021 | max_memory_allocated: 62130635558 | reduced_train_loss: 11.94 | train_step_timing in s: 8.541 | TFLOPS_per_GPU: 817.8 | consumed_samples: 9600
+ 0:                 hidden_size=6144,
+ 0: [NeMo I 2024-10-10 11:14:05 nemo_logging:393] Padded vocab_size: 32635, original vocab_size: 32635, dummy tokens: 0.
+  seq_length: 4096
   bf16: true
   fp8: true
-  micro_batch_size: 4
+  micro_batch_size: 2
   precision: bf16-mixed
   activations_checkpoint_granularity: selective
 """,

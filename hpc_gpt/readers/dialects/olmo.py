@@ -42,17 +42,17 @@ DIALECT = Dialect(
         Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
     ),
     specimen="""\
-[step=10/1000,epoch=0]
-    train/CrossEntropyLoss=10.51
-    throughput/device/tokens_per_second=11,243
-    optim/total_grad_norm=2.134
-[step=10/1000,epoch=1,eta=1h12m]
-    train/CE loss=10.51
-    throughput/device/TPS=11,243
-    gpu_memory/GPU reserved mem (GiB)=61.27
-Total number of parameters: 1,176,764,416
-[2024-04-17 09:42:38] INFO     [olmo.train:816, rank=0] [step=2/739328]
-    System/Peak GPU Memory (MB)=43,309
+[step=40/2500,epoch=0]
+    train/CrossEntropyLoss=10.69
+    throughput/device/tokens_per_second=11,628
+    optim/total_grad_norm=2.305
+[step=40/2500,epoch=1,eta=1h12m]
+    train/CE loss=10.69
+    throughput/device/TPS=11,628
+    gpu_memory/GPU reserved mem (GiB)=61.35
+Total number of parameters: 1,158,336,550
+[2024-04-20 09:16:29] INFO     [olmo.train:816, rank=0] [step=2/739328]
+    System/Peak GPU Memory (MB)=43,916
 """,
     seen="allenai/OLMo olmo/train.py; allenai/OLMo-core train/callbacks/console_logger.py",
 )

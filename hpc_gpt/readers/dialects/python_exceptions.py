@@ -119,14 +119,14 @@ pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
 python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
 FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
 OSError: [Errno 98] Address already in use
-torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23456, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23282, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
 IndexError: index out of range in self
 json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 Dataset does not exist: /data/pile_text_document
 zlib.error: Error -3 while decompressing data: invalid code lengths set
 OSError: [Errno 28] No space left on device: '/scratch/checkpoints/iter_0000100/mp_rank_00'
 OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt.pt'
-2025-03-05 10:11:12,123 ERROR train: Insufficient free space on output volume
+2024-03-08 10:45:03,456 ERROR train: Insufficient free space on output volume
 RuntimeError: Insufficient free space on volume /scratch: 1.2 GiB left, 3.5 GiB needed
 RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed
 RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598

@@ -100,36 +100,36 @@ DIALECT = Dialect(
         Pattern("fact", "Job", r"^JobId=(?P<job_id>\d{1,12}) "),
     ),
     specimen="""\
-slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
-slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO PREEMPTION ***
-slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
-slurmstepd: error: *** STEP 1999618.0 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO JOB REQUEUE ***
-slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 ***
-slurmstepd: error: *** STEP 1999618.0 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 ***
-slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1999618.batch. Some of your processes may have been killed by the cgroup out-of-memory handler.
-slurmstepd: error: Job 1999618 exceeded memory limit (68157440 > 67108864), being killed
-slurmstepd: error: *** JOB 1999618 STEPD TERMINATED ON r6i4n5 AT 2021-05-27T22:02:36 DUE TO JOB NOT ENDING WITH SIGNALS ***
-srun: error: r6i4n5: task 12: Out Of Memory
-srun: error: r6i4n5: task 12: Segmentation fault (core dumped)
-srun: error: r6i4n5: task 12: Exited with exit code 1
-srun: error: r6i4n5: tasks 0-3: Terminated
-srun: error: Node failure on r6i4n5
+slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO TIME LIMIT ***
+slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO PREEMPTION ***
+slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+slurmstepd: error: *** STEP 4802517.0 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO JOB REQUEUE ***
+slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 ***
+slurmstepd: error: *** STEP 4802517.0 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 ***
+slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4802517.batch. Some of your processes may have been killed by the cgroup out-of-memory handler.
+slurmstepd: error: Job 4802517 exceeded memory limit (68719917 > 67836088), being killed
+slurmstepd: error: *** JOB 4802517 STEPD TERMINATED ON cn0417 AT 2024-05-03T22:02:10 DUE TO JOB NOT ENDING WITH SIGNALS ***
+srun: error: cn0417: task 12: Out Of Memory
+srun: error: cn0417: task 12: Segmentation fault (core dumped)
+srun: error: cn0417: task 12: Exited with exit code 1
+srun: error: cn0417: tasks 0-3: Terminated
+srun: error: Node failure on cn0417
 srun: error: Timed out waiting for job step to complete
 srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
-srun: error: Unable to create step for job 1999618: More processors requested than permitted
+srun: error: Unable to create step for job 4802517: More processors requested than permitted
 sbatch: error: Batch job submission failed: Invalid partition name specified
 slurmstepd: error: execve(): /home/me/train.sh: Permission denied
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
-srun: launch/slurm: _step_signal: Terminating StepId=1999618.0
-1999618|gpt2-meg|gpu_p13|abc|640|TIMEOUT|0:0
-1999618|gpt2-meg|gpu_p13|abc|640|NODE_FAIL|1:0
-1999618|gpt2-meg|gpu_p13|abc|640|BOOT_FAIL|1:0
-1999618|gpt2-meg|gpu_p13|abc|640|PREEMPTED|0:0
-1999618|gpt2-meg|gpu_p13|abc|640|OUT_OF_MEMORY|0:125
-1999618|gpt2-meg|gpu_p13|abc|640|CANCELLED by 1000|0:0
-1999618        gpt2-meg    gpu_p13        abc        640     FAILED      1:0
-1999618|gpt2-meg|gpu_p13|abc|640|COMPLETED|0:0
-JobId=1999618 JobName=gpt2-meg
+srun: launch/slurm: _step_signal: Terminating StepId=4802517.0
+4802517|gpt2-meg|gpu_p13|abc|640|TIMEOUT|0:0
+4802517|gpt2-meg|gpu_p13|abc|640|NODE_FAIL|1:0
+4802517|gpt2-meg|gpu_p13|abc|640|BOOT_FAIL|1:0
+4802517|gpt2-meg|gpu_p13|abc|640|PREEMPTED|0:0
+4802517|gpt2-meg|gpu_p13|abc|640|OUT_OF_MEMORY|0:125
+4802517|gpt2-meg|gpu_p13|abc|640|CANCELLED by 1000|0:0
+4802517        gpt2-meg    gpu_p13        abc        640     FAILED      1:0
+4802517|gpt2-meg|gpu_p13|abc|640|COMPLETED|0:0
+JobId=4802517 JobName=gpt2-meg
    JobState=TIMEOUT Reason=TimeLimit Dependency=(null)
    JobState=NODE_FAIL Reason=NodeDown Dependency=(null)
    JobState=PREEMPTED Reason=None Dependency=(null)

@@ -70,12 +70,12 @@ DIALECT = Dialect(
         _option("--num_machines", "num_machines", "nodes"),
     ),
     specimen="""\
-+ LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr r14i7n0     --master_port 6000     '
++ LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr cn0902     --master_port 6000     '
 + accelerate launch --num_processes 16 --num_machines 2 train.py
 + deepspeed --num_gpus 8 --num_nodes 2 train.py
-[2023-05-01 10:00:00,123] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
-[2023-05-01 10:00:00,123] [INFO] [launch.py:162:main] dist_world_size=16
-[2025-11-10 09:56:45,204] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
+[2024-05-04 10:34:51,456] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
+[2024-05-04 10:34:51,456] [INFO] [launch.py:162:main] dist_world_size=16
+[2024-11-13 09:30:36,537] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
 20: WORLD_SIZE=32
 World size: 16
 torchrun --standalone --nproc_per_node=8 train.py

@@ -38,8 +38,8 @@ DIALECT = Dialect(
 INFO:torchtune.utils._logging:Running FullFinetuneRecipeSingleDevice with resolved config:
 batch_size: 4
 dtype: bf16
-Step 1 | loss:2.085338592529297 lr:2e-05 tokens_per_second_per_gpu:57.828881833956174
-Step 2 | loss:1.8718312978744507 lr:2e-05 tokens_per_second_per_gpu:405.044978758513 peak_memory_active:13.1 peak_memory_alloc:13.05 peak_memory_reserved:14.2
+Step 1 | loss:2.800974229386741 lr:2e-05 tokens_per_second_per_gpu:57.453514618588315
+Step 2 | loss:1.2870930080029074 lr:2e-05 tokens_per_second_per_gpu:452.686055301284 peak_memory_active:13.1 peak_memory_alloc:13.79 peak_memory_reserved:14.2
 """,
     seen="meta-pytorch/torchtune/pull/1358, /2274",
 )

@@ -283,29 +283,29 @@ def test_ends(line: str, ended: str) -> None:
 
 def test_banner_counts_and_vocabulary() -> None:
     part = read_text(
-        "using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4,"
-        " pipeline-model-parallel size: 16 \n"
+        "using world size: 96, data-parallel-size: 1, tensor-model-parallel size: 4,"
+        " pipeline-model-parallel size: 24 \n"
         "using torch.bfloat16 for parameters ...\n"
-        "setting number of micro-batches to constant 256\n"
-        " > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)\n"
-        " > number of parameters on (tensor, pipeline) model parallel rank (2, 14): 805560320"
-        " > number of parameters on (tensor, pipeline) model parallel rank (3, 14): 805560321\n"
+        "setting number of micro-batches to constant 144\n"
+        " > padded vocab (size: 50300) with 388 dummy tokens (new size: 50688)\n"
+        " > number of parameters on (tensor, pipeline) model parallel rank (2, 14): 612044801"
+        " > number of parameters on (tensor, pipeline) model parallel rank (3, 14): 612044802\n"
         " > number of parameters on (tensor, gtp_weight_remat, pipeline) model parallel rank (0, 0, 1): 7\n"
     )
     assert part.started
     assert facts_of(part) == {
-        "gpus": [64],
+        "gpus": [96],
         "dp": [1],
         "tp": [4],
-        "pp": [16],
+        "pp": [24],
         "dtype": ["bf16"],
-        "micro_batches": [256],
-        "vocab_unpadded": [50257],
+        "micro_batches": [144],
+        "vocab_unpadded": [50300],
         "vocab": [50688],
     }
     assert {name: count for name, (count, _) in part.rank_params.items()} == {
-        "2, 14": 805560320,
-        "3, 14": 805560321,
+        "2, 14": 612044801,
+        "3, 14": 612044802,
         "0, 0, 1": 7,
     }
 
