@@ -1,7 +1,7 @@
 """The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
 
 Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
-a name is missing, or the package is newer than the tested version, the trainer takes the plain path: the same results
+a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: the same results
 by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain path
 raises ConfigError if a name is missing.
 
@@ -30,6 +30,9 @@ from hpc_gpt.errors import ConfigError
 
 # The versions of constraints.txt. The names below are those of these versions.
 TESTED = {"torch": "2.13.0", "deepspeed": "0.19.8"}
+# The newest ones with which the tests of model, engines and private parts passed, too (torch 2.15.0 on a CPU). A patch
+# release of that torch counts as tested.
+NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
 
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
 _PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
@@ -259,15 +262,15 @@ REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3, 
 
 @cache
 def can_use(use: Use) -> bool:
-    """Whether all names of the use exist and the package is not newer than the tested version.
+    """Whether all names of the use exist and the package is not newer than the newest tested one.
 
     If not, rank 0 prints one line on stderr, the first time.
     """
-    version, tested = _version(use.package), TESTED[use.package]
+    version, newest = _version(use.package), NEWEST[use.package]
     if lacking := missing(use):
         why = f"{use.package} {version} lacks {', '.join(lacking)}"
-    elif _numbers(version) > _numbers(tested):
-        why = f"{use.package} {version} is newer than {tested}, the tested version, so {_listed(use.names)} is not used"
+    elif _numbers(version)[: newest.count(".") + 1] > _numbers(newest)[: newest.count(".") + 1]:
+        why = f"{use.package} {version} is newer than {newest}, the newest tested, so {_listed(use.names)} is not used"
     else:
         return True
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -19,7 +19,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.optimizer import is_fused
-from hpc_gpt.train.engines.private_parts import OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
+from hpc_gpt.train.engines.private_parts import NEWEST, OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
 from tests.conftest import REPOSITORY
 from tests.distributed.ranks import launch_ranks
 from tests.train.engines import plain_path_runs
@@ -91,10 +91,10 @@ def test_without_a_name_that_has_no_plain_path_the_run_is_refused(
 def test_a_newer_version_takes_the_plain_path_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Use
 ) -> None:
-    monkeypatch.setitem(TESTED, use.package, "0.1.9")
+    monkeypatch.setitem(NEWEST, use.package, "0.1.9")
     assert not can_use(use)
     [line] = capsys.readouterr().err.splitlines()
-    assert "is newer than 0.1.9, the tested version" in line
+    assert "is newer than 0.1.9, the newest tested" in line
     assert use.names[0] in line
 
 
@@ -103,7 +103,7 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(
     [
         ("2.13.0+cu130", False),
         ("2.11.0", False),
-        ("2.13.1", True),
+        ("2.13.1", False),
         ("2.14.0a0+git1", True),
         ("3.0", True),
         ("2.9.1", False),
@@ -111,7 +111,7 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(
 )
 def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.setitem(TESTED, "torch", "2.13.0")
+    monkeypatch.setitem(NEWEST, "torch", "2.13")
     assert can_use(private_parts.ATTENTION) is not newer
 
 
