@@ -135,7 +135,12 @@ class OnePassLoss(ChunkedLoss):
 
     On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients, in an evaluation, the
     same kernels only read the logits.
+
+    `unscaled`: the engine computes gradients of the loss itself, so they are not multiplied, by one: 4 bytes of each
+    number in the head's weight and in the hidden states.
     """
+
+    unscaled = False
 
     def attach(self, head: VocabParallelEmbedding) -> None:
         super().attach(head)
@@ -178,12 +183,14 @@ class _OnePass(torch.autograd.Function):
             # Several pieces are added in fp32.
             of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)
         ctx.save_for_backward(of_tokens, of_weight)
-        ctx.dtype = weight.dtype
+        ctx.dtype, ctx.unscaled = weight.dtype, loss.unscaled and ctx.factor == 1.0
         return total / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         of_tokens, of_weight = ctx.saved_tensors
+        if ctx.unscaled:
+            return of_tokens, of_weight.to(ctx.dtype), None, None
         multiply = _elementwise(of_tokens.device).multiply
         factor = gradients[0].float() / ctx.factor
         return multiply(of_tokens, factor, of_tokens.dtype), multiply(of_weight, factor, ctx.dtype), None, None

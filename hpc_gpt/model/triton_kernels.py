@@ -198,6 +198,10 @@ def _join_sums(
 # at once, the warps, and the registers a thread may have. So two rows are on a multiprocessor of sm_90, and the second
 # read of a row finds it in the cache: 2 x 132 rows of GPT-2's vocabulary are 27 MB of its 50. Four would be 53.
 _LOSS = {"BLOCK": 8192, "STAGES": 3, "num_warps": 16, "maxnreg": 64}
+# Of more columns than this two rows a multiprocessor are above 32 MB (152 thousand: 80, which leave the cache, so that
+# 6 bytes a logit move instead of 4). There a program takes all of a multiprocessor's registers: one row, 40 MB.
+_WIDE = 60_000
+_WIDE_LOSS = _LOSS | {"BLOCK": 16384, "num_warps": 32}
 
 
 def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
@@ -233,7 +237,9 @@ def _losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slop
 
 
 def _shape_of_loss(rows: int) -> dict[str, Any]:
-    """_LOSS, with as few columns and warps as a narrow vocabulary needs."""
+    """_LOSS, with as few columns and warps as a narrow vocabulary needs, or _WIDE_LOSS."""
+    if rows > _WIDE:
+        return _WIDE_LOSS
     block = min(_LOSS["BLOCK"], triton.next_power_of_2(rows))
     return _LOSS | {"BLOCK": block, "num_warps": max(4, _LOSS["num_warps"] * block // _LOSS["BLOCK"])}
 

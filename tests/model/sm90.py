@@ -81,6 +81,9 @@ def main() -> None:
     # GPT-2's vocabulary, padded; split in two.
     whole = {"REAL": 50257, "ROWS": 50304, **triton_kernels._LOSS}
     half = {"REAL": 25105, "ROWS": 25152, **triton_kernels._LOSS}
+    # Qwen's, and a half of it.
+    wide = {"REAL": 151_669, "ROWS": 151_936, **triton_kernels._shape_of_loss(151_936)}
+    wide_half = {"REAL": 75_968, "ROWS": 75_968, **triton_kernels._shape_of_loss(75_968)}
     losses = {"targets": "*i64", "losses": "*fp32", "slope": "fp32"}
     rows = {"logits": "*bf16", "index": "*i64", "tops": "*fp32", "totals": "*fp32"}
     tile, summed = triton_kernels._TILE, {"sums": "*fp32", "COUNT": "i32"}
@@ -92,6 +95,9 @@ def main() -> None:
                 "evaluated": compiled(triton_kernels._whole, {"logits": "*bf16", **losses}, whole | {"WRITES": False}),
                 "statistics": compiled(triton_kernels._statistics, rows | {"hits": "*fp32"}, half),
                 "gradients": compiled(triton_kernels._gradients, rows | {"slope": "fp32"}, half),
+                "wide": compiled(triton_kernels._whole, {"logits": "*bf16", **losses}, wide | {"WRITES": True}),
+                "wide statistics": compiled(triton_kernels._statistics, rows | {"hits": "*fp32"}, wide_half),
+                "wide gradients": compiled(triton_kernels._gradients, rows | {"slope": "fp32"}, wide_half),
                 "multiply": compiled(
                     triton_kernels._multiply,
                     {"values": "*bf16", "factor": "*fp32", "products": "*bf16", "COUNT": "i32"},

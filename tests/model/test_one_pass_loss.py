@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.model import techniques
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.techniques import OnePassLoss, Techniques
 from hpc_gpt.settings.experiment import Engine, key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import config_hash
 from hpc_gpt.train.engines.kernels import check_compilers, compile_model
+from hpc_gpt.train.engines.protocol import build_engine
 from tests.allocated import peak, profiled
-from tests.distributed.equality_cases import Case
+from tests.distributed.equality_cases import Case, micro_batches
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
 
@@ -39,19 +43,57 @@ def test_its_gradients_are_the_usual_losss(shape: ModelShape, chunks: int) -> No
 
 def test_micro_batches_add_up_each_by_its_own_factor() -> None:
     summed = []
-    for techniques in (Techniques(), Techniques(one_pass_loss=True)):
-        model = Gpt(SMALL, 1, techniques=techniques)
+    for one_pass in (False, True):
+        model = Gpt(SMALL, 1, techniques=Techniques(one_pass_loss=one_pass))
         for number, factor in enumerate((1 / 3, 0.5, -2.0)):
             (model(*tokens_of(SMALL, number)) * factor).backward()
         summed.append(gradients_of(model))
     assert_same(summed[1], summed[0], atol=1e-6)
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count", "products"),
+    [
+        ("ddp", "fp32", 1, 0),
+        ("ddp", "bf16", 1, 0),
+        ("fsdp", "bf16", 1, 0),
+        ("ddp", "fp16", 1, 2),
+        ("ddp", "bf16", 2, 4),
+    ],
+)
+def test_an_engine_multiplies_no_gradient_by_one(
+    alone: None, monkeypatch: pytest.MonkeyPatch, name: Any, dtype: Any, count: int, products: int
+) -> None:
+    made: list[Tensor] = []
+    multiply = techniques._Plain.multiply
+    monkeypatch.setattr(
+        techniques._Plain, "multiply", lambda values, *how: made.append(values) or multiply(values, *how)
+    )
+    case = Case(Layout(1, 1, 1), Engine(name, one_pass_loss=True), dtype, micro_batches=count)
+    engine: Any = build_engine(case.resolved, torch.device("cpu"))
+    norms = []
+    for step in range(3):
+        norms.append(float(engine.train_step(iter(micro_batches(case.resolved, 0, step))).grad_norm))
+    assert len(made) == 3 * products
+    # The same bits as multiplied.
+    monkeypatch.setattr(OnePassLoss, "unscaled", property(lambda loss: False, lambda loss, value: None))
+    engine = build_engine(case.resolved, torch.device("cpu"))
+    assert norms == [
+        float(engine.train_step(iter(micro_batches(case.resolved, 0, step))).grad_norm) for step in range(3)
+    ]
+
+
 @pytest.mark.parametrize("how", ["block", "whole"])
 def test_a_compiled_model_leaves_it_as_it_is(how: Any) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
-    techniques = Techniques(one_pass_loss=True)
-    model = Gpt(SMALL, 1, techniques=techniques)
+    model = Gpt(SMALL, 1, techniques=Techniques(one_pass_loss=True))
     compile_model(model, Engine(compile=how, compile_backend="aot_eager", one_pass_loss=True))
     again, compiled, _ = train(model)
     torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
@@ -118,8 +160,8 @@ def test_half_precision_is_as_near_as_the_usual_loss(dtype: torch.dtype, scale: 
     """A loss scale comes in the backward pass. In fp16, without one, the usual loss loses small gradients."""
     _, exact, _ = train(Gpt(SMALL, 1))
     worst = []
-    for techniques in (Techniques(), Techniques(one_pass_loss=True), Techniques(one_pass_loss=True, loss_chunks=3)):
-        model = Gpt(SMALL, 1, techniques=techniques).to(dtype)
+    for each in (Techniques(), Techniques(one_pass_loss=True), Techniques(one_pass_loss=True, loss_chunks=3)):
+        model = Gpt(SMALL, 1, techniques=each).to(dtype)
         (model(*tokens_of(SMALL)) * scale).backward()
         found = {name: gradient.float() / scale for name, gradient in gradients_of(model).items()}
         worst.append(max(float((found[name] - exact[name]).abs().max()) for name in exact))

@@ -65,3 +65,10 @@ def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are
         assert kernel["threads"] == 512, name
         assert kernel["loads ahead"] >= 6, name
         assert kernel["loads ahead"] == kernel["16-byte loads"], name
+
+
+def test_of_a_wide_vocabulary_one_row_is_on_a_multiprocessor(on_sm90: dict[str, dict[str, int]]) -> None:
+    for name in ("wide", "wide statistics", "wide gradients"):
+        kernel = on_sm90[name]
+        assert (kernel["programs"], kernel["threads"], kernel["stack"]) == (1, 1024, 0), name
+        assert kernel["loads ahead"] == kernel["16-byte loads"], name

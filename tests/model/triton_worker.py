@@ -21,8 +21,9 @@ from hpc_gpt.settings.model_shape import ModelShape
 
 SPLIT = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16)  # padded to 64: the second rank has padding
 PADDING = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16, vocab_multiple=128)  # the second has nothing else
-# Of a whole vocabulary: (columns, of them real), by dtype. The last is read in two pieces, one of them padding.
-ROWS = ((64, 61), (100, 100), (256, 130), (8200, 8190))
+# Of a whole vocabulary: (columns, of them real), by dtype. The fourth is read in two pieces, one of them padding; the
+# last has a row a multiprocessor.
+ROWS = ((64, 61), (100, 100), (256, 130), (8200, 8190), (60_032, 60_001))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
     *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS),

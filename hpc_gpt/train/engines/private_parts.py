@@ -1,9 +1,9 @@
 """The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
 
 Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
-a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: the same results
-by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain path
-raises ConfigError if a name is missing.
+a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: the same
+results by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain
+path raises ConfigError if a name is missing.
 
 What uses torch's names is here; what uses DeepSpeed's is in `deepspeed_setup`, `zero_step` and `checkpoints`.
 """

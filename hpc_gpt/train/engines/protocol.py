@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
@@ -161,6 +162,8 @@ class TorchEngine(EngineRank):
         """One optimizer step; see `Engine`."""
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
+        if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
+            own.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
         with self.attention():
             for number, (tokens, targets) in enumerate(islice(micro_batches, count), 1):
                 with self._gradients(last=number == count):
