@@ -26,9 +26,8 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     same work in both, tokens/s are compared. Then come losses at equal steps, memory, how each ended, and the settings
     that differ, those that decide speed first.
 
-    Two rows of a bench are compared by their rounds. Rounds of one bench are paired, since they were measured in turns:
-    the geometric mean of the ratios of tokens/s, with Student's t. Few rounds make the interval wide; one round gives
-    none.
+    Two rows of a bench are compared by their rounds, each a block. Rounds of one bench are paired, since they were
+    measured in turns. Few rounds make the interval wide; fewer than three give none.
 
     A and B are runs by id, prefix, job id or folder, any program's log or a folder with the logs of one run, a
     record.json, or a row of a bench: BENCH#2 is the second. Of more than two, each is compared with the first.

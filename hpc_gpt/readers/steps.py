@@ -327,6 +327,9 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
     return counts
 
 
+# How the note on step times that spread widely begins.
+SPREAD = "step times spread widely"
+WIDE = 1.5  # the 90th percentile over the 10th
 SLOW = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
 RULE = (
@@ -394,8 +397,8 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
     if len(seconds) < 5:
         flags.append(f"step_s rests on {len(seconds)} step{'s' if len(seconds) > 1 else ''}")
     low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
-    if high > 1.5 * low and len(seconds) >= 5:
-        flags.append(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s")
+    if high > WIDE * low and len(seconds) >= 5:
+        flags.append(f"{SPREAD}: 10th percentile {low:.3g} s, 90th {high:.3g} s")
     mean = float(np.mean(seconds))
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 

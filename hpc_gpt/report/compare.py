@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.readers.runs import RunRead, step_s_of_rates
+from hpc_gpt.readers.steps import SPREAD, WIDE
 from hpc_gpt.report.difference import (
-    FEWEST_ROUNDS,
     Interval,
     LossDifference,
     Series,
     Values,
     loss_difference,
+    paired_change,
     resolution,
-    rounds_change,
+    rounds_of,
     series_of,
     speed_change,
     times,
@@ -83,7 +84,8 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     verdict = _verdict(a, b, speeds)
     apart = settings_apart(a.record, b.record)
     losses = loss_difference(a, b) if not all(rounds) and _losses_match(a.record, b.record, notes) else None
-    notes += _skipped(a, "{a}") + _skipped(b, "{b}") + _kinship(a, b, verdict, apart, losses)
+    notes += _spread(a, "{a}") + _spread(b, "{b}") + _skipped(a, "{a}") + _skipped(b, "{b}")
+    notes += _kinship(a, b, verdict, apart, losses)
     return Comparison(a, b, verdict, speeds, reasons, (len(sides[0]), len(sides[1])), rounds, apart, losses, notes)
 
 
@@ -99,7 +101,7 @@ def _series(run: RunRead, step_s: Values) -> Series | str:
         return "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
     if not len(step_s) and run.record.step_s is not None:
         return "has no times of single steps, only step_s"
-    return series_of(np.log(step_s))
+    return series_of(np.log(step_s), math.log(WIDE))
 
 
 def _unsure(runs: Sequence[RunRead], sides: Sequence[Values]) -> float:
@@ -172,21 +174,22 @@ def _further(
 
 def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
     """Tokens/s of two rows and further figures, and (place, reason) if there is no interval."""
-    too_few = [(place, run) for place, run in enumerate((a, b)) if len(run.rounds) < FEWEST_ROUNDS]
-    reasons = [(place, f"has {len(run.rounds)} round, but an interval needs {FEWEST_ROUNDS}") for place, run in too_few]
+    series = [rounds_of(-np.log(np.array(run.rounds))) for run in (a, b)]
+    reasons = [(place, reason) for place, reason in enumerate(series) if isinstance(reason, str)]
     interval = None
-    if not reasons:
-        paired = list(a.files) == list(b.files)
-        found = rounds_change(a.rounds, b.rounds, paired)
-        if isinstance(found, str):
-            reasons.append((1, found))
-        else:
-            interval = found
+    of_a, of_b = series
+    if not isinstance(of_a, str) and not isinstance(of_b, str):
         common = min(len(a.rounds), len(b.rounds))
-        if interval is not None and paired:
-            notes.append(f"the interval is Student's t of the {common} ratios of rounds, which were measured in turns")
-        elif interval is not None:
-            notes.append("the rows are of two benches, so their rounds are not pairs: the interval is Welch's t")
+        if list(a.files) == list(b.files):
+            found = paired_change(of_a, of_b)
+            notes.append(f"the interval is that of the {common} ratios of rounds, which were measured in turns")
+            if isinstance(found, str):
+                reasons.append((1, found))
+            else:
+                interval = found
+        else:
+            interval = speed_change(of_a, of_b)
+            notes.append("the rows are of two benches, so their rounds are not pairs")
         if common < 5:
             notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
     middles = [run.record.tokens_per_s for run in (a, b)]
@@ -206,7 +209,7 @@ def _size(figure: float | None) -> float:
 
 
 def _median(run: RunRead, series: Series | str) -> float | None:
-    return run.record.step_s if isinstance(series, str) else math.exp(series.middle)
+    return run.record.step_s if isinstance(series, str) else float(np.median(_steady(run)))
 
 
 def _differ(a: Record, b: Record) -> list[str]:
@@ -274,6 +277,11 @@ def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
     if a.vocab and b.vocab and a.vocab != b.vocab:
         notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}, and so do the scales of the losses")
     return True
+
+
+def _spread(run: RunRead, name: str) -> list[str]:
+    """The report's note on step times that spread widely: such an interval may be of the machine's other load."""
+    return [f"of {name}: {flag}" for flag in run.record.flags if flag.startswith(SPREAD)]
 
 
 def _skipped(run: RunRead, name: str) -> list[str]:

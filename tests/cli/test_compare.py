@@ -114,7 +114,7 @@ def test_anyones_logs(tmp_path):
     a, b = megatron_log(tmp_path / "a.log", 1, 1000.0), megatron_log(tmp_path / "b.out", 2, 800.0)
     done = in_process("compare", a, b)
     assert done.code == 0, done.stderr
-    assert "\nB against A: faster by 25 % (" in done.stdout
+    assert "\nB against A: faster by 24.8 % (" in done.stdout
     assert "the same to the last digit at all 60 common steps" in done.stdout
     assert "equal losses: two logs of one run" in done.stdout
 
@@ -150,3 +150,20 @@ def test_standard_input_is_one_log():
     done = in_process("compare", "-", "-")
     assert done.code == 2
     assert "standard input is named twice" in error_of(done)[0]
+
+
+def test_equal_runs_on_a_busy_machine_are_not_told_apart(own_folders):
+    """Half of A's time, and an eighth of B's, something else took the cores for dozens of steps: 0.5 s, not 0.1."""
+    runs = []
+    for seed, busy in ((1, (60, 200)), (2, (30, 60))):
+        run, noise = make_run(logs_dir()), np.random.default_rng(seed).standard_normal(241)
+        steps = range(1, 241)
+        lines = [
+            metrics_line(at, step_s=(0.5 if busy[0] < at <= busy[1] else 0.1) * (1 + 0.02 * noise[at])) for at in steps
+        ]
+        add_attempt(run, lines)
+        runs.append(run.run_id)
+    done = in_process("compare", *runs)
+    assert "step time  0.489 -> 0.100 s" in done.stdout, done.stdout
+    assert "B against A: no difference shown (" in done.stdout
+    assert "  note: of A: step times spread widely: 10th percentile" in done.stdout
