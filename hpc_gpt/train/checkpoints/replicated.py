@@ -3,6 +3,8 @@
 weights.pt            {full name: fp32}, by rank 0
 optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all ranks if the optimizer is sharded
 progress.pt           step, loss scale
+
+The files are mapped: a node's ranks share their pages, and copy a parameter at a time to their devices.
 """
 
 from __future__ import annotations
@@ -61,8 +63,12 @@ class ReplicatedCheckpoint:
             found = _read(path)
             states.update({name: found[name] for name in missing & found.keys()})
             missing -= found.keys()
+        mapped = {id(value) for state in states.values() for value in state.values() if isinstance(value, Tensor)}
         for optimizer in self._optimizers:
             set_states(optimizer, states)
+            # On a CPU torch keeps the tensors that it gets. Mapped ones would keep a deleted file on the disk.
+            for state in optimizer.state.values():
+                state.update({key: value.clone() for key, value in state.items() if id(value) in mapped})
         progress = _read(folder / _PROGRESS)
         return int(progress["step"]), progress["scale"]
 
@@ -79,5 +85,5 @@ def _optimizer_file(rank: int) -> str:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
-    kept: dict[str, Any] = load_safely(path)
+    kept: dict[str, Any] = load_safely(path, mmap=True)
     return kept

@@ -1,0 +1,83 @@
+"""What a start takes of the host's memory beside the device's: `python -m tests.benchmarks.host_memory`.
+
+A GPT of 151M parameters, 604 MB in fp32, is drawn, read from a folder and resumed by ddp. The weights are on the device
+"meta", which takes no memory of the host, as a GPU's do not. Beside the way that the program takes is the older one:
+the whole model on the host and then on the device, the checkpoint's files read instead of mapped. Printed is the most
+anonymous memory (RssAnon) of one rank beyond what it had before.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.train.checkpoints import replicated
+from hpc_gpt.train.checkpoints.folders import load_safely
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.train.export import write_hf
+from tests.distributed.given_memory_worker import Most
+
+SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)
+DEVICE = torch.device("meta")
+CASES = ("drawn", "given", "resumed")
+
+
+def make(folder: Path) -> None:
+    """Writes the folder of weights and the checkpoint."""
+    model = Gpt(SHAPE, 1)
+    write_hf(SHAPE, model.named_parameters(), folder / "given")
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, foreach=False)
+    for one in parameters:
+        optimizer.state[one] = {"step": torch.tensor(1.0), "exp_avg": one.detach(), "exp_avg_sq": one.detach() * 2}
+    files = RankFiles()
+    ReplicatedCheckpoint(parameters, [optimizer]).save(files, 0, 1, {})
+    (folder / "resumed").mkdir()
+    files.write(folder / "resumed")
+
+
+def measure(case: str, older: bool, folder: Path) -> int:
+    """Bytes beside the device's."""
+    given = GivenWeights(read_folder(folder / "given"), SHAPE) if case == "given" else None
+    tp = TensorParallel(given=given, device=None if older else DEVICE)
+    if case != "resumed":
+        most = Most()
+        Gpt(SHAPE, 1, tp).to(DEVICE)
+        return most.stop()
+    parameters = list(Gpt(SHAPE, 1, TensorParallel(device=DEVICE)).parameters())
+    checkpoint = ReplicatedCheckpoint(parameters, [torch.optim.AdamW(parameters, foreach=False)])
+    with patch.object(replicated, "_read", load_safely) if older else nullcontext():
+        most = Most()
+        checkpoint.load(folder / "resumed", 0)
+        return most.stop()
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(measure(sys.argv[1], sys.argv[2] == "older", Path(sys.argv[3])))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        make(Path(name))
+        for case in CASES:
+            found = []
+            for way in ("older", "now"):
+                command = [sys.executable, "-m", "tests.benchmarks.host_memory", case, way, name]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                found.append(f"{int(done.stdout) / 1e6:,.0f} MB")
+            print(f"{case}: {found[0]} before, {found[1]} now", flush=True)
+
+
+if __name__ == "__main__":
+    main()
