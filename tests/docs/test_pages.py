@@ -50,6 +50,14 @@ def test_the_pictures_are_small():
         assert 5_000 < (REPOSITORY / name).stat().st_size < 150_000, name
 
 
+def test_the_picture_of_the_report_has_its_size_and_that_of_the_plan_its_rows():
+    head = (REPOSITORY / "docs" / "report.png").read_bytes()[16:24]  # a PNG's width and height
+    assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == (1280, 640)
+    plan = text_of("docs/plan.svg")
+    assert len(set(re.findall(r"tp\d+-pp\d+-dp\d+", plan))) == 6
+    assert len(set(re.findall(r"fill: (#\w+)", plan))) == 3, "the best, the tight, and the rest"
+
+
 def test_the_picture_of_the_plan_is_current():
     assert picture_of_plan() == text_of("docs/plan.svg"), "run: python -m tests.docs.pictures docs"
 
