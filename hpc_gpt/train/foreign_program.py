@@ -21,12 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import append_line, write_once
+from hpc_gpt.files import write_once
 from hpc_gpt.process import stat_of
 from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import classify, is_lost_peer
+from hpc_gpt.train.full_disk import KeptLines
 from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.watchdog import Watchdog
 
@@ -35,6 +36,8 @@ _ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Excepti
 _USAGE = re.compile(r"^\S+\.py: error: (.*)")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
+# A line of torchrun's table of a worker that failed.
+_WORKER = re.compile(r"(?:^|\s)(?P<key>rank|exitcode|host)\s+: (?P<value>\S+)(?: |$)")
 _LOOK_S = 1.0
 _ABORT_S = 3.0
 _ENDS_LINE = re.compile(rb"[\r\n]")
@@ -72,6 +75,23 @@ class LastLines:
     def find(self, regex: re.Pattern[str]) -> re.Match[str] | None:
         """The match in the last line that has one."""
         return next((found for line in reversed(self._kept) if (found := regex.search(line))), None)
+
+    def killed_worker(self) -> RankEnd | None:
+        """The worker that torchrun's table names as the first to fail, if a signal ended it; None without one.
+
+        SIGTERM is what torchrun itself sends to the others.
+        """
+        found: dict[str, str] = {}
+        for line in self._kept:
+            if "Root Cause (first observed failure)" in line:
+                found = {}
+            elif (row := _WORKER.search(line)) and row["key"] not in found:
+                found[row["key"]] = row["value"]
+        code = int(found["exitcode"]) if re.fullmatch(r"-\d+", found.get("exitcode", "")) else 0
+        if code >= 0 or code == -signal.SIGTERM or not found.get("rank", "").isdigit():
+            return None
+        host = found.get("host", "localhost")
+        return RankEnd(found["rank"], platform.node() if host == "localhost" else host, code)
 
     def stacks(self) -> str:
         """What the program's own faulthandler wrote last; empty if it wrote nothing."""
@@ -133,6 +153,7 @@ class ForeignLog:
         self._sample_tokens = resolved.model.seq
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw = read, saw
+        self._rows = KeptLines(attempt.metrics)
         self._last, self._at = resumed, 0.0
         self.chunks = 0  # of output that came so far
         self._thread: threading.Thread | None = None
@@ -163,11 +184,12 @@ class ForeignLog:
 
     def _copy(self, lines: bytes) -> None:
         """Copies whole lines to the log, so that those of several tasks do not mix, and takes each."""
-        sys.stdout.buffer.write(lines)
-        sys.stdout.buffer.flush()
         for line in _ENDS_LINE.split(lines):
             if line:
                 self.take(line.decode(errors="replace"))
+        # Last: on a full disk the output waits for room, and what the program says of that must be known.
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
 
     def take(self, line: str) -> None:
         """Takes one line of the program."""
@@ -177,7 +199,7 @@ class ForeignLog:
             return
         now = time.monotonic()
         if self._may_write():
-            append_line(self._attempt.metrics, json.dumps(self._metrics(found, now)))
+            self._rows.append([json.dumps(self._metrics(found, now)) + "\n"])  # which waits for room on a full disk
         self._last, self._at = found.step, now
 
     def _may_write(self) -> bool:

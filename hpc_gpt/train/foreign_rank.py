@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -23,6 +24,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import end_of_sigterm, write_end
 from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
+from hpc_gpt.train.full_disk import release
 from hpc_gpt.train.signals import Inbox, Signals
 
 # Written by the task that is asked to stop, and read by all.
@@ -30,6 +32,8 @@ STOP = "stop.json"
 WAIT_S = 900
 TURN_S = 0.1
 _LOOK_S = 1.0
+# A cause that names its rank, such as a worker of torchrun.
+_OF_RANK = re.compile(r"rank \d+ on ")
 _GRACE_S = 5.0
 _ENDED_S = 10.0
 
@@ -246,7 +250,9 @@ class ForeignRank:
         until = time.monotonic() + _ENDED_S
         while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
             time.sleep(TURN_S)
-        self._attempt.write_ended(ended, f"rank {self._place.rank}: {cause}", self.step)
+        cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
+        release(self._attempt)  # the disk may be full
+        self._attempt.write_ended(ended, cause, self.step)
         return code if code > 0 else 1
 
     # --- for the engines

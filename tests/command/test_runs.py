@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -389,3 +390,30 @@ def test_a_file_that_git_ignores_is_not_found_and_why_names_the_line_that_links_
 def test_a_link_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     path = experiment(tmp_path, "loop", changes, GPUS)
     assert words in error_of(in_process("submit", path, "--cluster", "local", "--dry-run"))[0]
+
+
+def test_a_worker_of_torchrun_that_is_killed_has_its_rank_and_signal(tmp_path: Path) -> None:
+    worker = """import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "worker.py"]
+    path = experiment(tmp_path, "torchrun", {"run": line, "per": "node"}, GPUS)
+    (tmp_path / "work" / "worker.py").write_text(worker)
+    run = start(path)
+    status = ended(run)
+    killed = "was ended by SIGKILL, by hand or by the kernel's memory killer"
+    assert (status.state, status.cause) == ("error", f"rank 1 on {platform.node()} {killed}")
+    shown = hpc_gpt("why", run.run_id).stdout
+    assert "rank     1\n" in shown
+    assert "in the kernel's log of" in shown
+
+
+def test_a_full_disk_under_a_program_has_its_figures(tmp_path: Path) -> None:
+    line = "echo step 1 loss 2.0; echo x >/dev/full"
+    run = start(experiment(tmp_path, "full", {"run": line, "per": "job"}, GPUS))
+    status = ended(run)
+    assert status.state == "disk_full"
+    assert re.search(r"No space left on device.* \([\d.]+ of [\d.]+ GiB free in /", str(status.cause))
+    assert step(run) == 1

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, step_of, work_folder
 from hpc_gpt.runs.provenance import complete_run, list_gpus
+from hpc_gpt.runs.room import GIB
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.state import VAGUE
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets
@@ -29,6 +32,7 @@ from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, ForeignWatch, LastLines, StepLine, code_words
 from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
+from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
 
 # Seconds to save and end if the job has no lead before its time limit.
@@ -125,6 +129,7 @@ class CommandRank(ForeignRank):
                 else step_of(self._run, self._command, checkpoint)
             )
             complete_run(self._run.path, self._resolved)
+            reserve(self._attempt)
             self._report_start(checkpoint, step)
             begun = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
             write_once(path, json.dumps(begun) + "\n")
@@ -295,9 +300,18 @@ class CommandRank(ForeignRank):
         return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
 
     def failure(self, code: int) -> tuple[str, str, bool]:
+        ended, cause, lost_peer = self._failure(code)
+        return ended, f"{cause} ({_room(self._run.path)})" if ended == "disk_full" else cause, lost_peer
+
+    def _failure(self, code: int) -> tuple[str, str, bool]:
         if code in _NOT_RUN and (found := self._last.find(_NOT_FOUND)):
             return "user_error", f"{found[1]} on {platform.node()}", False
-        if (shown := self._lines.failure) is not None:
+        shown = self._lines.failure
+        # torchrun ends the other workers, and says so, before its table.
+        vague = shown is None or shown.echo or shown.ended in (*VAGUE, "cancelled")
+        if vague and (worker := self._last.killed_worker()) is not None:
+            return "error", str(worker), False
+        if shown is not None:
             return shown.ended, shown.words, shown.echo
         ended, cause, lost_peer = self._last.failure(code)
         return ended, self._last.end(code) if code < 0 else cause, lost_peer
@@ -345,6 +359,16 @@ class CommandRank(ForeignRank):
             process.wait(5)
         log.finish()
         return text
+
+
+def _room(run: Path) -> str:
+    """What is free of the disks that a program writes to, as text."""
+    found: dict[int, str] = {}
+    for place in (run, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            usage, device = shutil.disk_usage(place), place.stat().st_dev
+            found.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
+    return ", ".join(found.values())
 
 
 def stack_of(pid: int) -> str:
