@@ -25,7 +25,7 @@ from typing import Any
 
 from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_of, other_jobs
 from hpc_gpt.errors import UserError
-from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs import bad_nodes, lock
 from hpc_gpt.runs.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
 from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
@@ -104,6 +104,8 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1
+    finally:
+        lock.release(run, lock.job_holder(job_of(attempt)))
     return 0
 
 

@@ -29,7 +29,6 @@ from hpc_gpt.chain.decisions import (
     classify,
     conclude,
     forget_stop,
-    gpus_of,
     job_of,
     other_jobs,
     read_history,
@@ -38,6 +37,8 @@ from hpc_gpt.chain.decisions import (
 from hpc_gpt.chain.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.errors import UserError
 from hpc_gpt.ports import free_port
+from hpc_gpt.runs import lock
+from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.end_policy import End, end_by_accounting
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -114,7 +115,28 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
     left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
     if why:
         return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
+    if why := _held(run, own, slurm):
+        return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
     return f"{MARK} go -" if left_s is None else f"{MARK} go {now + left_s:.0f}"
+
+
+def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
+    """Take the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
+
+    def is_gone(other: lock.Holder) -> bool | None:
+        if other.slurm_job is None:
+            return other.is_gone()
+        return other.slurm_job == own or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
+
+    try:
+        if own:
+            lock.take(run, lock.job_holder(own), is_gone)
+    except lock.RunHeld as fault:
+        job_id = (holder := lock.holder(run)) and holder.slurm_job
+        return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
+    except UserError as fault:
+        print(f"not locked: {fault}", file=sys.stderr)
+    return ""
 
 
 def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
@@ -220,6 +242,8 @@ def main(arguments: Sequence[str]) -> int:
     attempt = run.attempt(int(number))
     try:
         ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := job_of(each)))
+        if (holder := lock.holder(run)) and holder.slurm_job not in (None, job_of(attempt)):
+            ids[str(holder.slurm_job)] = None
         if more and ids and not more[1]:
             answer = f"{MARK} ask {','.join(ids)}"
         else:

@@ -18,12 +18,13 @@ from hpc_gpt.chain.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.end_policy import End, cannot_continue
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.program_checkpoints import command_of, saved_step
 from hpc_gpt.runs.rank_end import explain_srun, is_lost_peer, read_rank_end
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.run_state import read_end
+from hpc_gpt.runs.run_state import is_lost_here, read_end
 from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
 from hpc_gpt.runs.stored import NODE
 from hpc_gpt.settings.resolved import Resolved
@@ -192,7 +193,8 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
 def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[EndedAttempt]:
     """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
 
-    An attempt without a written end has ended if a later attempt of its job has begun, or if its number is `over`.
+    An attempt without a written end has ended if a later attempt of its job has begun, if its process on this machine
+    is gone, or if its number is `over`.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
@@ -202,13 +204,12 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
         later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
-        if not end and not verdict and not later and attempt.number != over:
+        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
             continue
         found = resumed[index]
         base = saved if found is None else found
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
-        began = starts[index].get("started") or 0.0
-        left = now if attempt.number == over else verdict.get("time") or end.get("time")
+        left = now if attempt.number == over else over_at(attempt)
         left = left or (later[0].get("started") if later else None) or now
         job_id = starts[index].get("job_id")
         facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
@@ -221,8 +222,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
                 job_id=job_id,
                 saved=saved,
                 resumed=base,
-                seconds=max(0.0, left - began) if began else 0.0,
-                gpus=starts[index].get("gpus") or gpus,
+                gpu_seconds=gpu_seconds(attempt, gpus, left),
                 over=left,
             )
         )
@@ -238,11 +238,6 @@ def newest_saved(run: RunFolder) -> int:
     except (OSError, ValueError):
         megatron = 0
     return max(megatron, newest_step(run) or 0)
-
-
-def gpus_of(resolved: Resolved) -> int:
-    """The GPUs of a job of the run, with those of spare nodes."""
-    return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
 def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:

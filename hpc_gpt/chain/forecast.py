@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s
-from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.end_policy import cannot_continue
 from hpc_gpt.runs.room import checkpoint_bytes, steps_between_saves
 from hpc_gpt.settings.engines import can_resume

@@ -13,7 +13,7 @@ class EndedAttempt:
     """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
-    without one. It had its `gpus` for `seconds`, and ended at `over` (epoch seconds).
+    without one. It had its GPUs for `gpu_seconds` together, and ended at `over` (epoch seconds).
     """
 
     number: int
@@ -23,8 +23,7 @@ class EndedAttempt:
     job_id: str | None = None
     saved: int = 0
     resumed: int = 0
-    seconds: float = 0.0
-    gpus: int = 0
+    gpu_seconds: float = 0.0
     over: float = 0.0
 
     @property
@@ -33,7 +32,7 @@ class EndedAttempt:
 
     @property
     def gpu_hours(self) -> float:
-        return self.gpus * self.seconds / 3600
+        return self.gpu_seconds / 3600
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.prediction import Prediction
@@ -17,6 +17,7 @@ from hpc_gpt.launch.slurm import check_reachable
 from hpc_gpt.launch.status import read_own_status
 from hpc_gpt.launch.submission import Submitted, check_inputs, check_start, check_submission, start_run, write_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
+from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
@@ -27,6 +28,7 @@ from hpc_gpt.runs.lineage import (
     parent_of,
     resume_point,
 )
+from hpc_gpt.runs.lock import check_free
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.state import LIVE
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 def check_not_live(run: RunFolder) -> None:
     """RunFolderError if a job of the run is queued or running, or may be on another machine."""
+    check_free(run)
     state = read_own_status(run).state
     if state in LIVE:
         raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")

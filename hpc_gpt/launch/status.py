@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.chain.restarts import read_restarts
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
@@ -23,6 +23,8 @@ from hpc_gpt.launch.slurm import (
     squeue,
 )
 from hpc_gpt.launch.slurm_reasons import reason_words
+from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import RunFolder, SeenRun, job_ids
 from hpc_gpt.runs.run_state import (
@@ -183,7 +185,9 @@ def read_own_status(run: RunFolder) -> RunStatus:
     """
     status = read_status([run])[0]
     live = status.state in (*LIVE, "unknown")
-    if live and (host := other_host(newest_submission(run))):
+    line = newest_submission(run)
+    is_free = status.state == "unknown" and line.get("locked") and not lock_path(run).exists()
+    if live and not is_free and (host := other_host(line)):
         raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
     return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status
 

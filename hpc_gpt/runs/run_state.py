@@ -216,6 +216,13 @@ def _is_alive(line: Mapping[str, Any]) -> bool | None:
     return is_alive(process["pid"], process.get("pid_start"))
 
 
+def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
+    """Whether an attempt was of a process on this machine that is gone."""
+    job_id = _job_of(attempt)
+    lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
+    return bool(lines) and _is_alive(lines[-1]) is False
+
+
 def silent_s(attempt: Attempt) -> float:
     """Seconds since the attempt's folder or its files last changed."""
     newest = 0.0

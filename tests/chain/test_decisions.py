@@ -11,13 +11,14 @@ import pytest
 
 from hpc_gpt.chain.after import decide_next
 from hpc_gpt.chain.before import SlurmStates, may_start, read_slurm
+from hpc_gpt.chain.before import main as ask_to_start
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch import status
 from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs import bad_nodes, lock
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import words_between
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
@@ -434,3 +435,20 @@ def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:
     assert (
         row.cause == f"2 attempts in a row trained no step further, there is no checkpoint; the last end was {KILLED}"
     )
+
+
+def test_a_job_takes_the_lock_of_its_run_unless_another_one_has_it(monkeypatch, capsys) -> None:
+    run = slurm_run()
+    attempt = start(run)
+    lock.take(run, lock.job_holder("6"))
+    ask_to_start([str(run.path), "1", "40", ""])
+    assert capsys.readouterr().out == "hpc-gpt-next ask 6\n"
+    assert before(run, attempt, "squeue 6 RUNNING", "squeue 7 RUNNING") == ["stop", "1", "-"]
+    assert attempt.ended()["cause"] == "job 6 runs this run already"
+    attempt = start(run)
+    assert before(run, attempt, "squeue 6 COMPLETED", "squeue 7 RUNNING")[0] == "go"
+    assert lock.holder(run) == lock.job_holder("7")
+    # Its next start, after all of the job's processes were lost, has it too.
+    assert before(run, start(run), "squeue 7 RUNNING")[0] == "go"
+    lock.release(run, lock.job_holder("7"))
+    assert lock.holder(run) is None

@@ -20,7 +20,7 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
     made: list[EndedAttempt] = []
     for number, (ended, saved) in enumerate(attempts, 1):
         resumed = made[-1].saved if made else 0
-        made.append(EndedAttempt(number, ended, f"cause {number}", saved=saved, resumed=resumed, seconds=3600, gpus=4))
+        made.append(EndedAttempt(number, ended, f"cause {number}", saved=saved, resumed=resumed, gpu_seconds=4 * 3600))
     return made
 
 

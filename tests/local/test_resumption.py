@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import hpc_gpt
-from tests.local.conftest import SMALL, newest
+from tests.local.conftest import SMALL, ended, newest, wait_until
 
 
 def losses(run: RunFolder) -> dict[int, float]:
@@ -66,3 +69,52 @@ def test_submit_resume_with_another_layout():
     again = hpc_gpt("submit", "--resume", run.run_id, "--set", "train.steps=7", "--wait")
     assert again.code == 0, again.stderr
     assert "resumed after step 6 of 7" in newest().attempts()[0].log.read_text()
+
+
+def test_of_two_resumptions_at_once_one_trains_and_the_script_by_hand_waits_for_its_end(ranks_that):
+    run = ranks_that('[ "$HPC_GPT_ATTEMPT" != 1 ] || exit 1; sleep 1000')
+    assert ended(run).state == "error"
+    line = [sys.executable, "-m", "hpc_gpt", "submit", "--resume", run.run_id]
+    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate()[1] for each in both]
+    assert sorted(each.returncode for each in both) == [0, 1], said
+    refused = next(words for words, each in zip(said, both, strict=True) if each.returncode)
+    assert "is being trained by process " in refused or f"run {run.run_id} is running" in refused
+    assert [attempt.number for attempt in run.attempts()] == [1, 2]
+    environment = os.environ | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_PYTHON": sys.executable}
+    line = ["bash", str(run.job_script)]
+    by_hand = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert by_hand.returncode == 1
+    assert f"Error: run {run.run_id} is being trained by process {run.submissions()[-1]['pid']} on " in by_hand.stderr
+    assert f"hint: hpc-gpt stop {run.run_id} first, or wait for its end" in by_hand.stderr
+    assert hpc_gpt("cancel", run.run_id).code == 0
+    ended(run)
+    wait_until(lambda: not (run.path / "lock.json").exists())
+    assert len(run.attempts()) == 2
+
+
+def test_a_controller_that_was_killed_leaves_a_lock_that_the_next_one_takes(ranks_that):
+    run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; sleep 1000')
+    wait_until(lambda: (run.attempt(1).ranks / "0.json").exists())
+    os.kill(run.submissions()[-1]["pid"], 9)
+    assert ended(run).state == "error"
+    assert (run.path / "lock.json").exists()
+    assert hours_of("status", run) == hours_of("report", run) > 0, "of an attempt that wrote no end"
+    assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+    assert ended(run).state == "error"
+    assert len(run.attempts()) == 2
+    of_both = hours_of("status", run)
+    assert of_both == hours_of("report", run)
+    # The budget counts the same, and leaves nothing to a third.
+    resolved = json.loads((run.path / "resolved.json").read_text())
+    resolved["job"]["max_gpu_hours"] = of_both * 0.99
+    (run.path / "resolved.json").write_text(json.dumps(resolved))
+    refused = hpc_gpt("submit", "--resume", run.run_id)
+    assert refused.code == 2
+    assert " are spent, are 0 s on 2 GPUs" in refused.stderr
+
+
+def hours_of(verb: str, run: RunFolder) -> float:
+    (found,) = json.loads(hpc_gpt(verb, run.path, "--json").stdout)["runs" if verb == "status" else "records"]
+    hours: float = found["gpu_hours"]
+    return hours

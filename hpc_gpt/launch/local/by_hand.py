@@ -30,20 +30,21 @@ def _refuse(words: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start  # needs submitit
+    from hpc_gpt.launch.local.controller import RunController, begin_attempt, locked, note_start  # needs submitit
 
     run = RunFolder(Path(arguments[0]))
-    if (done := done_by(run.attempts())) is not None:
-        print(f"not started: attempt {done.number} has finished the training")
-        return 0
-    attempt = begin_attempt(run)
-    note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
-    print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
-    controller = RunController(run, attempt)
-    controller.run()
-    end = attempt.ended()
-    print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-    return controller.exit_code()
+    with locked(run):
+        if (done := done_by(run.attempts())) is not None:
+            print(f"not started: attempt {done.number} has finished the training")
+            return 0
+        attempt = begin_attempt(run)
+        note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
+        print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
+        controller = RunController(run, attempt)
+        controller.run()
+        end = attempt.ended()
+        print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
+        return controller.exit_code()
 
 
 if __name__ == "__main__":

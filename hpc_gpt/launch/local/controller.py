@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +31,8 @@ from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
+from hpc_gpt.runs import lock
+from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.end_policy import SIGNALS
 from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -203,26 +206,40 @@ def _die_with_parent() -> None:
 def submit(run: RunFolder, resolved: Resolved) -> str:
     """Start the controller of a new attempt, detached from this terminal, and return its job id at once.
 
-    It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError; JobRefused if too little of the
-    budget is left.
+    It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError, also if the run is being trained;
+    JobRefused if too little of the budget is left.
     """
     code = ready_code(run.path)
     own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
-    attempt = begin_attempt(run)
-    line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
     environment = submission_environment(os.environ, own)
-    with attempt.log.open("ab") as log, interrupts_wait():
-        process = subprocess.Popen(
-            line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    with interrupts_wait(), locked(run):
+        attempt = begin_attempt(run)
+        line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
+        with attempt.log.open("ab") as log:
+            process = subprocess.Popen(
+                line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        lock.hand_over(run, lock.process_holder(process.pid))
         note_start(run, attempt, process.pid, line, resolved.cluster.name)
     return str(process.pid)
+
+
+@contextlib.contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Hold the run's lock in the block, and after it only if another process has got it meanwhile. Raises RunHeld,
+    RunFolderError."""
+    own = lock.process_holder(os.getpid())
+    lock.take(run, own)
+    try:
+        yield
+    finally:
+        lock.release(run, own)
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
     """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
     job = resolved.job
-    past = read_history(run, resolved.gpus, now) if job.max_gpu_hours is not None else []
+    past = read_history(run, gpus_of(resolved), now) if job.max_gpu_hours is not None else []
     left_s, why = budget_left(past, job.max_gpu_hours, resolved.gpus, job.signal_lead_s)
     if why:
         raise JobRefused(why, f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours makes a new run")
@@ -254,14 +271,18 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
             "pid": pid,
             "pid_start": start_time(pid),
             "host": host,
+            "locked": True,  # unlike earlier versions: without a lock nothing trains the run
         }
     )
 
 
 def main(arguments: list[str]) -> int:
     run = RunFolder(Path(arguments[0]))
-    controller = RunController(run, run.attempt(int(arguments[1])))
-    controller.run()
+    try:
+        controller = RunController(run, run.attempt(int(arguments[1])))
+        controller.run()
+    finally:
+        lock.release(run, lock.process_holder(os.getpid()))
     return controller.exit_code()
 
 

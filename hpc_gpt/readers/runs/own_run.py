@@ -13,6 +13,7 @@ from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
+from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
@@ -299,15 +300,11 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    """Add GPUs x hours over all attempts, each from its start to its end, or to its last step if the end is unknown.
-
-    Null for ranks on CPU: a local run without a step that measured GPU memory.
-    """
-    if draft.get("memory_allocated_gib") is None and resolved.cluster.scheduler == "local":
-        return draft.set("gpu_hours", None, "null: no GPU was seen")
-    spans = [read.end_s - read.start_s for read in attempts if read.start_s and read.end_s]
-    hours = sum(spans) * resolved.gpus / 3600 if spans else None
-    return draft.set("gpu_hours", hours, f"gpus x the time of {len(spans)} of {len(attempts)} attempts")
+    """Add GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
+    spans = [gpu_seconds(read.attempt, gpus_of(resolved), over_at(read.attempt)) for read in attempts]
+    timed = sum(span > 0 for span in spans)
+    hours = sum(spans) / 3600 if timed else None
+    draft.set("gpu_hours", hours, f"gpus x the time of {timed} of {len(attempts)} attempts")
 
 
 def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], run_state: RunState) -> list[dict[str, Any]]:

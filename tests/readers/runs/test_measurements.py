@@ -62,10 +62,11 @@ def test_a_dtype_that_the_device_has_no_unit_for_has_no_mfu_but_a_flag(logs):
     assert any("no dense bf16 peak known for device v100-32g" in flag for flag in record.flags)
 
 
-def test_on_a_cpu_there_is_no_device_no_memory_and_no_gpu_time(run):
+def test_on_a_cpu_there_is_no_device_and_no_memory_and_its_ranks_cost_what_the_budget_asks_for(run):
     add_attempt(run, [metrics_line(step) for step in range(1, 11)], device="cpu", node_list="host")
     record = read_run(run)
-    assert (record.device, record.mfu, record.memory_allocated_gib, record.gpu_hours) == (None, None, None, None)
+    assert (record.device, record.mfu, record.memory_allocated_gib) == (None, None, None)
+    assert record.gpu_hours == run.resolved().gpus
     assert not [flag for flag in record.flags if "mfu" in flag]
 
 

@@ -81,7 +81,7 @@ def test_a_step_trained_again_after_a_resume_counts_once_as_trained_last(run):
     assert record.tokens_total == 25 * 32 * 128
     assert (record.loss_first, record.loss_last) == (6.0, 1.0)
     assert [attempt["ended"] for attempt in record.attempts] == ["walltime", "done"]
-    assert record.gpu_hours is None
+    assert record.gpu_hours == 2 * run.resolved().gpus
 
 
 def test_what_was_thrown_away_by_a_resume_that_trained_nothing_does_not_count(run):

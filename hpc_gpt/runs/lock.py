@@ -1,0 +1,151 @@
+"""The lock of a run, `lock.json` in its folder: whoever starts an attempt takes it, so that no two train it at once.
+
+A local controller, a job.sh started by hand and Slurm's chain take it before their attempt and remove it at its end. A
+holder that died leaves it behind: of a process of this machine that shows by its pid and start time, of a Slurm job by
+its state. That of another machine cannot be asked, and is removed by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import give_name, replace_whole, write_once
+from hpc_gpt.process import is_alive, start_time
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.tables import from_tables
+
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who trains a run: a process of a `host`, by its pid and start time, or a Slurm job."""
+
+    host: str
+    pid: int | None = None
+    pid_start: str | None = None
+    slurm_job: str | None = None
+
+    def __str__(self) -> str:
+        return f"Slurm job {self.slurm_job}" if self.slurm_job else f"process {self.pid} on {self.host}"
+
+    def is_gone(self) -> bool | None:
+        """Whether the process has ended; None if it cannot be asked from here."""
+        if self.slurm_job or self.host != platform.node():
+            return None
+        return not is_alive(self.pid, self.pid_start)
+
+
+class RunHeld(RunFolderError):
+    """Another process trains the run, or may do so."""
+
+
+def process_holder(pid: int) -> Holder:
+    """A process of this machine as a holder."""
+    return Holder(platform.node(), pid, start_time(pid))
+
+
+def job_holder(job_id: str) -> Holder:
+    """A Slurm job as a holder; its process is on this machine."""
+    return Holder(platform.node(), slurm_job=job_id)
+
+
+def holder(run: RunFolder) -> Holder | None:
+    """Who has the lock of a run; None if nobody has, or the lock is damaged."""
+    return _holder(_read(lock_path(run)))
+
+
+def lock_path(run: RunFolder) -> Path:
+    return run.path / "lock.json"
+
+
+def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> None:
+    """Take the lock, also from a holder that is gone. RunHeld if another has it; RunFolderError if the disk refuses."""
+    path = lock_path(run)
+    text = _text(taker)
+    for _ in range(_TRIES):
+        write_once(path, text)
+        found = _read(path)
+        if found == text:
+            return
+        if not found:
+            continue
+        other = _holder(found)
+        if other != taker and (other is None or not is_gone(other)):
+            raise _held(run, other)
+        _set_aside(path, found)
+    raise RunHeld(f"{path} changes all the time", "does something start this run all the time?")
+
+
+def check_free(run: RunFolder) -> None:
+    """RunHeld if a process trains the run, or may do so; of a Slurm job its state says it."""
+    found = _read(lock_path(run))
+    other = _holder(found)
+    if found and (other is None or (not other.slurm_job and not other.is_gone())):
+        raise _held(run, other)
+
+
+def hand_over(run: RunFolder, taker: Holder) -> None:
+    """Make another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
+    replace_whole(lock_path(run), _text(taker))
+
+
+def release(run: RunFolder, taker: Holder) -> None:
+    """Remove the lock, if it is the taker's."""
+    if holder(run) == taker:
+        with contextlib.suppress(OSError):
+            lock_path(run).unlink(missing_ok=True)
+
+
+def _text(taker: Holder) -> str:
+    return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
+
+
+def _set_aside(path: Path, text: str) -> None:
+    """Remove a lock of this text, and no other: another start may have taken it over in between."""
+    aside = path.with_name(f".lock.{os.getpid()}.{os.urandom(2).hex()}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if _read(aside) != text:
+            with contextlib.suppress(FileExistsError):
+                give_name(aside, path)
+        aside.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _holder(text: str) -> Holder | None:
+    """The holder in a lock; None if the text is damaged."""
+    try:
+        tables = json.loads(text)
+        tables.pop("time", None)
+        found: Holder = from_tables(Holder, tables)
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _held(run: RunFolder, other: Holder | None) -> RunHeld:
+    path, remove = lock_path(run), f"rm {shlex.quote(str(lock_path(run)))}"
+    if other is None:
+        return RunHeld(f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}")
+    if other.is_gone() is False:
+        hint = f"hpc-gpt stop {run.run_id} first, or wait for its end"
+        return RunHeld(f"run {run.run_id} is being trained by {other}", hint)
+    where = "if squeue does not show the job" if other.slurm_job else f"start it on {other.host}; if it has ended there"
+    hint = f"{where}: {remove}"
+    return RunHeld(f"run {run.run_id} is held by {other}, which cannot be asked from here", hint)
