@@ -60,10 +60,13 @@ def _json_object(line: str) -> dict[str, Any] | None:
 
 
 def write_once(path: Path, text: str) -> None:
-    """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses."""
+    """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
+
+    Its folder is made, but nothing above it: a run folder that was moved away is not made again.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         aside.write_text(text, encoding="utf-8")
         with contextlib.suppress(FileExistsError):
             give_name(aside, path)
@@ -71,7 +74,7 @@ def write_once(path: Path, text: str) -> None:
     except OSError as fault:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
 
 
 def check_new(paths: Iterable[Path]) -> None:
@@ -124,7 +127,7 @@ def replace_whole(path: Path, text: str) -> None:
     except OSError as fault:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
 
 
 def try_folder(folder: Path) -> None:

@@ -82,7 +82,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
     runs = chosen()
     if as_json:
-        rows, silence = ask_status(runs)
+        rows, silence = ask_status(runs, limit_s=0)  # whoever reads JSON sees nothing meanwhile
         click.echo(json.dumps({"schema": 1, "runs": [row.to_dict() for row in rows]}, indent=1))
     elif not runs:
         click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)

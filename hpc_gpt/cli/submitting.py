@@ -22,6 +22,7 @@ from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.resumption import (
     changed_length,
+    changes_nothing,
     check_resumption,
     forecast_same,
     prepare_resumption,
@@ -142,11 +143,13 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
         )
     run = find_run(name, logs_folder())
     assert request.until is not None
-    if not given and not from_start and not changed_length(run.resolved(), request.until, request.given):
-        return _resume_same(run, request.until, dry_run, script)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
+    settings = run.resolved()
+    changed = from_start or request.template or changed_length(settings, request.until, request.given)
+    if not changed and changes_nothing(settings, request.given, profile):
+        return _resume_same(run, request.until, dry_run, script)
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )

@@ -19,7 +19,7 @@ from typing import Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, RunFolderError, UserError
 from hpc_gpt.launch.slurm import cancel_job, interrupt_job
-from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, ask_status, read_own_status, read_status, silence_note
 from hpc_gpt.launch.sweep_status import count_states
 from hpc_gpt.process import send
 from hpc_gpt.runs.end_policy import cannot_continue
@@ -60,7 +60,10 @@ class Asked:
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
     """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
-    return [_ask(run, verb, status) for run, status in zip(runs, read_status(runs), strict=True)]
+    statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"))
+    if silence:
+        sys.stderr.write(f"{silence_note(silence)}\n")
+    return [_ask(run, verb, status) for run, status in zip(runs, statuses, strict=True)]
 
 
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:

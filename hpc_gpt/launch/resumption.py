@@ -33,8 +33,8 @@ from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.resolve import experiment_text
+from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
+from hpc_gpt.settings.resolve import experiment_tables, experiment_text
 from hpc_gpt.settings.resolved import Resolved
 
 if TYPE_CHECKING:
@@ -100,6 +100,19 @@ def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any])
     """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
     length = length_settings(until, settings, changes)
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
+
+
+def changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
+    """Whether a run that resumes with `changes`, on the cluster of `profile`, None for its own, is the same run."""
+    unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)  # a run does not store the planner's keys
+    if profile is not None and replace(profile, **unplanned) != settings.cluster:
+        return False
+    tables = experiment_tables(settings)
+    missing = object()
+    return all(
+        tables.get(table, {}).get(key, missing) == value
+        for (table, _, key), value in ((name.partition("."), value) for name, value in changes.items())
+    )
 
 
 def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> Forecast | None:

@@ -35,6 +35,8 @@ _REASONS = {
     "launch failed requeued held": "its launch failed, and Slurm holds it; scontrol release starts it again",
 }
 _LIMIT = re.compile(r"(QOS|Assoc)\w+|Max\w+PerAccount")
+# The minutes that the jobs have used; those of GrpRunMinutes are what the running ones may still use.
+_USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _OF_ONE_JOB = re.compile(r"PerJob|PerNode|MaxWall|Min(?!ute)")
 
 
@@ -45,6 +47,8 @@ def reason_words(reason: str) -> str:
     ('other jobs come first (Priority)', '', 'SomethingNew')
     >>> reason_words("QOSMaxGRESPerUser")
     'with the jobs that run, a limit of its QOS is reached (QOSMaxGRESPerUser)'
+    >>> reason_words("AssocGrpBillingMinutes")
+    "the minutes of its account are used up: no other job's end helps, more of them do (AssocGrpBillingMinutes)"
     """
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
@@ -60,4 +64,6 @@ def _limit_words(name: str) -> str:
     whose = "its QOS" if found[1] == "QOS" else "its account"
     if _OF_ONE_JOB.search(name):
         return f"it is beyond what {whose} allows one job; {_NEVER}"
+    if _USED_UP.search(name):
+        return f"the minutes of {whose} are used up: no other job's end helps, more of them do"
     return f"with the jobs that run, a limit of {whose} is reached"

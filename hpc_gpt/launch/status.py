@@ -282,6 +282,8 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     if state.ended == "cancelled" and state.by in ("slurm", "mark"):
         waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
         return "while it waited" if waited else None
+    if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
+        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}?"
     if state.by in ("slurm", "not_retried"):
         return f"Slurm says {slurm}" if state.by == "slurm" else f"not requeued, Slurm says {slurm}"
     if state.by == "process":

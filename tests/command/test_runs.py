@@ -155,6 +155,18 @@ def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path:
     assert "retry    yes\n" in hpc_gpt("why", run.run_id).stdout
 
 
+def test_options_that_change_nothing_resume_the_run_itself(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "fails", {"run": "exit 3", "per": "job"}, GPUS))
+    ended(run)
+    for options in (("--wait",), ("--wait", "--cluster", "local", "--gpus", 2)):
+        done = hpc_gpt("submit", "--resume", run.run_id, *options)
+        assert "its checkpoints stay with its run" not in done.stderr
+        assert f"started {run.run_id} as process " in done.stdout
+    assert len(run.attempts()) == 3
+    other = hpc_gpt("submit", "--resume", run.run_id, "--wait", "--gpus", 1)
+    assert (other.code, len(run.attempts())) == (2, 3)
+
+
 def test_the_environment_of_each_task(tmp_path: Path) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK HPC_GPT_RUN HPC_GPT_ATTEMPT HPC_GPT_CHECKPOINTS GPUS_PER_NODE NNODES"
     show = f'for name in {names} PYTHONSAFEPATH PYTHONPATH; do echo "$name=${{!name:-}}"; done >"$1/env-$RANK"'

@@ -509,3 +509,22 @@ def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch)
     done = in_process("why", slurm_run(attempt=False).path)
     assert "\nstatus   Slurm does not answer\n" in done.stdout
     assert "squeue gave no answer in 0.2 s" in done.stderr
+
+
+def test_an_open_runs_json_and_a_request_to_an_ended_run_do_not_wait_long_or_silently(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv(status.PATIENCE, "1")
+    began = time.monotonic()
+    [row] = json.loads(in_process("status", slurm_run().path, "--json").stdout)["runs"]
+    assert row["cause"] == status.NO_ANSWER
+    done = in_process("stop", slurm_run(ended="done").path)
+    assert (done.code, "Slurm has not answered yet\n" in done.stderr, "ended as done" in done.stderr) == (1, True, True)
+    assert time.monotonic() - began < 20
+
+
+def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_folder(slurm_says):
+    run = slurm_run(attempt=False)
+    slurm_says({"7": ("FAILED", "NonZeroExitCode")})
+    assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
+    (run.path / "slurm-7.out").write_text("Error: no room\n")
+    assert read_status([run])[0].cause == "Slurm says FAILED"

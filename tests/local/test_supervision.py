@@ -226,3 +226,17 @@ def test_status_as_json(ranks_that):
     assert answer["schema"] == 1
     assert answer["runs"][0]["run"] == run.run_id
     assert answer["runs"][0]["state"] == "error"
+
+
+def test_a_controller_whose_run_was_moved_ends_its_ranks_and_does_not_make_the_folder_again(ranks_that):
+    run = ranks_that("sleep 3000")
+    wait_until(lambda: (run.attempt(1).ranks / "1.json").exists())
+    line, ranks = run.submissions()[-1], rank_processes(run)
+    moved = run.path.rename(run.path.with_name("moved"))
+    os.kill(line["pid"], signal.SIGTERM)
+    wait_until(lambda: not any(is_alive(each["pid"], each["pid_start"]) for each in (line, *ranks)))
+    assert not run.path.exists()
+    log = (moved / "attempts" / "1" / "log").read_text()
+    assert log.count(f"cannot write {run.path}/attempts/1/ranks/") == 1
+    assert "leave a run folder in its place until the run has ended" in log
+    assert "Traceback" not in log

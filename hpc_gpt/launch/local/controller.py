@@ -28,7 +28,7 @@ from submitit.local.local import Controller
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import budget_left
 from hpc_gpt.errors import JobRefused, RunFolderError
-from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.files import read_json, replace_whole, write_once
 from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs import lock
@@ -59,6 +59,7 @@ class RunController(Controller):
         self.codes: dict[int, int] = {}
         self.kill_at: float | None = None
         self.cancelled = False
+        self._unwritten = False
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         super().__init__(attempt.folder)
         for signum in SIGNALS:
@@ -97,8 +98,19 @@ class RunController(Controller):
     def _note_rank(self, rank: int, code: int | None) -> None:
         path = self.attempt.ranks / f"{rank}.json"
         pid = self.tasks[rank].pid
-        started = start_time(pid) if code is None else json.loads(path.read_text())["pid_start"]
-        replace_whole(path, json.dumps({"pid": pid, "pid_start": started, "exit_code": code}) + "\n")
+        started = start_time(pid) if code is None else read_json(path).get("pid_start")
+        with self._written():
+            replace_whole(path, json.dumps({"pid": pid, "pid_start": started, "exit_code": code}) + "\n")
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Print, once, that something cannot be written: a folder that was moved away is not made again."""
+        try:
+            yield
+        except RunFolderError as fault:
+            if not self._unwritten:
+                print(f"{fault}\n\nhint: {fault.hint}", flush=True)
+            self._unwritten = True
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Wait for all ranks; end the others when one has failed or the time is over."""
@@ -140,7 +152,8 @@ class RunController(Controller):
 
     def _say(self, ended: str, cause: str) -> None:
         if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone
-            self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
+            with self._written():
+                self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
 
     def _unsaid_class(self) -> str:
         """The class of an attempt whose end no rank has written, as others find it when this process is gone."""

@@ -229,7 +229,7 @@ class Checkpoints:
     def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
         """Makes the folder to write in, if there is room; on rank 0."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # in the run folder, which is not made again if it was moved
             # Left by earlier saves; no save is being written now.
             self._removal.discard(*self.folder.glob(f"{WRITING}*"))
             refusal = find_room(self.folder, needed_bytes)
