@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.settings.experiment import Engine
@@ -38,12 +39,14 @@ ENGINES = {
     "fsdp": Engine(name="fsdp"),
     "deepspeed-zero": Engine(name="deepspeed-zero", zero_stage=3),
     "hf-deepspeed": Engine(name="hf-deepspeed"),
+    "zero1 bf16": Engine(name="deepspeed-zero", zero_stage=1),  # no fp32 model, neither of a rank nor of its share
 }
 # Called when the model is built.
 _BUILT: dict[str, tuple[Any, str]] = {
     "fsdp": (fsdp, "build_optimizer"),
     "deepspeed-zero": (deepspeed_zero, "compile_model"),
     "hf-deepspeed": (deepspeed_zero, "compile_model"),
+    "zero1 bf16": (deepspeed_zero, "compile_model"),
 }
 
 
@@ -100,7 +103,8 @@ def build(engine: str, size: str, folder: Path) -> dict[str, int]:
         put(*arguments)
         beside[1] = most.stop()
 
-    resolved = Case(Layout(1, 1, 2), ENGINES[engine], optimizer="sgd", model="llama").resolved
+    dtype: Any = engine.partition(" ")[2] or "fp32"
+    resolved = Case(Layout(1, 1, 2), ENGINES[engine], dtype, optimizer="sgd", model="llama").resolved
     resolved = replace(resolved, model=SHAPES[size], train=replace(resolved.train, init=str(folder.parent / size)))
     with (
         patch.object(GivenWeights, "read", counted),
@@ -113,9 +117,9 @@ def build(engine: str, size: str, folder: Path) -> dict[str, int]:
 
 
 def _share(parameter: Any) -> Tensor:
-    """This rank's part of a parameter of FSDP2 or of ZeRO-3."""
-    part: Tensor = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.to_local()
-    return part
+    """This rank's part of a parameter of FSDP2 or of ZeRO-3, or all of it."""
+    part: Tensor = getattr(parameter, "ds_tensor", parameter)
+    return part.to_local() if isinstance(part, DTensor) else part
 
 
 def main(folder: Path) -> None:

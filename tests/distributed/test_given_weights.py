@@ -117,7 +117,7 @@ def test_a_rank_of_sharded_weights_reads_and_holds_little_beside_its_share(tmp_p
     for engine in memory.ENGINES:
         for rank, found in enumerate(one[engine] for one in ranks):
             print(f"{engine} rank {rank}: {found['beside'] / 1e6:.0f} MB beside {found['own'] / 1e6:.0f}")
+            # Each rank reads its part; a part that begins within a row, the whole row. ZeRO-1's are half and whole.
             assert found["own"] == pytest.approx(4 * numbers / 2, rel=1e-3)
             assert found["beside"] < 2 * largest
-            # Each rank reads its part; a part that begins within a row, the whole row.
-            assert found["read"] == pytest.approx(numbers / 2, rel=1e-3)
+            assert found["read"] == pytest.approx(numbers if engine == "zero1 bf16" else numbers / 2, rel=1e-3)

@@ -17,6 +17,7 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
 from hpc_gpt.settings.weights_folder import read_folder
 from hpc_gpt.train.export import write_hf
+from tests.distributed.given_memory_worker import LARGE, Most
 from tests.train.test_hf_folders import FAMILIES, write
 
 pytest.importorskip("safetensors")
@@ -62,6 +63,14 @@ def test_nan_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
     write_hf(shape, weights.items(), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.v_proj\.weight has NaN or infinity"):
         Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
+
+
+def test_a_model_on_another_device_is_drawn_a_parameter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # nothing is drawn ahead
+    most = Most()
+    model = Gpt(LARGE, 1, TensorParallel(device=torch.device("meta")))  # which takes no memory of the host
+    assert most.stop() < 2 * 4 * LARGE.vocab * LARGE.hidden
+    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 # 64 million parameters in fp32: 256 MB, of which the embedding is 67.
