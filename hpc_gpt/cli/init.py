@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -74,6 +75,7 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.cli.plan import print_stand_in, search_asked
     from hpc_gpt.launch.plan_question import ask_plan
+    from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
     from hpc_gpt.plan.search import figures_of
     from hpc_gpt.report.plan_table import unchecked
     from hpc_gpt.report.planned_experiment import planned_tables, planned_text
@@ -87,6 +89,9 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         )
     path = folder / f"{name}.toml"
     check_new([path])
+    profile = of_full_size(request, choose_profile(request, queueing=False))
+    if compiles(profile, request.overrides):
+        request = replace(request, overrides=request.overrides | {"engine.compile": "block"})
     asked = ask_plan(request, _TOKENS, None)
     print_stand_in(asked)
     searched = search_asked(asked, must_fit=True)

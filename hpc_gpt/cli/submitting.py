@@ -16,7 +16,7 @@ from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.overview import of_run, overview, saves
-from hpc_gpt.launch.prediction import faster_layout
+from hpc_gpt.launch.prediction import faster_compiled, faster_layout
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.request import Request
@@ -71,7 +71,8 @@ def submit_one(
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         faster = faster_layout(prepared.resolved, prepared.profile, prepared.given)
-        for note in (*prepared.notes, *([faster] if faster else [])):
+        compiled = faster_compiled(prepared.resolved, prepared.profile, prepared.given)
+        for note in (*prepared.notes, *filter(None, (faster, compiled))):
             click.echo(note, err=True)
         if dry_run:
             _dry_run(prepared, script)

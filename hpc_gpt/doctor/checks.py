@@ -27,7 +27,7 @@ from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
-from hpc_gpt.launch.prediction import faster_layout
+from hpc_gpt.launch.prediction import faster_compiled, faster_layout
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
@@ -68,8 +68,9 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
             prepared = prepare(request)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
             found += [Check("config", "ok", line) for line in prepared.unread]
-            if faster := faster_layout(resolved, prepared.profile, prepared.given):
-                sys.stderr.write(f"{faster}\n")
+            for faster in (faster_layout, faster_compiled):
+                if line := faster(resolved, prepared.profile, prepared.given):
+                    sys.stderr.write(f"{line}\n")
     except UserError as fault:
         found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:

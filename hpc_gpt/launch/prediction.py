@@ -265,6 +265,30 @@ def faster_layout(resolved: Resolved, profile: ClusterProfile | None, given: Col
     )
 
 
+def faster_compiled(resolved: Resolved, profile: ClusterProfile | None, given: Collection[str]) -> str | None:
+    """A line on how much faster the run is predicted compiled; None if it is, if engine.compile is `given` (dotted
+    keys), or if it cannot be or is not predicted."""
+    engine = resolved.engine
+    if profile is None or engine.compile != "none" or "engine.compile" in given or resolved.command is not None:
+        return None
+    from hpc_gpt.plan.step_time import can_compile
+
+    try:
+        found = _predict(resolved, profile)
+        if not can_compile(found.training, found.machine):
+            return None
+        compiled = _predict(with_tables(resolved, engine=replace(engine, compile="block")), profile)
+    except UserError:
+        return None
+    if found.step is None or compiled.step is None or found.step.step_s < 1.01 * compiled.step.step_s:
+        return None
+    return (
+        f"note: engine.compile = block is predicted {found.step.step_s / compiled.step.step_s:.2f} times as fast: "
+        f"{_seconds(compiled.step.step_s)} instead of {_seconds(found.step.step_s)} s a step; use "
+        "--set engine.compile=block"
+    )
+
+
 def _search(
     resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], limit_s: float = math.inf
 ) -> Candidate | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Until
@@ -89,7 +90,17 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
     tables = {"name": str(name or "default"), **(under or {})}
     if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
         tables["train"] = {"dtype": "fp16"}
+    if compiles(of_full_size(request, profile), asked):
+        tables["engine"] = {**tables.get("engine", {}), "compile": "block"}
     return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
+
+
+def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
+    """Whether a run without an experiment is compiled: on a GPU that is known and not older than Triton supports
+    (Ampere, the first with bf16), by an engine that can, unless the options `asked`, by dotted key, decide it."""
+    name = asked.get("engine.name")
+    can = name is None or (name in engines() and "compile" in engines()[name].switches)
+    return profile.device in DEVICES and not _lacks_bf16(profile) and can and "engine.compile" not in asked
 
 
 def usual_batch() -> int:
@@ -143,6 +154,7 @@ def words_of_defaults(request: Request, profile: ClusterProfile, train: Train, r
     batch = "" if request.smoke else f"batch {resolved.batch.global_batch}{batch}, "
     return (
         f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
+        f"{'' if resolved.engine.compile == 'none' else f'compiled by {resolved.engine.compile}, '}"
         f"{batch}{counted(train.steps, 'step')}, lr {train.lr:g}"
     )
 

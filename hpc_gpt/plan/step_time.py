@@ -227,6 +227,11 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights, again)
 
 
+def can_compile(training: Training, machine: Machine) -> bool:
+    """Whether torch.compile serves the engine on the GPU: Triton supports those from Ampere on, the first with bf16."""
+    return "compile" in engine_of(training).switches and "bf16" in machine.peak_tflops
+
+
 def _pass_bytes(training: Training) -> float:
     """Bytes a token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
 

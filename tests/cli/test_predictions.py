@@ -388,6 +388,40 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
     assert "is predicted faster" not in again.stderr
 
 
+COMPILED = "engine.compile=block"
+
+
+@pytest.mark.parametrize("verb", [("submit", "--dry-run", "--yes"), ("doctor",), ("plan",)], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--cluster", "a100-80g-8"), True),
+        (("--cluster", "a100-80g-8", "--set", COMPILED), False),
+        (("--cluster", "jean-zay-v100-32g", "--set", "train.dtype=fp16"), False),
+    ],
+    ids=["eager", "compiled", "V100"],
+)
+def test_an_experiment_that_says_nothing_of_compiling_is_told_what_it_would_gain(tmp_path, verb, words, named):
+    file = tmp_path / "own.toml"
+    file.write_text('[model]\npreset = "gpt2-xl"\n[data]\nsource = "random"\n[layout]\nmicro_batch = 1\n')
+    done = in_process(
+        *verb, str(file), "--gpus", "8", "--tp", "1", "--pp", "1", *words, environment=without_slurm(tmp_path)
+    )
+    lines = [line for line in done.stderr.splitlines() if "times as fast" in line]
+    assert len(lines) == named, done.stderr
+    assert all(COMPILED in line for line in lines)
+
+
+@pytest.mark.parametrize(("cluster", "compiled"), [("h100-80g-8", "block"), ("jean-zay-v100-32g", "none")])
+def test_without_an_experiment_a_gpu_compiles(tmp_path, cluster, compiled):
+    words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster)
+    done = in_process("render", *words, environment=without_slurm(tmp_path))
+    assert f'"compile": "{compiled}"' in done.stdout
+    assert ("compiled by block" in done.stderr) == (compiled == "block")
+    in_process("init", "mine", *words, cwd=tmp_path)
+    assert ('compile = "block"' in (tmp_path / "mine.toml").read_text()) == (compiled == "block")
+
+
 @pytest.mark.parametrize(
     ("words", "limit_s"),
     [
