@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prediction import constants_of
-from hpc_gpt.launch.request import Request, choose_profile, read_asked, usual_batch
+from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.rates import Constants
@@ -69,6 +69,8 @@ def ask_plan(
         # Layouts are compared at one global batch for any model. The search for the largest model starts from one.
         under = {"layout": {"global_batch": usual_batch()}}
         under |= {"model": own["model"]} if largest else {}
+    if largest and not request.names_experiment and compiles(profile, overrides):
+        overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
     file = read_asked(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
