@@ -53,7 +53,7 @@ lint: .venv/.ready-test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@# Not the scripts that init reads: they are as users write them.
-	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh' ':!tests/scripts/jobs')
+	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh')
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py

@@ -24,12 +24,12 @@ MAY_IMPORT = {
     "plan": {"settings", "engines", "runs"},
     "readers": {"settings", "engines", "runs"},
     "report": {"terminal", "settings", "engines", "runs", "readers", "plan"},
-    "chain": {"settings", "engines", "runs", "readers"},
-    "launch": {"terminal", "settings", "engines", "runs", "tokens", "plan", "chain"},
+    "program": {"settings", "engines"},
+    "chain": {"settings", "engines", "runs", "readers", "program"},
+    "launch": {"terminal", "settings", "engines", "runs", "tokens", "plan", "chain", "program"},
     "doctor": {"settings", "engines", "runs", "launch", "chain"},
-    "rehearsal": {"settings", "engines", "runs", "launch", "tokens"},
+    "rehearsal": {"settings", "engines", "runs", "launch", "tokens", "program"},
     "bench": {"terminal", "settings", "engines", "runs", "launch", "readers", "report", "plan", "tokens"},
-    "scripts": {"settings", "engines", "launch", "doctor"},
     "model": {"settings"},
     "train": {"settings", "engines", "runs", "readers", "model", "tokens"},
     "cli": {
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "doctor",
         "rehearsal",
         "bench",
-        "scripts",
+        "program",
     },
 }
 TRAINER = {"model", "train"}

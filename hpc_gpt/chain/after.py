@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_of, other_jobs
+from hpc_gpt.chain.script_end import end_script
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes, lock
 from hpc_gpt.runs.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
@@ -90,7 +91,11 @@ def main(arguments: Sequence[str]) -> int:
     code = ""
     if not more:
         shown, message = words, first_failure(attempt)
-        code = f" {exit_code(message, int(slurm))}"
+        if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
+            code = f" {int(slurm)}"
+            end_script(run, attempt, int(slurm), shown)
+        else:
+            code = f" {exit_code(message, int(slurm))}"
         put_back = is_put_back(attempt, shown)
         nodes = _excluded(shown)
         slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)

@@ -201,6 +201,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
     resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
     past: list[EndedAttempt] = []
     saved = 0
+    blind = _shows_nothing(run)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
         later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
@@ -213,10 +214,11 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
         left = left or (later[0].get("started") if later else None) or now
         job_id = starts[index].get("job_id")
         facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
+        ended = class_of(facts) or "unknown"
         past.append(
             EndedAttempt(
                 number=attempt.number,
-                ended=class_of(facts) or "unknown",
+                ended=ended,
                 cause=verdict.get("cause") or end.get("cause"),
                 node=verdict.get("node"),
                 job_id=job_id,
@@ -224,9 +226,17 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
                 resumed=base,
                 gpu_seconds=gpu_seconds(attempt, gpus, left),
                 over=left,
+                unseen=blind and ended == "walltime" and not saved,
             )
         )
     return past
+
+
+def _shows_nothing(run: RunFolder) -> bool:
+    """Whether a run is of a script whose exit code is all that is known: no checkpoints are named, no steps logged."""
+    command = command_of(run)
+    is_script = command is not None and command.script is not None and command.checkpoints is None
+    return is_script and not any(attempt.last_metrics() for attempt in run.attempts())
 
 
 def newest_saved(run: RunFolder) -> int:

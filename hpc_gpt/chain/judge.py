@@ -13,7 +13,8 @@ class EndedAttempt:
     """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
-    without one. It had its GPUs for `gpu_seconds` together, and ended at `over` (epoch seconds).
+    without one. `unseen`: it ended at the time limit, and nothing says how far it came. It had its GPUs for
+    `gpu_seconds` together, and ended at `over` (epoch seconds).
     """
 
     number: int
@@ -25,10 +26,11 @@ class EndedAttempt:
     resumed: int = 0
     gpu_seconds: float = 0.0
     over: float = 0.0
+    unseen: bool = False
 
     @property
     def progressed(self) -> bool:
-        return self.saved > self.resumed
+        return self.saved > self.resumed or self.unseen
 
     @property
     def gpu_hours(self) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.experiment_options import experiment_options, name_of, on_command_line, words_of_small
-from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request, choose_profile, with_small
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PLACE = 20
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("--probe", is_flag=True, help="Also start the ranks of a local profile for seconds and measure them, "
               "as is always done if there is a GPU.")  # fmt: skip

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from hpc_gpt.cli import completion
+from hpc_gpt.cli.script_words import META
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def experiment_options(function: F) -> F:
         _ACROSS_NODES,
         click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
         _SET,
+        click.option("--checkpoints", "command__checkpoints", metavar="PATTERN",
+                     help="Of a program of your own: its checkpoints, by which its job chain sees progress."),
         click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
                      help="A template of your own that extends base.sh.j2."),
         _CLUSTER,
@@ -177,7 +180,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.request import Request
+    from hpc_gpt.launch.request import AskedScript, Request
     from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, OF_A_MODEL, parse_override
 
     ctx = click.get_current_context()
@@ -214,8 +217,13 @@ def _request(values: dict[str, Any]) -> Request:
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
+    script, name = None, values.pop("experiment")
+    if found := ctx.meta.get(META):
+        path, arguments, words = found
+        script, name, named = AskedScript(path, arguments, words), str(path), True
     return Request(
-        experiment=DEFAULT_EXPERIMENT if (name := values.pop("experiment")) is None else name,
+        script=script,
+        experiment=DEFAULT_EXPERIMENT if name is None else name,
         cluster=values.pop("cluster"),
         template=values.pop("template", None),
         overrides=overrides,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from dataclasses import replace
@@ -30,9 +29,9 @@ _TOKENS = 300e9  # for days and GPU-hours, which the file does not have
 def init(request: Request, name: str | None, script: Path | None, folder: Path) -> None:
     """Write an experiment: from a job script of yours, or from the planner's best layout.
 
-    With --from it also writes the cluster profile, NAME-cluster.toml, and lists what it took from which line, and what
-    it could not. NAME is then the script's unless given. A Megatron-LM run becomes one of engine megatron-lm, any other
-    program keeps its command (engine command). Secrets are left out. No file is overwritten.
+    With --from the experiment runs the script as it is, and NAME-cluster.toml is the profile of its site, both from its
+    directives alone. NAME is then the script's unless given. hpc-gpt submit train.slurm needs neither. Secrets are left
+    out. No file is overwritten.
 
     \b
     hpc-gpt init --from train.slurm
@@ -52,20 +51,12 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 
 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
-    from hpc_gpt.scripts.adoption import adopt
-    from hpc_gpt.scripts.writing import experiment_text, profile_text
+    from hpc_gpt.program.adoption import adopt
 
-    adopted = adopt(script, name, folder.absolute(), os.environ)
+    adopted = adopt(script, name, folder)
     experiment, profile = folder / f"{adopted.name}.toml", folder / f"{adopted.name}-cluster.toml"
-    texts = {
-        experiment: experiment_text(adopted, script.name, profile.name),
-        profile: profile_text(adopted, script.name),
-    }
+    texts = {experiment: adopted.experiment, profile: adopted.profile}
     write_new(texts)
-    click.echo(f"{script}: {adopted.what}\n")
-    for line in adopted.notes.lines():
-        click.echo(line)
-    click.echo("")
     for path in texts:
         click.echo(f"wrote {path}")
     words = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]

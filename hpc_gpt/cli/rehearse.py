@@ -14,7 +14,7 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
-from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
@@ -32,7 +32,7 @@ PLACE = 40
 _NOT_HERE = ("smoke", "sweep")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("--quick", is_flag=True, help="One interruption, by the time limit; no preemption.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
@@ -67,6 +67,11 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
+    if request.script is not None:
+        raise ConfigError(
+            "a job script runs as it is: it cannot be made small from here",
+            f"hpc-gpt submit --dry-run {request.script.path}, or --cluster local runs it on this machine",
+        )
     request, note = with_slurm(request)
     if note:
         click.echo(note, err=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.experiment_options import experiment_options
-from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepare_sweep import prepare_sweep
@@ -16,7 +16,7 @@ from hpc_gpt.launch.request import Request
 PLACE = 30
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="With --sweep: write the scripts there, NAME.sh for each row.")  # fmt: skip
@@ -40,7 +40,8 @@ def render(request: Request, folder: Path | None) -> None:
         prepared = prepare(request)
         for note in prepared.messages:
             click.echo(note, err=True)
-        click.echo(prepared.script, nl=False)
+        # A script of the user's own may have bytes that are no UTF-8.
+        click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
     sweep = prepare_sweep(request)
     folder.mkdir(parents=True, exist_ok=True)

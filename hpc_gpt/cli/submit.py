@@ -8,7 +8,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.cli.experiment_options import experiment_options
-from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.cli.script_words import ScriptCommand
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PLACE = 50
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
               help="Print what would be requested, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
@@ -48,7 +48,10 @@ def submit(
     resume: str | None,
     from_start: bool,
 ) -> None:
-    """Submit EXPERIMENT to Slurm, or start it here.
+    """Submit EXPERIMENT or a job script to Slurm, or start it here.
+
+    A file that begins with #! is a job script: it runs as it is under the job chain. Options of sbatch and of submit
+    stand before it, its own words after it.
 
     --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a file
     or folder under experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs,
@@ -63,6 +66,7 @@ def submit(
     hpc-gpt submit demo --cluster local --wait
     hpc-gpt submit --gpus 64 --pp 16
     hpc-gpt submit demo --set train.steps=20 --tp 1
+    hpc-gpt submit --time 2:00:00 train.slurm --lr 3e-4
     hpc-gpt submit memory-ladder --sweep --skip-unfit
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from shlex import quote
+from shlex import join, quote
 from typing import TypeVar
 
 import click
@@ -37,13 +38,17 @@ from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.work_folder import describe_copy
+from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted
 
 T = TypeVar("T")
+# What may change when the script of a run is started again.
+OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
 
 
 def submit_one(
@@ -77,12 +82,27 @@ def submit_one(
         if dry_run:
             _dry_run(prepared, script)
             return
+        if prepared.job_script is not None and prepared.job_script.array:
+            _submit_array(prepared, wait)
+            return
         submitted = submit_run(prepared, logs_folder())
         _print_predictions(prepared)
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         print_record(leave_record(submitted.run))
+
+
+def _submit_array(prepared: Prepared, wait: bool) -> None:
+    """Submits an array of a job script, and with `wait` follows its runs to their ends."""
+    from hpc_gpt.launch.script_array import submit_array
+
+    sweep = submit_array(prepared, logs_folder())
+    click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
+    if wait:
+        wait_for_all(sweep.runs, interrupts)
+        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
 
 
 def _interrupts(show: Callable[[], None], wait: bool) -> int:
@@ -144,6 +164,8 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
         )
     run = find_run(name, logs_folder())
     assert request.until is not None
+    if run.resolved().script is not None:
+        return _resume_script(run, request, dry_run, script, from_start)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
@@ -164,6 +186,33 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
     submitted = resume_elsewhere(prepared, parent, logs_folder())
     _print_predictions(prepared)
     return submitted
+
+
+def _resume_script(run: RunFolder, request: Request, dry: bool, script: bool, from_start: bool) -> Submitted | None:
+    """Starts the kept script of a run again, with another limit or place if the command line gives one."""
+    other = [key for key in request.given if key not in OPTIONS_ON_RESUME]
+    if from_start or other or request.until != Until():
+        named = "--from-start" if from_start else other[0] if other else "--until"
+        raise ConfigError(
+            f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
+            f"submit a new run; of options {', '.join(OPTIONS_ON_RESUME)} may change",
+        )
+    words = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
+    resolved, _ = check_resumption(run, dry)
+    text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
+    click.echo(f"starts the script of {run.run_id} again{f', with {join(words)}' if words else ''}", err=True)
+    if dry:
+        if script:
+            click.echo(text.encode(errors="surrogateescape"), nl=False)
+        else:
+            _print_overview([("resumes", run.run_id), *of_run(resolved), ("would run", f"its own {run.job_script}")])
+        _print_start(dry_run(resolved, text))
+        click.echo("dry run: nothing was written or submitted", err=True)
+        return None
+    folder = read_stored(run.path / "provenance.json").get("script") or {}
+    own = RunFolder(run.path.resolve())
+    with contextlib.chdir(folder.get("folder") or "."):  # sbatch starts it where it is called
+        return start_run(own, resolved, 1, words)
 
 
 def _resume_same(run: RunFolder, until: Until, dry: bool, script: bool) -> Submitted | None:
@@ -223,6 +272,9 @@ def _dry_run(prepared: Prepared, script: bool, begins: bool = True) -> None:
 
 
 def _command(prepared: Prepared) -> str:
+    if prepared.job_script is not None and prepared.resolved.cluster.scheduler == "slurm":
+        words = [hide_secrets(word) for word in prepared.job_script.words]
+        return f"{join(['sbatch', *words])} … job.sh RUN"
     if prepared.resolved.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(prepared.resolved.tasks, 'rank')}"
     chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""

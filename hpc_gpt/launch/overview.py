@@ -55,6 +55,11 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
         rows.append(("train", f"{counted(train.steps, 'step')}, learning rate {train.lr:g}"))
     else:
         program = run.command
+        if run.script is not None:
+            rows.append(("script", shlex.join([str(program.script), *program.args])))
+            rows.append(("runs in", program.workdir))
+            rows.append(("checkpoints", program.checkpoints or "the script's own, which the chain does not see"))
+            return rows
         text = program.run if isinstance(program.run, str) else shlex.join(program.run)
         rows.append(("command", f"once a {program.per}, in {program.workdir}: {cut(' '.join(text.split()), 100)}"))
         asked = program.stop_signal if program.stop_signal == "none" else f"SIG{program.stop_signal}"

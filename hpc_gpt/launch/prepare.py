@@ -16,6 +16,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.prediction import Prediction, plan_open, predict
+from hpc_gpt.launch.prepare_script import PreparedScript, SbatchRequest, prepare_file, prepare_script
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import (
     DEFAULTS,
@@ -55,7 +56,7 @@ class Prepared:
 
     A relative data.path is looked for in the folder `data_beside` first. `profile` has the planner's keys, which
     `resolved` has not; `given` are the dotted keys that the experiment and the options state. `unread` has a line on
-    the keys of config.json that nothing reads.
+    the keys of config.json that nothing reads. `job_script` is of a script that runs as it is.
     """
 
     resolved: Resolved
@@ -69,6 +70,7 @@ class Prepared:
     profile: ClusterProfile | None = None
     given: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
+    job_script: SbatchRequest | None = None
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch.
     """
     profile = choose_profile(request, queueing)
+    if request.script is not None:
+        return _of_script(prepare_script(request, profile, request.script), profile, request)
     file = read_asked(request, profile)
     row = file.row(request.row)
     try:
@@ -106,6 +110,15 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
         raise
 
 
+def _of_script(script: PreparedScript, profile: ClusterProfile, request: Request) -> Prepared:
+    prediction = Prediction("not predicted: a script of your own")
+    given = frozenset(request.overrides)
+    return Prepared(
+        script.resolved, script.text, script.experiment, script.notes, prediction,
+        profile=profile, given=given, job_script=script.asked,
+    )  # fmt: skip
+
+
 def prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
@@ -113,6 +126,9 @@ def prepare_row(
     sets_length = until is not None and (until.steps or until.tokens) is not None
     experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_length)
     given = keys_given(file, request.overrides, row)
+    if experiment.command.script is not None and engine_named(experiment.engine.name).takes_command:
+        prepared = _of_script(prepare_file(request, profile, experiment, given), profile, request)
+        return replace(prepared, text=file.text, file=file.path)
     meant_for = of_full_size(request, profile)
     if request.smoke and until is not None and until != Until():
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")

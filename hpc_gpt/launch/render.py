@@ -16,7 +16,7 @@ from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
-from hpc_gpt.launch.slurm_options import options_of
+from hpc_gpt.program.slurm_options import options_of
 from hpc_gpt.settings.command import shown
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
@@ -85,6 +85,28 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     except (TypeError, ValueError, ArithmeticError, jinja2.TemplateError) as fault:
         raise RenderError(f"{_innermost_line(fault, template)}: {fault}", "correct the template there") from None
     return text if text.endswith("\n") else text + "\n"
+
+
+# All but KILL, STOP, CHLD and CONT, and the two that the C library keeps.
+_SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 32, 33)]
+
+
+def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str], directives: Sequence[str]) -> str:
+    """The job script around a script of the user's own, whose bytes are its end (surrogates stand for bytes that are no
+    UTF-8). `directives` are all of the text's, as sbatch is to read them."""
+    facts, signal = resolved.script, resolved.job.signal_lead_s
+    assert facts is not None
+    template = _environment(None).get_template(f"script/{resolved.cluster.scheduler}.sh.j2")
+    head = template.render(
+        **variables(resolved) | {"directives": directives},
+        script_bytes=len(body),
+        script_args="".join(f" {shlex.quote(word)}" for word in arguments),
+        two_files=facts.error is not None and facts.error != facts.output,
+        open_mode=(facts.open_mode or "-")[0],
+        limit_signal=facts.signal is None and signal is not None,
+        signals=_SIGNALS,
+    )
+    return head + body.decode("utf-8", "surrogateescape")
 
 
 def _check_blocks(environment: Environment, template: Path) -> None:

@@ -29,6 +29,15 @@ DEFAULTS = Path("the defaults")
 
 
 @dataclass(frozen=True)
+class AskedScript:
+    """A job script of the command line: its file, its arguments, and the options for sbatch before it."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Request:
     """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
 
@@ -48,6 +57,7 @@ class Request:
     names_experiment: bool = True
     sized: bool = True
     until: Until | None = None
+    script: AskedScript | None = None
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:

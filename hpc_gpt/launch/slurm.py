@@ -37,16 +37,16 @@ _ENDED_S = 5.0
 # The cluster and the user's identity there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
-_OF_ONE_JOB = {
+OF_ONE_JOB = {
     "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
     "HPC_GPT_HOLD_AFTER", "HPC_GPT_CHECKPOINTS", "HPC_GPT_WORKDIR",
 }  # fmt: skip
-_NAMES = _OF_ONE_JOB | {
+_NAMES = OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 # Every HPC_GPT_* variable except those of options: scripts, jobs and tests set them, and users may.
-OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
+OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
     "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
     PATIENCE,

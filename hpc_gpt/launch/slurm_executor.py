@@ -10,7 +10,7 @@ from typing import Any
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.slurm import ask, check_dependency, job_python, sbatch_failed, submission_environment
+from hpc_gpt.launch.slurm import OF_ONE_JOB, ask, check_dependency, job_python, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved, folder_name
 
@@ -44,6 +44,7 @@ class ScriptExecutor(SlurmExecutor):
         self.flags = flags
         self.is_array = is_array
         self.note: Mapping[str, Any] = {}
+        self.numbers: Sequence[int] = range(len(runs))  # of an array's elements
         self.update_parameters(nodes=resolved.nodes, ntasks_per_node=resolved.ranks_per_node)
         self.environment = submission_environment(os.environ, dict(own) | job_python(resolved))
 
@@ -76,15 +77,56 @@ class ScriptExecutor(SlurmExecutor):
         return SlurmJob(folder=self.script.parent, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _note(self, entry: Mapping[str, Any]) -> None:
-        for number, run in enumerate(self.runs):
+        for number, run in zip(self.numbers, self.runs, strict=True):
             job_id = entry["job_id"]
             if self.is_array and job_id:
                 job_id = f"{job_id}_{number}"
             run.add_submission({**entry, "job_id": job_id, **self.note})
 
 
-def submit(run: RunFolder, resolved: Resolved, jobs: int = 1) -> list[str]:
+class OwnScriptExecutor(ScriptExecutor):
+    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
+    that the user gives it. What belongs to the runs are arguments of job.sh: `folder`, and the interpreter."""
+
+    def __init__(
+        self,
+        script: Path,
+        resolved: Resolved,
+        runs: Sequence[RunFolder],
+        folder: Path,
+        words: Sequence[str],
+        output: str,
+    ) -> None:
+        requeue = "--no-requeue" if resolved.cluster.chain == "none" else "--requeue"
+        flags = [*words, requeue, "--open-mode=append", f"--output={output}", f"--error={output}"]
+        super().__init__(script, resolved, runs, {}, flags, is_array=len(runs) > 1 or folder != runs[0].path)
+        self.environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
+        python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON") or ""
+        self.arguments = [str(folder), *([python] if python else [])]
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return ["sbatch", *self.flags, str(submission_file_path), *self.arguments]
+
+
+def submit_own(run: RunFolder, resolved: Resolved, words: Sequence[str]) -> str:
+    """Submit the run of a script of the user's own, with `words` on sbatch's command line. Raises as submit."""
+    output = f"{_no_pattern(run.path)}/slurm-%j.out"
+    return str(OwnScriptExecutor(run.job_script, resolved, [run], run.path, words, output)._submit_command("").job_id)
+
+
+def submit_own_array(folder: Path, resolved: Resolved, runs: Mapping[int, RunFolder], words: Sequence[str]) -> str:
+    """Submit an array whose elements are runs, by their numbers, in a folder with a link to each. Raises as submit."""
+    first = next(iter(runs.values()))
+    output = f"{_no_pattern(folder)}/%a/slurm-%A_%a.out"
+    executor = OwnScriptExecutor(first.job_script, resolved, [*runs.values()], folder, words, output)
+    executor.numbers = [*runs]
+    return str(executor._submit_command("").job_id)
+
+
+def submit(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
     """Submit the run's job.sh, as a chain of so many jobs, and return the ids of those that Slurm accepted.
+
+    `words` are further options of sbatch, for a script of the user's own.
 
     Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
     """
@@ -92,6 +134,8 @@ def submit(run: RunFolder, resolved: Resolved, jobs: int = 1) -> list[str]:
         f"--output={_no_pattern(run.path)}/slurm-%j.out"
     ]  # for the output before the script has made its attempt's folder
     own = {"HPC_GPT_RUN": str(run.path)}
+    if resolved.script is not None:
+        return [submit_own(run, resolved, words)]
     if resolved.cluster.chain != "singleton":
         return [str(ScriptExecutor(run.job_script, resolved, [run], own, flags)._submit_command("").job_id)]
     executor = ScriptExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])

@@ -48,7 +48,9 @@ def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     """
     provenance = check_submission([prepared], logs)
     waits = check_start(prepared.resolved, prepared.script)
-    return replace(start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.jobs), waits=waits)
+    words = prepared.job_script.words if prepared.job_script is not None else ()
+    run = write_run(prepared, logs, provenance)
+    return replace(start_run(run, prepared.resolved, prepared.jobs, words), waits=waits)
 
 
 def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
@@ -113,6 +115,8 @@ def write_run(
     beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if resumed_from is None:
         beside |= weights_of(resolved)
+    if prepared.job_script is not None:
+        beside |= prepared.job_script.provenance
     if (work := snapshot_of(resolved)) is not None:
         beside[WORK_KEY] = work.sha256
     return create_run(
@@ -129,15 +133,16 @@ def write_run(
     )
 
 
-def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1) -> Submitted:
-    """Submit a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other.
+def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> Submitted:
+    """Submit a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
+    script of the user's own with `words` on sbatch's command line.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.launch.slurm_executor import submit as submit_to_slurm
 
-        ids = submit_to_slurm(run, resolved, jobs)
+        ids = submit_to_slurm(run, resolved, jobs, words)
         return Submitted(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launch.local.controller import submit as start_here
 

@@ -67,7 +67,7 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSwe
             note = {"id": sweep.id, "name": name, "row": row.resolved.row}
             sweep.runs.append(write_run(row, logs, provenance, note))
         except RunFolderError as fault:
-            _refuse(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
+            refuse_runs(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
             raise
     return sweep
 
@@ -90,7 +90,7 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
             names = ", ".join(repr(rows[index].resolved.row) for index in group)
             sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
         except (SlurmUnreachable, RunFolderError, KeyboardInterrupt) as fault:
-            _refuse([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
+            refuse_runs([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
             raise
 
 
@@ -102,7 +102,7 @@ def _queue(
     try:
         waits = check_start(rows[0].resolved, rows[0].script)
     except NeverStarts as fault:
-        _refuse(runs, str(fault))
+        refuse_runs(runs, str(fault))
         raise
     if len(rows) == 1:
         job_id = start_run(runs[0], rows[0].resolved, rows[0].jobs).job_id
@@ -140,7 +140,8 @@ def start_held(run: RunFolder, row: Prepared) -> Submitted | None:
     return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
 
 
-def _refuse(runs: Sequence[RunFolder], why: str) -> None:
+def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
+    """Note in each run that its job was not submitted."""
     for run in runs:
         run.add_submission({"scheduler": "slurm", "job_id": None, "refused": why})
 

@@ -322,7 +322,9 @@ def create_run(
             archive.place(run.path)
         # To others the folder is a run from its last file, resolved.json, on.
         for name, text in parts.items():
-            (run.path / name).write_text(text, encoding="utf-8")
+            if resolved.script is not None and name == "job.sh":  # it holds a script that may hold a secret
+                (run.path / name).touch(mode=0o600)
+            (run.path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         write_once(run.path / "resolved.json", resolved.to_json())
     except (RunFolderError, OSError) as fault:
         for path in run.path.iterdir():

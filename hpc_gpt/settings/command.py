@@ -79,6 +79,8 @@ def _quoted(value: str, quote: str) -> str:
 
 def shown(command: Command) -> list[str]:
     """The command as lines of text, with what sets it up, for a comment."""
+    if command.script is not None:
+        return [plain(shlex.join([command.script, *command.args]), " ")]
     run = command.run if isinstance(command.run, str) else shlex.join(command.run)
     lines = [line for text in (*command.setup, run) for line in text.splitlines() if line.strip()]
     return [plain(line, " ") for line in lines]
@@ -91,7 +93,14 @@ def words_of(command: Command) -> tuple[str, ...]:
 
 def _faults(command: Command) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault."""
-    if not any(word.strip() for word in words_of(command)[:1]):
+    has_run = any(word.strip() for word in words_of(command)[:1])
+    if command.script is not None:
+        beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
+        if beside:
+            yield f"command.{beside[0]} and command.script are given: a script runs as it is", "leave one of them out"
+    elif command.args:
+        yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
+    elif not has_run:
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
     texts = {f"command.run[{index}]": word for index, word in enumerate(words_of(command))}
     texts = {"command.run": command.run} if isinstance(command.run, str) else texts

@@ -410,6 +410,26 @@ class Command:
     "Keep workdir's files in the run, but those that git ignores, and run every attempt from them."
     link: tuple[str, ...] = key((), "free", "nothing", added=True)
     'What of workdir the program reads where it is, through a link in its copy; for example ["data"].'
+    script: str | None = key(None, "never", "nothing", added=True)
+    'A job script that runs as it is, in place of run, looked for beside the experiment, then here; "train.slurm".'
+    args: tuple[str, ...] = key((), "never", "speed", added=True)
+    'The arguments of script; for example ["--lr", "3e-4"].'
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """What is known of a job script that runs as it is: the hash of its body, and what its options ask for.
+
+    `signal`: the value of `--signal`, None without one. `output`, `error`: the patterns of those files, `open_mode`:
+    how they are to be opened.
+    """
+
+    body: str
+    tasks: int | None = None
+    signal: str | None = None
+    output: str | None = None
+    error: str | None = None
+    open_mode: str | None = None
 
 
 @dataclass(frozen=True)

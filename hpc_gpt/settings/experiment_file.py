@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shlex
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -197,6 +196,9 @@ def _with_command_found(
     name = "workdir" if "command.workdir" in stated else "run"
     folder = None if f"command.{name}" in given else _folder_of("command", name, file, row)
     command = replace(experiment.command, workdir=_found(experiment.command.workdir, folder))
+    if command.script is not None:
+        beside = None if "command.script" in given else _folder_of("command", "script", file, row)
+        command = replace(command, script=_found(command.script, beside))
     train = experiment.train if "train.steps" in stated else replace(experiment.train, steps=0)
     return replace(experiment, command=command, train=train)
 
@@ -276,7 +278,7 @@ def _read_with_parents(
         tables = read_toml(path)
     except ConfigError as fault:
         if path.suffix != ".toml":
-            fault.hint = f"an experiment is a TOML file; of a job script: hpc-gpt init --from {shlex.quote(str(path))}"
+            fault.hint = "an experiment is a TOML file; a job script begins with #!"
         raise
     parent = tables.pop("extends", None)
     stated.insert(0, (path, tables))

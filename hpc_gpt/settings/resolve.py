@@ -315,8 +315,16 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "layout": layout,
         "train": asdict(resolved.train),
         "job": job,
-        **({"command": asdict(resolved.command)} if resolved.command is not None else {}),
+        **({"command": _command_table(resolved.command)} if resolved.command is not None else {}),
     }
+
+
+def _command_table(command: Command) -> dict[str, Any]:
+    """[command], without the keys that a script has no use for, and without those of a script if there is none."""
+    table = asdict(command)
+    for key in ("script", "args") if command.script is None else ("run", "per", "setup", "resume", "snapshot", "link"):
+        del table[key]
+    return table
 
 
 def experiment_of(resolved: Resolved) -> Experiment:

@@ -18,7 +18,18 @@ from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.batch import NO_BATCH, Batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.experiment import Command, Data, Engine, Job, KeyRules, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.experiment import (
+    Command,
+    Data,
+    Engine,
+    Job,
+    KeyRules,
+    LayoutRequest,
+    Model,
+    ScriptFacts,
+    Train,
+    key_rules,
+)
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.tables import from_tables
@@ -37,7 +48,7 @@ class Resolved:
     the names of a sweep's row, else None.
 
     `command` is None unless the engine starts the program that it says. Such a run may lack a model (NO_MODEL), a batch
-    (NO_BATCH) and the number of its steps (0): each is null in the text.
+    (NO_BATCH) and the number of its steps (0): each is null in the text. `script` is what is known of `command.script`.
     """
 
     name: str
@@ -56,6 +67,7 @@ class Resolved:
     sweep: str | None = None
     row: str | None = None
     command: Command | None = None
+    script: ScriptFacts | None = None
     version: str = __version__
     schema: int = SCHEMA
 
@@ -85,7 +97,8 @@ class Resolved:
     @property
     def tasks(self) -> int:
         """The tasks that the job starts."""
-        return 1 if self.command is not None and self.command.per == "job" else self.nodes * self.tasks_per_node
+        once = self.command is not None and (self.script is not None or self.command.per == "job")
+        return 1 if once else self.nodes * self.tasks_per_node
 
     def key_rules(self, name: str) -> dict[str, KeyRules]:
         """The rules of each key of one of its tables."""
@@ -102,10 +115,12 @@ class Resolved:
             del tables["cluster"][key]
         if self.cluster.purge_modules:  # a key added later: the same text as ever without it
             del tables["cluster"]["purge_modules"]
-        for name in ("data", "train"):
+        for name in ("data", "train", *(["command"] if self.command is not None else [])):
             for key, rules in self.key_rules(name).items():
                 if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever
                     del tables[name][key]
+        if self.script is None:
+            del tables["script"]
         if self.command is None:
             del tables["command"]
         else:
@@ -170,6 +185,8 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
             for key, value in table.items()
             if of_keys[key].decides in decides and value not in of_keys[key].unhashed
         }
+    if resolved.script is not None:
+        kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpc_gpt.errors import RunFolderError
@@ -60,6 +60,25 @@ class StepLine:
     skipped: int = 0
     memory_allocated_gib: float | None = None
     memory_reserved_gib: float | None = None
+
+
+def step_of(row: Mapping[str, float], gpus: int) -> StepLine:
+    """The figures of a step as `readers.live` found them; its rate of a GPU is that of one of so many."""
+    rate = row.get("tokens_per_s")
+    if rate is None and "tokens_per_s_gpu" in row:
+        rate = row["tokens_per_s_gpu"] * gpus
+    return StepLine(
+        step=int(row["step"]),
+        step_s=row.get("step_s"),
+        loss=row.get("loss"),
+        loss_eval=row.get("loss_eval"),
+        grad_norm=row.get("grad_norm"),
+        lr=row.get("lr"),
+        tokens_per_s=rate,
+        skipped=int(row.get("skipped") or 0),
+        memory_allocated_gib=row.get("memory_allocated_gib"),
+        memory_reserved_gib=row.get("memory_reserved_gib"),
+    )
 
 
 class LastLines:

@@ -116,8 +116,8 @@ def test_the_empty_name_of_a_shells_unset_variable_is_no_run(verb):
         (("render", "sub/.."), "folder sub/.. has 2 TOML files: mine.toml, site.toml"),
         (("render", "mine.tml"), "did you mean mine.toml"),
         (("render", "mine.toml", "--cluster", "sitr.toml"), "did you mean site.toml"),
-        (("render", "job.slurm"), "hpc-gpt init --from job.slurm"),
-        (("init", "--from", "train.py"), "train.py is a Python program"),
+        (("render", "job.slurm"), "job.slurm has no #SBATCH lines"),
+        (("init", "--from", "train.py"), "train.py does not begin with #!"),
         (("submit", "--resume"), "hint: hpc-gpt submit --help"),
     ],
 )

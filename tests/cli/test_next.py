@@ -139,4 +139,4 @@ def test_what_init_names_renders_what_it_wrote(tmp_path, asked):
     rendered = in_process(*next_of(done), cwd=tmp_path)
     assert rendered.code == 0, rendered.stderr
     assert rendered.stdout.startswith("#!/bin/bash\n")
-    assert ("torchrun" in rendered.stdout) == (asked[0] == "--from")
+    assert rendered.stdout.endswith("srun torchrun train.py\n") == (asked[0] == "--from")

@@ -40,6 +40,8 @@ def test_the_long_name_is_read_like_the_short_one():
 @pytest.mark.parametrize("verb", ["render", "submit"])
 def test_every_long_option_has_its_variable(verb):
     for option in options_of(verb):
+        if option.opts == ["--checkpoints"]:  # HPC_GPT_CHECKPOINTS is a folder, which a job's programs are given
+            continue
         read = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
         assert sorted(variables_of(option.opts)) == sorted(read), option.opts
 

@@ -20,7 +20,8 @@ from hpc_gpt.files import read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
-from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, step_of, work_folder
+from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.runs.program_checkpoints import step_of as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.room import GIB
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -30,10 +31,19 @@ from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, link_work, take_wor
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, ForeignWatch, LastLines, StepLine, code_words
+from hpc_gpt.train.foreign_program import (
+    ForeignHeartbeat,
+    ForeignLog,
+    ForeignWatch,
+    LastLines,
+    StepLine,
+    code_words,
+    step_of,
+)
 from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
+from hpc_gpt.train.stacks import stack_of
 
 # Seconds to save and end if the job has no lead before its time limit.
 _LEAD_S = 120
@@ -45,7 +55,6 @@ _NOT_FOUND = re.compile(
     r"^(?:\S*bash|program): (?:line \d+: )?"
     r"(.*(?:not found|No such file or directory|Permission denied|cannot execute.*))$"
 )
-_STACK_S = 20.0
 _NOTE_S = 2.0
 # Of our own job script, and wrong for another program: Python's sys.path, and where our code is.
 _OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -126,7 +135,7 @@ class CommandRank(ForeignRank):
             step = (
                 saved_step(self._run, self._command)
                 if checkpoint is None
-                else step_of(self._run, self._command, checkpoint)
+                else step_of_checkpoint(self._run, self._command, checkpoint)
             )
             complete_run(self._run.path, self._resolved)
             reserve(self._attempt)
@@ -207,23 +216,7 @@ class CommandRank(ForeignRank):
 
     def _read(self, line: str) -> StepLine | None:
         row = self._lines.take(line)
-        if row is None:
-            return None
-        rate = row.get("tokens_per_s")
-        if rate is None and "tokens_per_s_gpu" in row:
-            rate = row["tokens_per_s_gpu"] * self._resolved.gpus
-        return StepLine(
-            step=int(row["step"]),
-            step_s=row.get("step_s"),
-            loss=row.get("loss"),
-            loss_eval=row.get("loss_eval"),
-            grad_norm=row.get("grad_norm"),
-            lr=row.get("lr"),
-            tokens_per_s=rate,
-            skipped=int(row.get("skipped") or 0),
-            memory_allocated_gib=row.get("memory_allocated_gib"),
-            memory_reserved_gib=row.get("memory_reserved_gib"),
-        )
+        return None if row is None else step_of(row, self._resolved.gpus)
 
     # --- its end
 
@@ -369,45 +362,6 @@ def _room(run: Path) -> str:
             usage, device = shutil.disk_usage(place), place.stat().st_dev
             found.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
     return ", ".join(found.values())
-
-
-def stack_of(pid: int) -> str:
-    """What a process does: its Python stacks if py-spy is installed, else what /proc shows of it."""
-    head = f"process {pid}: {_proc(pid, 'cmdline').replace(chr(0), ' ').strip()[:200]}"
-    if (spy := shutil.which("py-spy")) is not None:
-        try:
-            done = subprocess.run(
-                [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_STACK_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            done = None
-        if done is not None and done.returncode == 0:
-            return hide_secrets(f"{head}\n{done.stdout}")
-    threads = [f"  {task.name}: {_of_thread(pid, task.name)}" for task in _threads(pid)]
-    return hide_secrets("\n".join([head, *threads])) + "\n"
-
-
-def _of_thread(pid: int, thread: str) -> str:
-    name, state = _proc(pid, f"task/{thread}/comm"), _proc(pid, f"task/{thread}/stat").rpartition(")")[2].split()[:1]
-    waits = _proc(pid, f"task/{thread}/wchan")
-    kernel = " < ".join(
-        line.split()[-1] for line in _proc(pid, f"task/{thread}/stack").splitlines()[:6] if line.split()
-    )
-    return f"{name}, state {''.join(state) or '?'}, in {kernel or waits or '?'}"
-
-
-def _threads(pid: int) -> list[Path]:
-    try:
-        return sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))[:64]
-    except OSError:
-        return []
-
-
-def _proc(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 RANK = CommandRank

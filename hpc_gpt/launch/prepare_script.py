@@ -1,0 +1,312 @@
+"""Prepare a run of a job script of the user's own, which runs as it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.render import render_job_script
+from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
+from hpc_gpt.program.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
+from hpc_gpt.runs.provenance import git_state
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.cluster import ClusterProfile, user_default
+from hpc_gpt.settings.command import refuse_command
+from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s
+from hpc_gpt.settings.resolve import experiment_text, resolve
+from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.tables import check_tables, close_matches
+
+# {key of [job]: the option of sbatch that it is}, if the two have other names or forms than `--key=value`.
+_OPTION_OF = {"name": "job-name", "cpus_per_task": "cpus-per-task"}
+_AS_OPTIONS = ("name", "time", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude",
+               "comment", "mem", "cpus_per_task", "dependency", "exclusive")  # fmt: skip
+# What a profile adds if the script and the command line do not name it, or another option of the same kind.
+_OF_PROFILE = {
+    "partition": (), "account": (), "qos": (), "constraint": (), "reservation": (), "time": (),
+    "mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",),
+}  # fmt: skip
+_SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
+_OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
+
+
+@dataclass(frozen=True)
+class SbatchRequest:
+    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
+    line as they are, the elements of its array; and what provenance.json has of the script."""
+
+    words: tuple[str, ...]
+    array: tuple[int, ...]
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PreparedScript:
+    """A run of a script: its settings, job.sh, the text of its experiment, and lines for the user."""
+
+    resolved: Resolved
+    text: str
+    experiment: str
+    notes: tuple[str, ...]
+    asked: SbatchRequest
+
+
+def prepare_file(
+    request: Request, profile: ClusterProfile, experiment: Experiment, given: Collection[str]
+) -> PreparedScript:
+    """The run of an experiment whose `command.script` names a script; its keys of [job] and [layout] count as options
+    of the command line."""
+    if request.smoke:
+        refuse_command(experiment.engine.name, "it cannot be made small from here", "submit it")
+    command, job = experiment.command, experiment.job
+    assert command.script is not None
+    asked = AskedScript(Path(command.script), command.args)
+    stated = {key: getattr(job, key.removeprefix("job.")) for key in given if key.startswith("job.")}
+    stated |= {key: getattr(experiment.layout, key.removeprefix("layout.")) for key in given if key in _SIZES}
+    stated |= {key: getattr(command, key.removeprefix("command.")) for key in given if key.startswith("command.")}
+    stated |= {key: getattr(experiment.train, key.removeprefix("train.")) for key in given if key in _OF_TRAIN}
+    stated |= {"command.workdir": command.workdir} if "command.workdir" in given else {}
+    whole = replace(request, overrides=stated | request.overrides)
+    return prepare_script(whole, profile, asked, experiment.name)
+
+
+def prepare_script(
+    request: Request, profile: ClusterProfile, asked: AskedScript, name: str | None = None
+) -> PreparedScript:
+    """The run of a script. Raises ConfigError."""
+    script = read_job_script(asked.path)
+    job, command, train, own = _keys(request.overrides)
+    profile = _with_keys(profile, own)
+    here = profile.scheduler == "local"
+    by_variable = [] if here else words_of_variables(os.environ)
+    words = [*by_variable, *_words_of(job, request.overrides), *job.get("sbatch", ()), *asked.words]
+    options = list(read_options(words))
+    check_options(options, "the command line")
+    if not (script.options or options):
+        raise ConfigError(
+            f"{asked.path} has no #SBATCH lines, and the command line no options of sbatch",
+            "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
+        )
+    no_profile = request.cluster is None and user_default() is None
+    added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
+    found = last_values(list(read_options(added)), script.options, options)
+    sizes = sizes_of(found)
+    chain = profile.chain
+    for option in (*script.options, *options):
+        chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
+    title = found.get("job-name") or asked.path.name
+    if "job-name" not in found:
+        words.append(f"--job-name={title}")
+    experiment = _experiment(name or folder_name(Path(title).stem), found, sizes, job, command, train, asked, script)
+    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
+    has_signal = found.get("signal") is not None
+    lead = _lead(resolved.job, found.get("time"), "signal_lead_s" in job)
+    resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=lead))
+    signal = None if here or has_signal or lead is None else f"B:USR2@{lead}"
+    requeue = "--no-requeue" if chain == "none" else "--requeue"
+    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue]
+    directives = [*map(_directive, added), *script.directives, *_directives_of(words), *owned]
+    directives += [f"--signal={signal}"] if signal else []
+    text = render_job_script(resolved, script.data, asked.arguments, directives)
+    array = _array(found.get("array"), here)
+    return PreparedScript(
+        resolved,
+        text,
+        experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
+        _notes(script, resolved, added, asked.arguments),
+        SbatchRequest(tuple(words), tuple(array), _provenance(script)),
+    )
+
+
+def _keys(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The overrides as keys of [job], [command], [train] and of the profile. ConfigError for one that a script has no
+    use for."""
+    tables: dict[str, dict[str, Any]] = {"job": {}, "command": {}, "train": {}, "profile": {}}
+    known = [entry.name for entry in fields(ClusterProfile)]
+    for key, value in overrides.items():
+        table, dot, own = key.partition(".")
+        if key in _SIZES or value is None:
+            continue
+        if not dot and key in known:
+            tables["profile"][key] = value
+        elif table in ("job", "command") or key in _OF_TRAIN:
+            tables[table][own] = value
+        else:
+            raise ConfigError(
+                f"{key} is not for a job script, which runs as it is",
+                close_matches(key, known) or "--set takes keys of [job] and [command], train.steps, and the profile's",
+            )
+    for own in ("run", "per", "setup", "resume", "snapshot", "link"):
+        if own in tables["command"]:
+            raise ConfigError(f"command.{own} is not for a job script, which runs as it is", "leave it out")
+    return tables["job"], tables["command"], tables["train"], tables["profile"]
+
+
+def _with_keys(profile: ClusterProfile, own: Mapping[str, Any]) -> ClusterProfile:
+    if not own:
+        return profile
+    checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
+    return replace(profile, **{key: getattr(checked, key) for key in own})
+
+
+def _words_of(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
+    """The options of sbatch that keys of [job] and [layout] are."""
+    words = []
+    for key in _AS_OPTIONS:
+        value = job.get(key)
+        if key == "exclusive":
+            words += ["--exclusive"] if value else []
+        elif value is not None:
+            words.append(f"--{_OPTION_OF.get(key, key)}={value}")
+    return words + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
+
+
+def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[str]:
+    """The options of a profile that neither the script nor the command line gives."""
+    words = []
+    for name, others in _OF_PROFILE.items():
+        value = getattr(profile, name)
+        if value and not {name, *others} & set(found):
+            words.append(f"--{name}" if value is True else f"--{name}={value}")
+    for option in read_options(profile.sbatch):
+        if option.name not in found:
+            words += option.words
+    return words
+
+
+def _experiment(
+    name: str,
+    found: Mapping[str, str | None],
+    sizes: Sizes,
+    job: Mapping[str, Any],
+    command: Mapping[str, Any],
+    train: Mapping[str, Any],
+    asked: AskedScript,
+    script: JobScript,
+) -> Experiment:
+    """The experiment that is kept of it. What Slurm alone decides is not checked here."""
+    texts = {
+        key: found.get(_OPTION_OF.get(key, key)) for key in _AS_OPTIONS if key not in ("exclusive", "cpus_per_task")
+    }
+    texts = {key: hide_secrets(text) for key, text in texts.items() if text}
+    own = {key: value for key, value in job.items() if key not in _AS_OPTIONS and key != "sbatch"}
+    folder = Path(found.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
+    table = {**command, "script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False}
+    arguments = hide_secrets(shlex.join(asked.arguments))
+    hidden = tuple(asked.arguments) if arguments == shlex.join(asked.arguments) else (arguments,)
+    tables = {"command": {**table, "args": list(hidden)}, "job": {**texts, **own}, "train": {"steps": 0, **train}}
+    checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
+    per_node = max(1, sizes.gpus)
+    layout = LayoutRequest(gpus=per_node * sizes.nodes, nodes=sizes.nodes)
+    exclusive = "exclusive" in found or None
+    return replace(checked, engine=Engine(name="command"), layout=layout, job=replace(checked.job, exclusive=exclusive))
+
+
+def _resolve(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    sizes: Sizes,
+    found: Mapping[str, str | None],
+    script: JobScript,
+) -> Resolved:
+    """Of the profile count only what the chain needs: not its modules, its variables, nor its nodes' size."""
+    bare = ClusterProfile(
+        name=profile.name,
+        scheduler=profile.scheduler,
+        device=profile.device,
+        gpus_per_node=max(1, sizes.gpus),
+        gpu_flag="gres" if sizes.gpus else "none",
+        chain=profile.chain,
+        signal_lead_s=profile.signal_lead_s,
+        retry_pause_s=profile.retry_pause_s,
+        bad_node_hours=profile.bad_node_hours,
+        python=profile.python,
+    )
+    if profile.scheduler == "local" and sizes.nodes > 1:
+        raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
+    resolved = resolve(experiment, bare)
+    given = {key: found.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
+    return replace(resolved, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
+
+
+def _lead(job: Job, time: str | None, is_given: bool) -> int | None:
+    """Seconds ahead of the time limit; None if so short a job has none to give."""
+    lead = job.signal_lead_s
+    try:
+        limit = limit_s(time)
+    except ConfigError:
+        limit = None
+    if lead is None or lead < 1:
+        return None
+    if limit is not None and lead >= limit:
+        if is_given:
+            raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
+        return None
+    return lead
+
+
+def _directive(word: str) -> str:
+    return shlex.quote(word.replace("\\", "\\\\"))
+
+
+def _directives_of(words: Sequence[str]) -> list[str]:
+    """The options of a command line as directives, an option a line."""
+    return [" ".join(map(_directive, option.words)) for option in read_options(words)]
+
+
+def _array(text: str | None, here: bool) -> list[int]:
+    if text is None:
+        return []
+    if here:
+        raise ConfigError(f"--array={text} is an array, and this machine runs one job", "leave --array out")
+    if not (numbers := array_numbers(text)):
+        raise ConfigError(f"--array={text} is no list of numbers", "for example --array=0-9%4")
+    return numbers
+
+
+def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
+    notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
+    own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
+    if own:
+        notes.append(f"note: {own[0]} stands after {script.path.name}, so it is the script's")
+    if added:
+        notes.append(f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}")
+    assert resolved.command is not None
+    pattern = resolved.command.checkpoints
+    if pattern is not None:
+        notes.append(f"the chain goes by its checkpoints, {pattern}")
+    elif resolved.cluster.chain != "none":
+        notes.append(
+            "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
+            "after every time limit (--checkpoints 'out/step-*' says more, --max-gpu-hours bounds it)"
+        )
+    return tuple(notes)
+
+
+def _provenance(script: JobScript) -> dict[str, Any]:
+    """Of the script and the folder that it runs in, which is not copied: the commit, and what differs from it."""
+    folder = Path.cwd()
+    sha, changed = git_state(folder, ".")
+    table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}
+    table |= {"git_sha": sha, "git_dirty": changed}
+    if changed:
+        table["changes"] = _changes(folder)
+    return {"script": table}
+
+
+def _changes(folder: Path) -> list[str]:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [hide_secrets(line) for line in done.stdout.splitlines()[:100]]

@@ -1,0 +1,1 @@
+"""A job script of the user's own, which runs as it is."""

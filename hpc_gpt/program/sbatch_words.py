@@ -1,0 +1,163 @@
+"""The options that a job script, SBATCH_ variables and a command line give sbatch, read as sbatch reads them.
+
+Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.program.slurm_options import options_of
+
+# Variables whose option has another name.
+_OTHER_NAMES = {"timelimit": "time", "array-inx": "array", "debug": "verbose"}
+_COUNT = re.compile(r"(\d+)([kKmM]?)")
+_SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option by its long name; `value` is None without one, `words` are those of the command line."""
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+
+
+def read_options(words: Sequence[str]) -> Iterator[Option]:
+    """The options in words, which are options alone; a word that is none has an empty name.
+
+    An option that this version does not know takes a value only after `=`.
+    """
+    kinds, letters = options_of("sbatch")
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word.startswith("--") and len(word) > 2:
+            name, equals, given = word[2:].partition("=")
+            if not equals and kinds.get(name) == "valued" and left:
+                value = left.pop(0)
+                yield Option(name, value, (word, value))
+            else:
+                yield Option(name, given if equals else None, (word,))
+        elif word.startswith("-") and len(word) > 1 and word != "--":
+            cluster = word[1:]
+            while cluster:
+                letter, cluster = cluster[0], cluster[1:]
+                name = letters.get(letter, letter)
+                kind = kinds.get(name, "plain")
+                if kind == "valued" and not cluster and left:
+                    value = left.pop(0)
+                    yield Option(name, value, (f"-{letter}", value))
+                elif kind != "plain" and cluster:
+                    yield Option(name, cluster, (f"-{letter}{cluster}",))
+                    cluster = ""
+                else:
+                    yield Option(name, None, (f"-{letter}",))
+        else:
+            yield Option("", word, (word,))
+
+
+def words_of_variables(environment: Mapping[str, str]) -> list[str]:
+    """The options that SBATCH_ variables give, as words of a command line.
+
+    >>> words_of_variables({"SBATCH_TIMELIMIT": "9", "SBATCH_REQUEUE": "", "HOME": "/"})
+    ['--requeue', '--time=9']
+    """
+    kinds = options_of("sbatch").kinds
+    found = []
+    for variable, value in sorted(environment.items()):
+        if variable.startswith("SBATCH_"):
+            name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
+            name = _OTHER_NAMES.get(name, name)
+            if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
+                found.append(f"--{name}")
+            elif name in kinds:
+                found.append(f"--{name}={value}")
+    return found
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the options ask for: nodes, tasks and GPUs of a node; `gpus` is 0 if they ask for none, `tasks` None."""
+
+    nodes: int
+    tasks: int | None
+    gpus: int
+
+
+def sizes_of(options: Mapping[str, str | None]) -> Sizes:
+    """The sizes of {long name: value}; of a range the least.
+
+    >>> sizes_of({"nodes": "2-4", "gres": "gpu:a100:8", "ntasks-per-node": "1"})
+    Sizes(nodes=2, tasks=2, gpus=8)
+    """
+    total, per_node = _count(options.get("ntasks")), _count(options.get("ntasks-per-node"))
+    nodes = _count(options.get("nodes")) or (-(-total // per_node) if total and per_node else 1)
+    tasks = total or (nodes * per_node if per_node else None)
+    gpus = _gpus(options.get("gpus-per-node")) or _gpus_of_gres(options.get("gres") or "")
+    if not gpus and (whole := _gpus(options.get("gpus"))):
+        gpus = -(-whole // nodes)
+    if not gpus and (each := _gpus(options.get("gpus-per-task"))):
+        gpus = each * (per_node or -(-(tasks or nodes) // nodes))
+    return Sizes(nodes, tasks, gpus)
+
+
+def _count(text: str | None) -> int:
+    found = _COUNT.match(text or "")
+    return int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()] if found else 0
+
+
+def _gpus(text: str | None) -> int:
+    """Of `4`, `a100:4` or `a100:2,v100:2`."""
+    return sum(_count(part.rpartition(":")[2]) for part in (text or "").split(","))
+
+
+def _gpus_of_gres(text: str) -> int:
+    found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?::[A-Za-z][^:,=()]*)?(?:[:=](\d+))?(?=$|,|\()", text)
+    return sum(int(count or 1) for count in found)
+
+
+@dataclass(frozen=True)
+class LimitSignal:
+    """`--signal`: the signal, seconds before the time limit, and whether the batch shell alone gets it."""
+
+    name: str
+    lead_s: int
+    to_shell: bool
+
+
+def signal_of(text: str) -> LimitSignal | None:
+    """The signal of `--signal`'s value; None if it is none that sbatch takes.
+
+    >>> signal_of("B:USR1@120")
+    LimitSignal(name='USR1', lead_s=120, to_shell=True)
+    """
+    found = _SIGNAL.fullmatch(text)
+    if found is None:
+        return None
+    flags = (found["flags"] or "").upper()
+    return LimitSignal(found["signal"].upper().removeprefix("SIG"), int(found["lead"] or 60), "B" in flags)
+
+
+def array_numbers(text: str) -> list[int]:
+    """The elements of `--array`'s value; empty if sbatch would not take it.
+
+    >>> array_numbers("0-6:3,9%4")
+    [0, 3, 6, 9]
+    """
+    numbers: set[int] = set()
+    for part in text.partition("%")[0].split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if found is None or int(found[3] or 1) == 0 or int(found[2] or 0) - int(found[1]) > 10**7:
+            return []
+        numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)))
+    return sorted(numbers)
+
+
+def split_directive(line: str) -> list[str]:
+    """The words of a line after `#SBATCH`. ValueError if a quote has no end."""
+    return shlex.split(line, comments=True)

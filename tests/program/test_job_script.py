@@ -1,0 +1,176 @@
+"""A job script of the user's own: what is read of it, what is refused, and the job.sh around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.prepare import prepare
+from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.program.job_script import read_job_script, scan
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.train.script_watch import to_signal
+from tests.cli.command import error_of, in_process
+
+HEAD = "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:4\n#SBATCH --time=1:00:00\n"
+BODY = "srun python train.py\n"
+SPECIMENS = Path(__file__).parents[1] / "specimens" / "adopted"
+
+
+def script(folder: Path, text: str | bytes = HEAD + BODY, name: str = "train.slurm") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def hash_of(path: Path, *arguments: str, words: tuple[str, ...] = ()) -> str:
+    asked = AskedScript(path, arguments, words)
+    return config_hash(prepare(Request(str(path), None, None, {}, script=asked)).resolved)
+
+
+def test_every_byte_of_the_script_is_at_the_end_of_job_sh(tmp_path: Path) -> None:
+    every = bytes(each for each in range(1, 256) if each != 13)
+    body = HEAD.encode() + b"cat <<'HPC_GPT_RESOLVED'\n" + every + b"\nHPC_GPT_RESOLVED\nno newline at its end"
+    script(tmp_path, body)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_gpt", "render", "train.slurm", "a b"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert done.stdout.endswith(b"bytes ====================================================================\n" + body)
+    assert b"/slurm_script\" 'a b' <&3" in done.stdout
+    head = done.stdout.partition(b"\n\n")[0].decode().splitlines()
+    assert [line for line in head if line.startswith("#SBATCH")][:2] == HEAD.splitlines()[1:]
+
+
+def test_bash_and_shellcheck_take_the_job_sh(tmp_path: Path) -> None:
+    script(tmp_path)
+    for more in ((), ("--error=e", "--signal=B:USR1@60"), ("--cluster", "local", "--nodes=1")):
+        done = in_process("render", *more, "train.slurm", "it's", cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        (tmp_path / "job.sh").write_text(done.stdout)
+        checkers = [["bash", "-n"], *([["shellcheck", "-S", "warning"]] if shutil.which("shellcheck") else [])]
+        for checker in checkers:
+            checked = subprocess.run([*checker, "job.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("#!/bin/bash\n#PBS -l nodes=2\n", (), "#PBS"),
+        ("#!/bin/bash\n#BSUB -n 2\n", (), "#BSUB"),
+        ("#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N2\n", (), "a heterogeneous job"),
+        ("#!/bin/bash\n#SBATCH --container-image=x\n", (), "--container-image starts the whole job in a container"),
+        ("#!/bin/bash\npython train.py\n", (), "has no #SBATCH lines"),
+        (HEAD, ("--wrap=ls",), "--wrap is not for a run"),
+        (HEAD, ("--tp", "2"), "--tp is of an experiment"),
+        (HEAD, ("--set", "model.preset=gpt2"), "model.preset is not for a job script"),
+        (HEAD, ("--array=x",), "--array=x is no list of numbers"),
+        (HEAD.replace("\n", "\r\n"), (), "line breaks of DOS"),
+        ("#!/bin/bash\n# Rendered by hpc-gpt 0.1.0. It is complete\n", (), "is a script that hpc-gpt rendered"),
+    ],
+)
+def test_what_cannot_run_as_it_is_is_refused_before_anything_is_written(
+    tmp_path: Path, text: str, words: tuple[str, ...], said: str
+) -> None:
+    script(tmp_path, text)
+    done = in_process("submit", *words, "train.slurm", cwd=tmp_path)
+    assert done.code == 2, done
+    assert said in error_of(done)[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.slurm"]
+
+
+def test_options_mean_what_they_mean_to_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = script(tmp_path, HEAD + "#SBATCH --qos=file --partition=file\n" + BODY)
+    monkeypatch.setenv("SBATCH_PARTITION", "shell")
+    monkeypatch.setenv("SBATCH_QOS", "shell")
+    asked = AskedScript(path, (), ("-q", "line", "--new-option=x", "--no-requeue"))
+    prepared = prepare(Request(str(path), "jean-zay-v100-32g", None, {"retry_pause_s": 7}, script=asked))
+    job, profile = prepared.resolved.job, prepared.resolved.cluster
+    assert (job.partition, job.qos, job.time) == ("shell", "line", "1:00:00")
+    assert (profile.chain, profile.retry_pause_s, profile.modules) == ("none", 7, ())
+    assert prepared.job_script is not None
+    assert "--new-option=x" in prepared.job_script.words
+    directives = [line[8:] for line in prepared.script.splitlines() if line.startswith("#SBATCH ")]
+    own = load_profile("jean-zay-v100-32g")
+    assert f"--constraint={own.constraint}" in directives  # the script has none
+    assert directives.index("-q line") > directives.index("--qos=file --partition=file")
+
+
+def test_the_hash_is_of_body_arguments_and_sizes_alone(tmp_path: Path) -> None:
+    first = hash_of(script(tmp_path))
+    assert hash_of(script(tmp_path, HEAD + "#SBATCH -p gpu --mail-user=me\n" + BODY, "other.slurm")) == first
+    assert hash_of(script(tmp_path), words=("--time=9",)) == first
+    different = {
+        first,
+        hash_of(script(tmp_path), "--lr=1"),
+        hash_of(script(tmp_path), words=("-N4",)),
+        hash_of(script(tmp_path), words=("--ntasks=8",)),
+        hash_of(script(tmp_path), words=("--gres=gpu:2",)),
+        hash_of(script(tmp_path, HEAD + BODY + "\n# a comment\n")),
+    }
+    assert len(different) == 6
+
+
+def test_a_secret_is_in_job_sh_alone_which_is_its_owners(tmp_path: Path) -> None:
+    secret = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+    run = ["submit", "--cluster", "local", "--wait", "train.slurm", "--token", secret]
+    text = f"#!/bin/bash\n#SBATCH -N1\necho got $1 of $#\n# {secret}\n"
+    script(tmp_path, text)
+    done = in_process(*run, cwd=tmp_path, environment={"HPC_GPT_LOGS": str(tmp_path / "logs")})
+    assert done.code == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "train").iterdir()
+    assert (folder / "attempts" / "1" / "log").read_text() == "got --token of 2\n"
+    assert oct((folder / "job.sh").stat().st_mode)[-3:] == "600"
+    holds = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert {path.name for path in holds} == {"job.sh", "slurm_script"}
+    assert secret not in done.stdout + done.stderr
+    assert json.loads((folder / "provenance.json").read_text())["script"]["folder"] == str(tmp_path)
+
+
+def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
+    body = "module load x\nsbatch next.sh\npkill -9 python\n# killall x\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
+    body += "python t.py --exit-duration-in-mins 90\nexport WANDB_API_KEY=0123456789abcdef0123456789abcdef\n"
+    found = scan(read_job_script(script(tmp_path, HEAD + body)))
+    assert [each.line for each in found] == [5, 6, 8, 9, 10]
+    assert "0123456789abcdef" not in "".join(map(str, found))
+
+
+def test_a_request_to_end_is_for_the_programs_and_for_a_shell_that_catches_it(tmp_path: Path) -> None:
+    import signal
+
+    text = "{}\nsleep 60 & (sleep 61; true) & wait\n"
+    for trap, catches in (("", False), ("trap 'echo x' TERM", True)):
+        shell = subprocess.Popen(["bash", "-c", text.format(trap)], start_new_session=True)
+        try:
+            for _ in range(200):
+                found = to_signal(shell.pid, signal.SIGTERM)
+                names = sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if pid != shell.pid)
+                if names == ["sleep", "sleep"]:
+                    break
+                subprocess.run(["sleep", "0.05"], check=True)
+            assert names == ["sleep", "sleep"]
+            assert (shell.pid in found) is catches
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "megatron-gpt", "nanogpt-nodes"])
+def test_experiments_that_init_wrote_from_scripts_before_stay_valid(name: str) -> None:
+    profile = load_profile(str(SPECIMENS / f"{name}-cluster.toml"))
+    assert resolve(load_experiment(str(SPECIMENS / f"{name}.toml")), profile).engine.name in ("command", "megatron-lm")
+
+
+def test_a_fault_of_a_script_names_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.slurm:2: a quote has no end"):
+        read_job_script(script(tmp_path, "#!/bin/bash\n#SBATCH --comment='x\n"))

@@ -1,0 +1,226 @@
+"""A job script on a real cluster, by sbatch and by `hpc-gpt submit`: the same processes and the same signals.
+
+The scripts of these tests end processes by their ids alone: they run as root beside everything else on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.slurm.launcher import Job, Launcher
+
+RECORD = """\
+import json, os, resource, signal, sys
+def status():
+    lines = (line.split(":", 1) for line in open("/proc/self/status"))
+    return {key: value.strip() for key, value in lines if key in ("SigBlk", "SigIgn", "Umask")}
+found = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "status": status()}
+found["limits"] = [resource.getrlimit(each) for each in range(16)]
+found["files"] = sorted(os.listdir("/proc/self/fd"))
+found["input"] = os.readlink("/proc/self/fd/0") if not sys.argv[1] == "step" else ""
+found["leader"] = os.getpgid(os.getppid()) == os.getppid()
+found["task"] = os.environ["SLURM_TASK_PID"] in (str(os.getppid()), str(os.getpid()))
+json.dump(found, open(f"{os.environ['REC']}/{sys.argv[1]}.json", "w"))
+"""
+PROCESSES = """\
+#!/bin/bash -f
+#SBATCH --job-name=same -N 2 --ntasks-per-node=1 --gres=gpu:2
+#SBATCH --time=9 --nodelist=n[11-12]
+umask 027
+python3 -I "$REC/record.py" batch "$@" *
+srun -n1 -N1 python3 -I "$REC/record.py" step "$@"
+exit 3
+"""
+# Differ from job to job. Of the scheduler's own numbers nothing is compared.
+OF_A_JOB = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "REC",
+            "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
+            "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")  # fmt: skip
+OURS = {"HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS"}
+SIGNALS = """\
+#!/bin/bash
+#SBATCH --job-name=signals -N 1 --ntasks=1 --time=9
+hear() { echo "$1" >>"$REC/$2"; }
+for each in HUP INT USR1 USR2 TERM; do trap "hear $each shell" $each; done
+python3 -I "$REC/hear.py" child &
+(python3 -I "$REC/hear.py" grandchild; true) &
+setsid python3 -I "$REC/hear.py" apart &
+srun python3 -I "$REC/hear.py" step &
+echo ready >>"$REC/shell"
+for each in 1 2 3 4 5 6 7 8; do wait; done
+"""
+HEAR = """\
+import os, signal, sys, time
+file = open(f"{os.environ['REC']}/{sys.argv[1]}", "a", buffering=1)
+for each in ("HUP", "INT", "USR1", "USR2", "TERM"):
+    signal.signal(getattr(signal, f"SIG{each}"), lambda number, frame, each=each: file.write(each + "\\n"))
+file.write("ready\\n")
+end = time.monotonic() + 60
+while time.monotonic() < end and not os.path.exists(f"{os.environ['REC']}/over"):
+    time.sleep(0.05)
+"""
+WHO = ("shell", "child", "grandchild", "apart", "step")
+# {how it is sent: the words of scancel}.
+SENT = {
+    "steps": ("--signal=USR1",),
+    "shell": ("--batch", "--signal=USR1"),
+    "group": ("--full", "--signal=INT"),
+    "all": (),
+}
+
+
+def folder_of(launcher: Launcher, name: str, **files: str) -> Path:
+    folder = launcher.folder / name
+    folder.mkdir()
+    for file, text in files.items():
+        (folder / file.replace("_", ".")).write_text(text)
+    return folder
+
+
+def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
+    """The job of `words`, from `train.slurm` on, by either way. The environment is that of a user's shell."""
+    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
+    if way == "submit":
+        return launcher.submit(*words, cwd=folder, **own)
+    environment = {**launcher.environment, **own}
+    command = ("env", "-C", str(folder), "sbatch", *words)
+    said = launcher.cluster.run(*command, check=True, **environment)
+    found = re.search(r"job (\d+)", said.stdout)
+    assert found
+    return Job(launcher.cluster, RunFolder(folder), found[1])
+
+
+def test_a_script_has_the_processes_that_sbatch_gives_it(launcher: Launcher) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"same-{way}", train_slurm=PROCESSES, record_py=RECORD)
+        job = submit(launcher, way, folder, "--no-requeue", "--comment=it's", "train.slurm", "a b", "--lr", "*")
+        job.wait_end("FAILED")
+        assert job.shown()["ExitCode"] == "3:0"
+        for who in ("batch", "step"):
+            seen = json.loads((folder / f"{who}.json").read_text())
+            names = set(seen["env"])
+            assert (names & OURS == OURS) is (way == "submit")
+            seen["env"] = {name: value for name, value in seen["env"].items() if name not in {*OF_A_JOB, *OURS}}
+            seen["cwd"] = seen["cwd"].removesuffix(way)
+            seen["env"] = json.loads(json.dumps(seen["env"]).replace(str(folder), "<folder>"))
+            found.setdefault(who, {})[way] = seen
+        assert (folder / f"slurm-{job.id}.out").exists()
+    for who, ways in found.items():
+        env, of_sbatch = ways["submit"].pop("env"), ways["sbatch"].pop("env")
+        assert {name for name in {*env, *of_sbatch} if env.get(name) != of_sbatch.get(name)} == set(), who
+        assert ways["submit"] == ways["sbatch"], who
+
+
+@pytest.mark.parametrize("how", SENT)
+def test_a_signal_reaches_whom_it_reaches_under_sbatch_and_once(launcher: Launcher, how: str) -> None:
+    heard: dict[str, dict[str, list[str]]] = {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"signals-{how}-{way}", train_slurm=SIGNALS, hear_py=HEAR)
+        job = submit(launcher, way, folder, "train.slurm")
+        job.wait("its processes", lambda folder=folder: all((folder / who).exists() for who in WHO))
+        launcher.cluster.run("scancel", *SENT[how], job.id, check=True)
+        last = "shell" if how != "steps" else "step"
+        job.wait("the signal", lambda file=folder / last: len(file.read_text().split()) > 1)
+        job.wait("a second one, which must not come", _after(1.5))
+        (folder / "over").touch()
+        job.wait("its end", lambda job=job: job.slurm_state not in ("RUNNING", "COMPLETING"))
+        heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
+    assert heard["submit"] == heard["sbatch"]
+    assert any(heard["submit"].values())
+
+
+def _after(seconds: float) -> Any:
+    import time
+
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+LIMIT = """\
+#!/bin/bash
+#SBATCH --job-name=limit -N 1 --ntasks=1 --time=60 --output=out-%j.txt
+echo "start $SLURM_RESTART_COUNT"
+[ -z "$SLURM_RESTART_COUNT" ] || exit 0
+srun python3 -u -c '
+import signal, sys, time
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+for step in range(600):
+    print(f"step {step} loss 2.5", flush=True)
+    time.sleep(0.5)
+'
+echo "after the training: $?"
+"""
+
+
+def test_at_its_time_limit_a_script_saves_and_comes_back(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "limit", train_slurm=LIMIT)
+    job = submit(launcher, "submit", folder, "--set", "job.signal_lead_s=240", "train.slurm")
+    job.wait_step(2)
+    job.near_its_limit()
+    job.wait("the end of its first attempt", lambda: job.run.attempt(1).ended())
+    job.far_from_its_limit()
+    job.wait_end()
+    assert job.ended() == ["walltime", "done"], job.log()
+    assert job.log().count("saved") == 1
+    assert "after the training: 0" in job.log()
+    assert (folder / f"out-{job.id}.txt").resolve() == job.run.attempt(2).log
+
+
+ROUGH = """\
+#!/bin/bash
+#SBATCH --job-name=rough -N 1
+trap 'echo caught' TERM
+sleep 600 &
+until [ -s "$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT/beats/0.json" ]; do sleep 0.1; done
+watch=$(sed 's/.*"pid": \\([0-9]*\\).*/\\1/' "$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT/beats/0.json")
+tr '\\0' ' ' <"/proc/$watch/cmdline" | grep -q "script_watch $HPC_GPT_RUN" && kill -9 "$watch"
+kill 0
+sleep 600 &
+[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 60; }
+exit 7
+"""
+
+
+def test_neither_kill_0_nor_the_loss_of_the_watch_ends_the_chain(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "rough", train_slurm=ROUGH)
+    job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "--set", "chain=requeue", "train.slurm")
+    job.wait("its end", lambda: job.ended()[1:] and job.slurm_state == "FAILED")
+    assert job.ended()[:2] == ["requeued", "error"], job.log()  # requeued by itself, once
+    assert job.shown()["ExitCode"] == "7:0"
+    assert "caught" in job.log()
+    assert not job.run.attempt(1).ended()["requeue"]
+
+
+ARRAY = """\
+#!/bin/bash
+#SBATCH --array=3-7:2%2 -N 1 --job-name=many -e err-%a.txt -o out-%a.txt
+echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
+[ "$SLURM_ARRAY_TASK_ID" != 5 ] || [ -n "$SLURM_RESTART_COUNT" ] || exit 4
+"""
+
+
+def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "array", train_slurm=ARRAY)
+    own = {"HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+    said, _ = launcher.run("submit", "--set", "job.retry_pause_s=1", "train.slurm", cwd=folder, **own)
+    assert "submitted 3 runs as array" in said
+    runs = {
+        json.loads((path / "sweep.json").read_text())["row"]: RunFolder(path)
+        for path in (folder / "logs" / "many").iterdir()
+        if (path / "sweep.json").exists()
+    }
+    job = Job(launcher.cluster, runs["5"], said.split()[-1])
+    job.wait("the end", lambda: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+    ends = {row: [each.ended().get("ended") for each in run.attempts()] for row, run in runs.items()}
+    assert ends == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
+    assert runs["5"].attempt(2).log.read_text() == "5 of 3\n"
+    assert (folder / "out-5.txt").resolve() == runs["5"].attempt(2).log
