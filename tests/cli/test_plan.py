@@ -341,7 +341,6 @@ BAD = [
     (("--why", "tp4-pp16-dp2"), "needs 128 GPUs", "--gpus 128"),
     (("--why", "tp8-pp8-dp1"), "a tensor-parallel group would span nodes", "--allow-tp-across-nodes"),
     (("--why", "tp4-pp16-dp1", "--max-model"), "do not go together", "two commands"),
-    (("--cross-validate",), "--cross-validate needs --validate", "ROWS"),
     (("--html", "/nowhere/plan.html"), "/nowhere is not a folder", "mkdir"),
     (("--sweep",), "No such option", "--help"),
     (("--gpus", "28", "--tp", "4", "--pp", "7"), "needs ", "--gpus"),
