@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import mmap
@@ -120,7 +121,12 @@ def _memory(wanted: _Draw) -> Tensor:
     """
     if wanted.numel < _WORTH_A_THREAD:
         return torch.empty(wanted.shape)
-    pages = mmap.mmap(-1, 4 * wanted.numel, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, 4 * wanted.numel, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as fault:
+        if fault.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{4 * wanted.numel:,} bytes for {wanted.shape} numbers: {fault.strerror}") from None
     return torch.frombuffer(pages, dtype=torch.float32).view(wanted.shape)
 
 

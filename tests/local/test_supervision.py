@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -73,7 +74,9 @@ def test_what_is_said_already_costs_no_reading(monkeypatch):
     monkeypatch.setattr(Attempt, "last_metrics", lambda attempt: read.append(attempt) or {"step": 3})
     attempt = unsubmitted_run().new_attempt()
     for _ in range(3):
-        RunController._say(SimpleNamespace(attempt=attempt), "error", "rank 0 ended with exit code 1")
+        RunController._say(
+            SimpleNamespace(attempt=attempt, _written=contextlib.nullcontext), "error", "rank 0 ended with exit code 1"
+        )
     assert attempt.ended()["step"] == 3
     assert len(read) == 1
 

@@ -446,8 +446,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "stop_signal": "TERM",
   "pattern": null,
   "hang_s": null,
-  "snapshot": true,
-  "link": []
+  "snapshot": true
  },
  "version": "0.0.0",
  "schema": 1
