@@ -36,8 +36,11 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
 from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.train.export import write_hf
 from hpc_gpt.train.watchdog import write_record
 from tests.distributed.equality_cases import EVALUATION, MODELS, Case, micro_batches, whole_batch
+from tests.distributed.equality_worker import saved_weights
+from tests.distributed.first_weights_worker import stored
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.save_now import save_now
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
@@ -95,7 +98,14 @@ CASES = [
         for model, tied in (("llama", False), ("qwen3", True))
     ),
     Case(ONE, Engine("hf-deepspeed", 3), "bf16", model="llama"),
+    # Rotation's tables within compiled blocks of which a part is computed again.
+    *(
+        Case(ONE, Engine(name, compile="block", recompute="selective"), dtype, clip=0.25, model="llama")
+        for name in ("ddp", "fsdp")
+        for dtype in ("fp32", "bf16")
+    ),
 ]
+BEGINNINGS = [DDP, FSDP, Engine(zero_stage=1), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3)]
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +161,25 @@ def test_every_engine_trains_saves_and_resumes(case: Case, device: torch.device,
     resumed.load(tmp_path)
     assert resumed.step == SAVED
     assert train(resumed, resolved, range(SAVED, STEPS)) == pytest.approx(losses[SAVED:], abs=NEAR[case.dtype] / 10)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", BEGINNINGS, ids=lambda engine: f"{engine.name} {engine.zero_stage}")
+def test_training_begins_from_a_folders_fp32_numbers(
+    engine: Engine, dtype: Any, device: torch.device, tmp_path: Path
+) -> None:
+    """A step at a rate of zero keeps every bit of them, in bf16 in the masters."""
+    pytest.importorskip("safetensors")
+    resolved = Case(ONE, engine, dtype, clip=0.25).resolved
+    wanted = {name: weight.detach() for name, weight in Gpt(resolved.model, 7).named_parameters()}
+    write_hf(resolved.model, ((name, stored(name, weight)) for name, weight in wanted.items()), tmp_path / "init")
+    still = dataclasses.replace(resolved.train, lr=0.0, min_lr=0.0, weight_decay=0.0, init=str(tmp_path / "init"))
+    resolved = dataclasses.replace(resolved, train=still)
+    built = build_engine(resolved, device)
+    train(built, resolved, range(1))
+    kept = saved_weights(built, resolved, tmp_path / "checkpoint")
+    assert kept.keys() == wanted.keys()
+    assert [name for name in kept if not torch.equal(stored(name, kept[name]), stored(name, wanted[name]))] == []
 
 
 @pytest.mark.parametrize("engine", [DDP, FSDP], ids=lambda engine: engine.name)
