@@ -18,9 +18,6 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
 from hpc_gpt.launch.request import Request
-from hpc_gpt.plan.calibration import calibrate as fit_constants
-from hpc_gpt.plan.calibration import store_calibration
-from hpc_gpt.plan.measured import read_records
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
 from hpc_gpt.plan.step_time import can_compile, predict_step
 from hpc_gpt.plan.training import engine_for
@@ -135,6 +132,10 @@ def plan(
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
+    from hpc_gpt.plan.calibration import calibrate as fit_constants
+    from hpc_gpt.plan.calibration import store_calibration
+    from hpc_gpt.plan.measured import read_records
+
     profile = load_profile(cluster)
     read = [read_records(path, profile) for path in paths]
     measured = [step for steps, _ in read for step in steps]
