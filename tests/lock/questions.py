@@ -46,8 +46,6 @@ def plans() -> Iterator[tuple[str, Line]]:
     }
     for name, words in asked.items():
         yield f"plan {name}", ("plan", *words, "--cluster", "jean-zay-v100-32g")
-    for rows in sorted((SHARED / "planner").glob("*.json")):
-        yield f"plan validate {rows.stem}", ("plan", "--validate", str(rows), "--json")
 
 
 def scripts() -> Iterator[tuple[str, Line]]:
