@@ -275,7 +275,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
     notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
     own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
     if own:
-        notes.append(f"note: {own[0]} stands after {script.path.name}, so it is the script's")
+        notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
     if added:
         notes.append(f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}")
     assert resolved.command is not None

@@ -20,7 +20,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.measured import Measured
+from hpc_gpt.plan.measured import MeasuredStep
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -37,7 +37,7 @@ _HEADER = re.compile(r"^[ \t]*\[\[?[ \t]*([^\[\]#]{1,400}?)[ \t]*\]\]?[ \t]*(?:#
 _NOTE = (
     "# Written by hpc-gpt plan --calibrate, whole each time: residuals are predicted over measured step time less 1."
 )
-Row = TypeVar("Row", bound=Measured)
+Row = TypeVar("Row", bound=MeasuredStep)
 _Sample = tuple[Training, Machine, float]
 
 
@@ -147,14 +147,14 @@ def fastest(rows: Iterable[Row]) -> list[Row]:
     return list(best.values())
 
 
-def calibrate(name: str, rows: Sequence[Measured]) -> Calibrated:
+def calibrate(name: str, rows: Sequence[MeasuredStep]) -> Calibrated:
     """The constants of one cluster; the defaults if no row has a time."""
     counted = fastest(rows)
     fitted = fit([(row.training, row.machine, row.step_s) for row in counted if row.step_s])
     return Calibrated(name, fitted.constants, _shares(counted, fitted.residuals))
 
 
-def _shares(rows: Sequence[Measured], logarithms: Sequence[float]) -> dict[str, float]:
+def _shares(rows: Sequence[MeasuredStep], logarithms: Sequence[float]) -> dict[str, float]:
     """Predicted over measured less 1, by id; rows that share an id get a number."""
     shares: dict[str, float] = {}
     for row, logarithm in zip(rows, logarithms, strict=True):

@@ -32,7 +32,7 @@ _SHAPE = {each.name for each in fields(ModelShape)} - {"hidden", "layers", "head
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A step that was measured: what was trained, on which machine, and its seconds (None if it does not count)."""
 
     id: str
@@ -49,7 +49,7 @@ class LeftOut:
     reason: str
 
 
-def read_records(path: Path, profile: ClusterProfile) -> tuple[list[Measured], list[LeftOut]]:
+def read_records(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
     """The records of a file or folder as steps of the profile's machine, as no record states the network of its nodes.
 
     A record of another cluster or device, or of our own run on a CPU, is left out; one of another program that states
@@ -65,7 +65,9 @@ def read_records(path: Path, profile: ClusterProfile) -> tuple[list[Measured], l
     return measured, left_out
 
 
-def _measured(record: Mapping[str, Any], name: str, where: str, profile: ClusterProfile, machine: Machine) -> Measured:
+def _measured(
+    record: Mapping[str, Any], name: str, where: str, profile: ClusterProfile, machine: Machine
+) -> MeasuredStep:
     """The record as a step. Raises an error with the reason if it is of another machine, or lacks what a step needs."""
     cluster, device = _setting(read_json(Path(where) / "resolved.json"), "cluster.name"), record.get("device")
     if cluster is not None and cluster != profile.name:
@@ -80,7 +82,7 @@ def _measured(record: Mapping[str, Any], name: str, where: str, profile: Cluster
     step_s = record.get("step_s")
     if step_s is not None and not (step_s > 0 and math.isfinite(step_s)):
         raise ConfigError(f"step_s is {step_s}, but must be above 0")
-    return Measured(name, training, machine, step_s)
+    return MeasuredStep(name, training, machine, step_s)
 
 
 def training_of_record(record: Mapping[str, Any], device: str) -> Training:

@@ -37,7 +37,10 @@ _REFUSED = {
 _WORDS = (
     (re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()"), "submits another job, which is none of this run's"),
     (re.compile(r"(?<![\w./-])(?:pkill|killall)\b"), "ends processes by name: of every job of yours on the node"),
-    (re.compile(r"--exit[-_]duration[-_]in[-_]mins"), "ends the program by a clock of its own: the run is then done"),
+    (
+        re.compile(r"--exit[-_]duration[-_]in[-_]mins"),
+        "ends it before its last step: is it to be continued?",
+    ),
     (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: the run's next attempt, once"),
 )
 

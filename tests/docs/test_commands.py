@@ -53,7 +53,7 @@ RUN = [words for _, words in COMMANDS if reason_not_to_run(words) is None]
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(words)}" for page, words in COMMANDS])
 def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
-    if "train.slurm" in words:  # what stands after a job script that is there is the script's
+    if "train.slurm" in words:  # words after a job script go to the script
         (tmp_path / "train.slurm").write_text("#!/bin/bash\n")
         monkeypatch.chdir(tmp_path)
     ctx, command, bare = click.Context(cli.group, **cli.group.context_settings), cli.group, len(words) == 1

@@ -68,7 +68,7 @@ def test_of_many_that_take_over_a_dead_lock_at_once_one_has_it(run: RunFolder) -
 
     def start(number: int) -> None:
         barrier.wait()
-        try:  # they are told apart by their jobs, which none of them finds gone
+        try:  # each has a job of its own, which no other finds gone
             lock.take(run, Holder("here", slurm_job=str(number)), lambda other: other.slurm_job is None)
         except RunHeld:
             return

@@ -14,7 +14,7 @@ from hpc_gpt import formulas
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine, machine_named
-from hpc_gpt.plan.measured import Measured
+from hpc_gpt.plan.measured import MeasuredStep
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -59,7 +59,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class PublishedRow(Measured):
+class PublishedRow(MeasuredStep):
     """One published layout. `assumed`: values that the source does not state, and that were assumed. `step_s`: None
     for a noisy row, which counts in no mean."""
 
