@@ -7,7 +7,7 @@ rank makes all save and leave at the end of the iteration (--exit-signal-handler
 at the end, and writes latest_checkpointed_iteration.txt last.
 
 STAND_IN_STEP_S: seconds an iteration takes. STAND_IN_FAIL: an iteration in which rank 1 fails, and its words.
-STAND_IN_LOG_LATE: no line before this iteration. STAND_IN_HANG: an iteration in which rank 1 stands still.
+STAND_IN_LOG_LATE: no line before this iteration. STAND_IN_HANG: an iteration in which rank 1 stands still. STAND_IN_AWAIT: an iteration in which each rank waits for SIGTERM.
 """
 
 import argparse
@@ -92,6 +92,8 @@ def main():
         weight *= 0.99
         while iteration == int(os.environ.get("STAND_IN_HANG", "0")) and RANK == 1:
             time.sleep(0.1)
+        while iteration == int(os.environ.get("STAND_IN_AWAIT", "0")) and not received:
+            time.sleep(0.05)
         if iteration == int(fail_at) and RANK == 1:
             raise RuntimeError(fail_words)
         stop = any_rank(peers, bool(received))
