@@ -7,7 +7,8 @@ rank makes all save and leave at the end of the iteration (--exit-signal-handler
 at the end, and writes latest_checkpointed_iteration.txt last.
 
 STAND_IN_STEP_S: seconds an iteration takes. STAND_IN_FAIL: an iteration in which rank 1 fails, and its words.
-STAND_IN_LOG_LATE: no line before this iteration. STAND_IN_HANG: an iteration in which rank 1 stands still. STAND_IN_AWAIT: an iteration in which each rank waits for SIGTERM.
+STAND_IN_LOG_LATE: no line before this iteration. STAND_IN_HANG: an iteration in which rank 1 stands still.
+STAND_IN_AWAIT: an iteration in which each rank waits for SIGTERM.
 """
 
 import argparse
