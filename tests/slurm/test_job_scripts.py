@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,19 @@ def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launche
     assert ends == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
     assert runs["5"].attempt(2).log.read_text() == "5 of 3\n"
     assert (folder / "out-5.txt").resolve() == runs["5"].attempt(2).log
+
+
+ENDS = {"exit": "exit 143", "KILL": "kill -KILL $$", "TERM": "kill -TERM $$", "INT": "sleep 1; kill -INT $$",
+        "SEGV": "sleep 1; ulimit -c 0; kill -SEGV $$"}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_script_that_a_signal_ends_gives_the_job_the_exit_code_of_sbatch(launcher: Launcher, how: str) -> None:
+    codes = {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"ends-{how}-{way}", train_slurm=f"#!/bin/bash\n#SBATCH -N 1\n{ENDS[how]}\n")
+        job = submit(launcher, way, folder, "--no-requeue", "train.slurm")
+        job.wait_end("FAILED")
+        codes[way] = job.shown()["ExitCode"]
+    assert codes["submit"] == codes["sbatch"]
+    assert codes["sbatch"] == (f"0:{getattr(signal, f'SIG{how}').value}" if how != "exit" else "143:0")
