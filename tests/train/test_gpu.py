@@ -393,21 +393,40 @@ def test_an_evaluation_takes_at_most_2_bytes_a_logit_beside_the_logits(engine: E
     assert torch.cuda.max_memory_allocated() - before <= 1.1 * 4 * logits
 
 
-def start(run: RunFolder) -> tuple[subprocess.Popen[bytes], Attempt]:
-    """One rank on the first GPU, started as job.sh starts it."""
+def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]], Attempt]:
+    """The ranks of an attempt, a GPU each, started as job.sh starts them."""
     attempt = run.new_attempt()
-    own = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "HPC_GPT_RUN": str(run.path),
-        "HPC_GPT_ATTEMPT": str(attempt.number),
-    }
-    with open(attempt.log, "ab") as log:
-        rank = subprocess.Popen(
-            [sys.executable, "-m", "hpc_gpt.train"], env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT
-        )
-    return rank, attempt
+    started = []
+    for rank in range(ranks):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "HPC_GPT_RUN": str(run.path),
+            "HPC_GPT_ATTEMPT": str(attempt.number),
+        }
+        with open(attempt.log, "ab") as log:
+            command = [sys.executable, "-m", "hpc_gpt.train"]
+            process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
+        started.append(process)
+    return started, attempt
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_two_ranks_that_update_beside_the_next_forward_pass_lose_no_digit(
+    dtype: str, tmp_path: Path, tokens: Path
+) -> None:
+    found = []
+    for overlapped in (False, True):
+        engine = Engine("ddp", overlap_update=overlapped)
+        resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, engine, dtype=dtype, steps=30, deterministic=True)
+        run = new_run(tmp_path / str(overlapped), resolved)
+        ranks, attempt = start(run, 2)
+        assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0], attempt.log.read_text()
+        found.append(figures(run))
+    assert found[0] == found[1]
+    assert len(found[0]) == 30
 
 
 def test_resumed_on_a_gpu_to_the_last_digit(tmp_path: Path, tokens: Path) -> None:
@@ -415,9 +434,9 @@ def test_resumed_on_a_gpu_to_the_last_digit(tmp_path: Path, tokens: Path) -> Non
     one = {"tp": 1, "pp": 1, "dp": 1}
     resolved = settings(tokens, one, dtype="bf16", steps=200, deterministic=True, eval_every=70, save_every=50)
     unbroken, run = new_run(tmp_path / "unbroken", resolved), new_run(tmp_path / "broken", resolved)
-    rank, attempt = start(unbroken)
+    [rank], attempt = start(unbroken)
     assert rank.wait(PATIENCE_S) == 0, attempt.log.read_text()
-    rank, attempt = start(run)
+    [rank], attempt = start(run)
     until = time.monotonic() + PATIENCE_S
     while "step 20/" not in attempt.log.read_text():
         assert rank.poll() is None, attempt.log.read_text()
@@ -426,7 +445,7 @@ def test_resumed_on_a_gpu_to_the_last_digit(tmp_path: Path, tokens: Path) -> Non
     rank.send_signal(signal.SIGUSR2)
     assert rank.wait(PATIENCE_S) == 0
     assert attempt.ended()["ended"] == "walltime", attempt.log.read_text()
-    rank, attempt = start(run)
+    [rank], attempt = start(run)
     assert rank.wait(PATIENCE_S) == 0, attempt.log.read_text()
     assert figures(run) == figures(unbroken)
     # A peak is known one step after it was looked up.
