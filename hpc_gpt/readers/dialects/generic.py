@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
-_IS = r"(?:['\"]?[:=] {0,4}| )"
+_IS = r"(?:['\"]?[:=] {0,8}| {1,8})"
 _STEP = r"(?<![\w./-])(?:global_?)?(?:step|iter|iteration)" + _IS
 _OTHER_LOSS = "".join(
     rf"(?<!{word}[ _/-])"
@@ -41,7 +41,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "oss",
-            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ ?\d{{1,12}})?(?=[\s,;:|)\]}}])"
+            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ {{0,8}}\d{{1,12}})?(?=[\s,;:|)\]}}])"
             rf"(?![^\n]{{0,200}}\b(?:val|valid|validation|eval|evaluation|test)\b)[^\n]{{0,200}}?{_LOSS}"
             + _later("lr|learning[_ ]rate", "lr")
             + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
@@ -56,7 +56,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "oss",
-            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ ?\d{{1,12}})?(?=[\s,;:|)\]}}])[^\n]{{0,100}}?{_BITS}"
+            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ {{0,8}}\d{{1,12}})?(?=[\s,;:|)\]}}])[^\n]{{0,100}}?{_BITS}"
             rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?",
         ),
         Pattern(

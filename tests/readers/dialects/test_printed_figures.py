@@ -23,11 +23,6 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
         [{"step": 13, "step_s": 4.15977, "loss": 0.69, "lr": 0.00057}],
     ),
     (
-        "transformer_xl",
-        "| epoch   2 step    17000 |   5530 batches | lr 0.000246 | ms/batch 621.27 | loss  7.33 | ppl  1521.180",
-        [{"step": 17000, "epoch": 2, "step_s": 0.62127, "loss": 7.33, "lr": 0.000246}],
-    ),
-    (
         "llm_c",
         "step    9/30 | loss     nan (+nanz)| norm    nan (+nanz)| lr 3.00e-04 |    nan ms | nan% bf16 MFU | "
         "463590 tok/s",
@@ -41,6 +36,23 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
     ("generic", "step=20 loss=4.1234 dt=251.20ms", [{"step": 20, "loss": 4.1234, "step_s": 0.2512}]),
     ("generic", "step=20 loss=4.1234 dt=0.2512 lr=0.1", [{"step": 20, "loss": 4.1234, "lr": 0.1}]),
     ("generic", "[step=12/9000] loss=4.1234 lr=1.0e-4", [{"step": 12, "loss": 4.1234, "lr": 1e-4}]),
+    (
+        "generic",
+        "step    10 | loss: 9.412031 | lr 9.2308e-06 | norm: 2.3121 | dt: 338.51ms | tok/sec: 1548809.31",
+        [{"step": 10, "loss": 9.412031, "lr": 9.2308e-6, "step_s": 0.33851}],
+    ),
+    ("generic", "iter_dt 12.34ms; iter 100: train loss 4.10214", [{"step": 100, "loss": 4.10214}]),
+    (
+        "generic",
+        "| epoch   2 step    17000 |   5530 batches | lr 0.000246 | ms/batch 621.27 | loss  7.33 | ppl  1521.180",
+        [{"step": 17000, "loss": 7.33}],
+    ),
+    (
+        "generic",
+        "iteration=      10/  317892 | consumed_tokens=    31457280 | elapsed_time_per_iteration_ms=5361.6 | "
+        "learning_rate=9.4374e-07 | lm loss=11.164009 | grad_norm=10.642 | TFLOPs=290.12 |",
+        [{"step": 10, "loss": 11.164009, "grad_norm": 10.642}],
+    ),
     (
         "nanogpt",
         "iter 20: loss 1.5 BPC, time 251.2ms",
@@ -156,21 +168,6 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
         "iter 1640: loss 4.0711, time 560.02ms, mfu 34.12%",
         [{"step": 1640, "loss": 4.0711, "step_s": 0.56002, "mfu": 0.3412}],
     ),
-    ("mingpt", "iter_dt 12.34ms; iter 100: train loss 4.10214", [{"step": 100, "loss": 4.10214, "step_s": 0.01234}]),
-    (
-        "build_nanogpt",
-        "step    10 | loss: 9.412031 | lr 9.2308e-06 | norm: 2.3121 | dt: 338.51ms | tok/sec: 1548809.31",
-        [
-            {
-                "step": 10,
-                "loss": 9.412031,
-                "lr": 9.2308e-6,
-                "grad_norm": 2.3121,
-                "step_s": 0.33851,
-                "tokens_per_s": 1548809.31,
-            }
-        ],
-    ),
     (
         "nanochat",
         "step 00010/21400 (0.05%) | loss: 9.412031 | grad norm: 1.2345 | lrm: 1.00 | dt: 338.51ms | "
@@ -253,22 +250,6 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
         "[step=10/1000,epoch=0]\n    train/CrossEntropyLoss=10.51\n    throughput/device/tokens_per_second=11,243\n"
         "    optim/total_grad_norm=2.134",
         [{"step": 10, "loss": 10.51, "tokens_per_s_gpu": 11243, "grad_norm": 2.134}],
-    ),
-    (
-        "fms_fsdp",
-        "step: 100\nloss: 8.25\nLR: 0.00015\ntokens seen: 838860800\ngradient norm: 0.75\ncurrent step time: 2.5\n"
-        "overall step time: 9.9\ncurrent token per gpu per sec: 3393",
-        [
-            {
-                "step": 100,
-                "loss": 8.25,
-                "lr": 0.00015,
-                "consumed_tokens": 838860800,
-                "grad_norm": 0.75,
-                "step_s": 2.5,
-                "tokens_per_s_gpu": 3393,
-            }
-        ],
     ),
     (
         "fairseq",
@@ -354,11 +335,6 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
         "Training Epoch: 1/3, step 48/50 completed (loss: 1.1268821954727173):  98%"
         "|███| 49/50 [09:01<00:10, 10.82s/it]",
         [{"step": 48, "loss": 1.1268821954727173}],
-    ),
-    (
-        "levanter",
-        "Progress on:train 1.23kit/10.0kit rate:1.2it/s remaining:2:01:10 elapsed:17:10 postfix:loss=3.41",
-        [{"step": 1230, "loss": 3.41}],
     ),
     (
         "hpc_gpt_metrics",
@@ -462,7 +438,6 @@ MEMORY = [
     ("\t Train memory/peak_reserved_mem: 51.3280", None, 51.328 * GB),
     ("\t Train memory/current_allocated_mem: 9.7173", None, None),
     ("peak memory allocated: 39147 MiB reserved: 41056 MiB", 39147 / 1024, 41056 / 1024),
-    ("reserved memory: 60240691200", None, 60240691200 / 2**30),
     ("Max CUDA memory allocated was 47 GB", 47.0, None),
 ]
 

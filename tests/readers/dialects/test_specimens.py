@@ -66,7 +66,7 @@ FACTS = {
     "gpu_index_above_7",
 }
 # A program that prints Megatron's line with more in it: the longer match is its own.
-KIN = {("gpt_neox", "megatron"), ("megatron_primus", "megatron"), ("megatron_2019", "megatron")}
+KIN = {("gpt_neox", "megatron")}
 # Figures that end a line in some versions, or of some runs, and not in others: where they do not, a cut one cannot be
 # told. A line of timers has as many as the program measured.
 UNTOLD = {
