@@ -54,6 +54,24 @@ def show_params(params: float | None) -> str:
     return f"{params:.0f}"
 
 
+def show_short(figure: float) -> str:
+    """Three digits without zeros at their end, all of a larger number, with commas between thousands.
+
+    >>> show_short(1234.5), show_short(12.0), show_short(0.012345)
+    ('1,234', '12', '0.0123')
+    """
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def show_rate(figure: float) -> str:
+    """At least three digits, with commas between thousands.
+
+    >>> show_rate(0.12345), show_rate(88.0), show_rate(1512.3)
+    ('0.123', '88.0', '1,512')
+    """
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
+
+
 def show_whole(figure: float | None) -> str:
     """A whole number with a comma between thousands."""
     return NOTHING if figure is None else f"{figure:,.0f}"
@@ -112,6 +130,17 @@ def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
     ('a, b, …', 'a')
     """
     return between.join([*texts[:most], *(["…"] if len(texts) > most else [])])
+
+
+def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> str:
+    """Words on the things that are not among the first `shown`; nothing if all are.
+
+    >>> and_more(1200, 3), and_more(3, 3), and_more(4, 3, ", and ", "other key"), and_more(5, 3, ", and ", "other")
+    (' and 1,197 more', '', ', and 1 other key', ', and 2 others')
+    """
+    if number <= shown:
+        return ""
+    return before + (counted(number - shown, what) if what else f"{number - shown:,} more")
 
 
 def class_and_words(ended: str, words: str | None) -> str:

@@ -25,7 +25,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.words import plain, show_digits, show_params
+from hpc_gpt.words import cut, plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
 # The figures by which the last rung is compared with the first.
@@ -335,8 +335,7 @@ def _with_reason(line: SeedLine) -> SeedLine:
         why = SLOWED
     else:
         why = "out of memory" if record.ended in OUT_OF_MEMORY else str(record.cause or record.ended)
-    why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 1]}…"
-    return replace(line, row=replace(line.row, impossible=why))
+    return replace(line, row=replace(line.row, impossible=cut(why, _LONGEST)))
 
 
 def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[Saving]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.status import first_submit
-from hpc_gpt.words import counted, plain
+from hpc_gpt.words import and_more, counted, plain
 
 PLACE = 15
 
@@ -85,5 +85,5 @@ def _files_lines(folder: Path) -> list[str]:
 
 def _some(names: list[str]) -> str:
     """How many names, and the first of them."""
-    more = f", and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    more = and_more(len(names), _MOST_NAMES, ", and ")
     return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")

@@ -23,7 +23,7 @@ from hpc_gpt.report.tables import (
     sort_records,
 )
 from hpc_gpt.terminal import width
-from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, plain, without_figures
+from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
 if TYPE_CHECKING:
     from hpc_gpt.report.gather import Gathered
@@ -191,7 +191,7 @@ def _print_notes(gathered: Gathered, form: str) -> None:
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
     if gathered.unwritten:
-        more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
+        more = and_more(len(gathered.unwritten), 1)
         click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
     for words in gathered.notes:
         click.echo(plain(f"note: {words}"), err=True)

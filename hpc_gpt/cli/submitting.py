@@ -395,9 +395,7 @@ def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
     for job in jobs:
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
-        each = f"{first.gpus} GPU{'s' if first.gpus > 1 else ''}" + (
-            f" on {first.nodes} nodes" if first.nodes > 1 else ""
-        )
+        each = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
         click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
             _print_start(dry_run(first, job[0].script))

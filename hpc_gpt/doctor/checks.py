@@ -74,7 +74,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     except UserError as fault:
         found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
-        nodes = f"{resolved.nodes} node{'s' * (resolved.nodes != 1)}"
+        nodes = counted(resolved.nodes, "node")
         words = f"{resolved.name}: {resolved.layout} on {nodes} of {profile.name}"
         found.append(Check("experiment", "ok", words))
     found += _check_scheduler(resolved, script, profile)

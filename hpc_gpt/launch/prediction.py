@@ -14,7 +14,7 @@ from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolve import with_tables
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, show_short
 
 if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
@@ -154,7 +154,7 @@ def _line(resolved: Resolved, found: _Predicted) -> str:
     if found.step is None:
         time = f"no time: {found.no_time}"
     else:
-        time = f"{_seconds(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
+        time = f"{show_short(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
     fits = "" if found.fits else ": does not fit"
     return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
 
@@ -189,7 +189,7 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
             f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
             "more GPUs, a smaller model, or --force to run it anyway",
         )
-    step = f", {_seconds(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
+    step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
     host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""
     what = f"{nearest.layout}: {nearest.need_gib:.1f} GiB{host}{step}"
     return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
@@ -260,8 +260,8 @@ def faster_layout(resolved: Resolved, profile: ClusterProfile | None, given: Col
         return None
     bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
     return (
-        f"note: {best.layout} is predicted faster than {resolved.layout}: {_seconds(theirs.step_s)} instead of "
-        f"{_seconds(ours.step_s)} s a step, {bands}; use {_flags(found.training, best.training)}"
+        f"note: {best.layout} is predicted faster than {resolved.layout}: {show_short(theirs.step_s)} instead of "
+        f"{show_short(ours.step_s)} s a step, {bands}; use {_flags(found.training, best.training)}"
     )
 
 
@@ -284,7 +284,7 @@ def faster_compiled(resolved: Resolved, profile: ClusterProfile | None, given: C
         return None
     return (
         f"note: engine.compile = block is predicted {found.step.step_s / compiled.step.step_s:.2f} times as fast: "
-        f"{_seconds(compiled.step.step_s)} instead of {_seconds(found.step.step_s)} s a step; use "
+        f"{show_short(compiled.step.step_s)} instead of {show_short(found.step.step_s)} s a step; use "
         "--set engine.compile=block"
     )
 
@@ -337,7 +337,3 @@ _FLAGS: Mapping[str, str] = {
     "sharded_optimizer": "--set engine.sharded_optimizer=",
     "offload": "--set engine.offload=",
 }
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"

@@ -10,7 +10,7 @@ from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare_row
 from hpc_gpt.launch.request import Request, choose_profile, read_asked
 from hpc_gpt.settings.sweep_rows import SweepRow
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more, counted
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
             rows.setdefault(line, []).append(repr(row))
     lines = []
     for line, named in rows.items():
-        others = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        others = and_more(len(named), 3)
         lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
     hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
     return RowFaults("\n".join(lines), "; ".join(hints), faults)

@@ -30,6 +30,7 @@ from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import some
 
 # torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
 FIRST_OBSERVED = "the first that its launcher saw fail"
@@ -383,7 +384,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
             return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
         if named := _MISSING.search(failure.words):
             absent = [int(rank) for rank in named[1].split(",")]
-            listed = ", ".join(map(str, absent[:8])) + (", …" if len(absent) > 8 else "")
+            listed = some([str(rank) for rank in absent], 8)
             return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
     reports: dict[int, Failure] = {}
     for failure in timeouts:
@@ -406,7 +407,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
     silent = [rank for rank in range(size) if rank not in reports]
     if silent and len(silent) <= max(1, int(_FEW * size)):
         one = len(silent) == 1
-        ranks = ", ".join(map(str, silent[:8])) + (", …" if len(silent) > 8 else "")
+        ranks = some([str(rank) for rank in silent], 8)
         return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
     return None, ""
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.pattern import STEP_FIELDS
+from hpc_gpt.words import counted
 
 StepColumn = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -395,7 +396,7 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
         flags.append("no step is left after warm-up: step_s includes warm-up")
     seconds = step_s[steady]
     if len(seconds) < 5:
-        flags.append(f"step_s rests on {len(seconds)} step{'s' if len(seconds) > 1 else ''}")
+        flags.append(f"step_s rests on {counted(len(seconds), 'step')}")
     low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
     if high > WIDE * low and len(seconds) >= 5:
         flags.append(f"{SPREAD}: 10th percentile {low:.3g} s, 90th {high:.3g} s")

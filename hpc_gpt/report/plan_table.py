@@ -14,7 +14,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.memory import StageMemory
 from hpc_gpt.plan.search import KEPT, NEAR, SLOW, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.words import counted, plain, show_whole
+from hpc_gpt.words import counted, plain, show_rate, show_whole
 
 SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
@@ -86,7 +86,7 @@ def candidate_settings(candidate: Candidate) -> str:
 
 def host_gib(candidate: Candidate) -> str:
     """What a host must hold, as `94.6 GiB`."""
-    return f"{seconds(candidate.host_gib)} GiB"
+    return f"{show_rate(candidate.host_gib)} GiB"
 
 
 def shares(step: StepTime) -> dict[str, float]:
@@ -102,19 +102,8 @@ def does_not_fit(candidate: Candidate) -> str:
 def needs(candidate: Candidate) -> str:
     """How much it needs of the card, or of the host if that is shorter."""
     if candidate.host_share > candidate.need_gib / candidate.card_gib:
-        return f"{seconds(candidate.host_gib)} of {candidate.host_memory_gib:,.4g} GiB of a host's memory"
+        return f"{show_rate(candidate.host_gib)} of {candidate.host_memory_gib:,.4g} GiB of a host's memory"
     return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
-
-
-def seconds(figure: float) -> str:
-    """A figure with three digits, and never fewer than its integer part has.
-
-    >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
-    ('0.123', '88.0', '1,512')
-    """
-    if figure >= 100:
-        return f"{figure:,.0f}"
-    return f"{figure:#.3g}"
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
@@ -132,7 +121,7 @@ def count_text(params: float) -> str:
     ('52.0e9', '3,710e9', '0.842e6')
     """
     unit, power = (1e9, 9) if params >= 1e7 else (1e6, 6)
-    return f"{seconds(params / unit)}e{power}"
+    return f"{show_rate(params / unit)}e{power}"
 
 
 def loses(candidate: Candidate, best: Candidate) -> str:
@@ -154,8 +143,10 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     worst = max(costs, key=lambda part: costs[part])
     own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
     if worst.name == "compute" or round(100 * own) <= round(100 * other):
-        mine = seconds(getattr(candidate.step, worst.field) * scale)
-        return f"{worst.name} {mine} s against {seconds(getattr(best.step, worst.field))} s{_smaller(candidate, best)}"
+        mine = show_rate(getattr(candidate.step, worst.field) * scale)
+        return (
+            f"{worst.name} {mine} s against {show_rate(getattr(best.step, worst.field))} s{_smaller(candidate, best)}"
+        )
     return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
 
 
@@ -230,7 +221,7 @@ _COLUMNS = (
     _left("Settings", "settings", lambda line: candidate_settings(line.candidate)),
     _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
     Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
-    Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, seconds),
+    Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, show_rate),
     Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
     _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None),
     _left("Against the best", "why", lambda line: loses(line.candidate, line.best)),
@@ -294,8 +285,8 @@ def figures_lines(figures: Figures, gpus: int) -> list[str]:
     """Lines with the figures of the best candidate."""
     low, high = figures.step_s_low, figures.step_s_high
     return [
-        f"step {seconds(figures.step_s)} s ({seconds(low)} to {seconds(high)}), {figures.tokens_per_s:,.0f} tokens/s, "
-        f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
+        f"step {show_rate(figures.step_s)} s ({show_rate(low)} to {show_rate(high)}), "
+        f"{figures.tokens_per_s:,.0f} tokens/s, {figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
         f"{tokens_text(figures.budget_tokens)} tokens: {_days(figures.days)} on {counted(gpus, 'GPU')}, "

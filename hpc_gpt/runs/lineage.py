@@ -29,7 +29,7 @@ from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import check_tables
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more, counted
 
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
@@ -143,7 +143,7 @@ def resume_point(run: RunFolder) -> ResumePoint | None:
     if not notes:
         return None
     faults = [note.replace(" is not sound, and is passed over", "", 1) for note in notes]
-    more = f"\nand {len(faults) - 3} more" if len(faults) > 3 else ""
+    more = and_more(len(faults), 3, "\nand ")
     raise ConfigError(
         f"run {run.run_id} has no sound checkpoint to resume from:\n" + "\n".join(faults[:3]) + more,
         "bring the files back, or train it again from step 0, as a new run: "

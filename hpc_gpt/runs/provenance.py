@@ -24,7 +24,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.weights_folder import CONFIG, read_folder
 from hpc_gpt.settings.weights_identity import check_unchanged, identity_of
 from hpc_gpt.tables import flat
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
@@ -111,7 +111,7 @@ def config_notes(run: Path, resolved: Resolved) -> list[str]:
         differ = [key for key in {**there, **now} if there.get(key) != now.get(key)]
         if there and differ:
             first = f"{differ[0]} is {json.dumps(there.get(differ[0]))} there, {json.dumps(now.get(differ[0]))} now"
-            more = f", and {counted(len(differ) - 1, 'other key')}" if len(differ) > 1 else ""
+            more = and_more(len(differ), 1, ", and ", "other key")
             notes.append(f"note: {name} is not what engine {resolved.engine.name} is given: {first}{more}")
     return notes
 

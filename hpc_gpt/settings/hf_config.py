@@ -17,7 +17,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.hf_keys import ARCHITECTURES, Keys, model_type_of, read_json
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shape
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more
 
 _SHOWN = 8
 # A rotated model can be trained at any length; a file's own is often that of its last, short stage.
@@ -44,8 +44,7 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
     if not unread:
         return ""
     are = "keys" if len(unread) > 1 else "a key"
-    more = f", and {counted(len(unread) - _SHOWN, 'other')}" if len(unread) > _SHOWN else ""
-    named = f"{', '.join(unread[:_SHOWN])}{more}"
+    named = ", ".join(unread[:_SHOWN]) + and_more(len(unread), _SHOWN, ", and ", "other")
     return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
 
 

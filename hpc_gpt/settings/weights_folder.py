@@ -18,7 +18,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.hf_config import architecture_in, read_config
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more, counted
 
 POSITIONS = "transformer.wpe.weight"
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -81,7 +81,7 @@ def read_folder(path: Path) -> WeightsFolder:
         listed = _weight_map(path / INDEX, index)
         names = sorted(set(listed.values()))
         if missing := [name for name in names if not (path / name).is_file()]:
-            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            more = and_more(len(missing), 1, ", and ")
             raise ConfigError(f"{path / INDEX} names {missing[0]}, which is not there{more}", _AGAIN)
     else:
         others = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -138,11 +138,10 @@ def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
 
 
 def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:
-    more = f"\nand {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     return ConfigError(
         f"{folder.path} has the weights of another model, in {counted(len(differ), 'point')}:\n"
         + "\n".join(differ[:_SHOWN])
-        + more,
+        + and_more(len(differ), _SHOWN, "\nand "),
         f'set model.hf = "{folder.path}", and no other key of [model] but seq',
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.weights_folder import CONFIG, INDEX, SINGLE, StoredWeight, WeightsFolder
-from hpc_gpt.words import counted
+from hpc_gpt.words import and_more
 
 BLOCK = 4096  # bytes
 _SHOWN = 5
@@ -112,5 +112,4 @@ def _blocks(weight: StoredWeight) -> Iterable[tuple[int, int]]:
 
 
 def _listed(names: list[str]) -> str:
-    more = f", and {counted(len(names) - _SHOWN, 'other')}" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(names[:_SHOWN]) + and_more(len(names), _SHOWN, ", and ", "other")

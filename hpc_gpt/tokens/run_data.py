@@ -33,7 +33,7 @@ from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
 from hpc_gpt.tokens.tokenizer import BYTE, CHAR, ByteTokenizer, check_table, open_tokenizer, tokenizer_name
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, show_short
 
 Sample = NDArray[Any]
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
@@ -273,7 +273,7 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
     by = f" by tokenizer {data.tokenizer}" if used is not None else ""
     steps, each = resolved.train.steps, resolved.batch.global_batch
     epochs = (
-        f"{_count(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
+        f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
         if samples
         else unknown
     )
@@ -289,15 +289,6 @@ def _file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
     """The run's token file or Megatron's pair; None for data of the standard library that are not made yet."""
     files = megatron.paths(path) if resolved.data.source == "megatron" else (path,)
     return open_file(resolved) if all(file.exists() for file in files) else None
-
-
-def _count(number: float) -> str:
-    """A number with three digits, and never fewer than its integer part has.
-
-    >>> _count(1234.5), _count(12.345), _count(0.012345)
-    ('1,234', '12.3', '0.0123')
-    """
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 class Samples(Protocol):

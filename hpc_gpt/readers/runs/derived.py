@@ -22,7 +22,7 @@ from hpc_gpt.settings.experiment import Bias
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import replicated_params
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, show_whole
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _NEAR = 0.25  # of a GPU
@@ -376,7 +376,7 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
         draft.set("params", shape.params, f"inferred: from the shape ({_shape_text(shape)})")
         for value, where in exact:
             if _is_whole(draft, shape, value):
-                text = f"{where}, the program's own count; the shape gives {_count(shape.params)}"
+                text = f"{where}, the program's own count; the shape gives {show_whole(shape.params)}"
                 draft.set("params", round(value), text if round(value) != shape.params else where)
         for value, where in printed:
             _compare_count(draft, shape, value, where)
@@ -438,7 +438,7 @@ def _compare_count(draft: Draft, shape: ModelShape, value: float, where: str) ->
     if not reason and abs(value / true - 1) <= _ROUNDING:
         return None
     draft.flag(
-        f"the program counts {_count(value)} parameters ({where}), the shape gives {_count(true)}"
+        f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
         + (f": {reason}" if reason else "")
     )
     return None
@@ -462,7 +462,7 @@ def _reason(draft: Draft, shape: ModelShape, value: float) -> str:
 
 def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
     """Flag a size that the program printed in whole units of 2^30, if it differs from the shape's."""
-    words = f"the program prints a size of {printed}B ({where}), the shape gives {_count(true)} parameters"
+    words = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
     if abs(true / _GI - printed) < 1:
         draft.flag(f"{words}: it divides by 2^30")
     elif abs(true / 1e9 - printed) >= 1:
@@ -506,9 +506,7 @@ def _compare_sum(draft: Draft, shape: ModelShape, total: float, where: str, whol
         true + (tp - 1) * replicated_params(shape) + (shape.padded_vocab * shape.hidden if pp > 1 and shape.tied else 0)
     )
     if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
-        draft.flag(f"the ranks count {_count(total)} parameters together ({where}), the shape gives {_count(true)}")
+        draft.flag(
+            f"the ranks count {show_whole(total)} parameters together ({where}), the shape gives {show_whole(true)}"
+        )
     return None
-
-
-def _count(value: float) -> str:
-    return f"{round(value):,}"

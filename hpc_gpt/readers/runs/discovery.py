@@ -16,6 +16,7 @@ from pathlib import Path
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, is_bench
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.words import and_more
 
 _HEAD = 4096  # bytes in which #SBATCH is searched
 _SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
@@ -70,8 +71,7 @@ def notes(found: Discovered) -> list[str]:
     """Return what was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
-        others = f" and {count - 1:,} more" if count > 1 else ""
-        lines.append(f"skipped {shown(found.skipped[why][0])}{others}: {why}")
+        lines.append(f"skipped {shown(found.skipped[why][0])}{and_more(count, 1)}: {why}")
     return lines
 
 

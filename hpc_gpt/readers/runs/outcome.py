@@ -319,7 +319,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if lost > (draft.get("nan_steps") or 0):
             draft.set("nan_steps", lost, "lines with a loss that is no number")
         if lost:
-            draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
+            draft.flag(f"{counted(lost, 'line')} with a loss that is no number")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
@@ -438,7 +438,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
     failure = last.cause.failure
     where = str(failure.place) if failure else next(done, f"{parts[0].file}:{parts[0].last_line}")
-    draft.set("attempts", tables, f"the logs: {len(tables)} start{'s' if len(tables) > 1 else ''}")
+    draft.set("attempts", tables, f"the logs: {counted(len(tables), 'start')}")
     draft.set("ended", last.cause.ended, where)
     if last.words:
         draft.set("cause", last.words, where)

@@ -68,7 +68,7 @@ def read_own(run: RunFolder) -> RunRead:
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:
-        draft.flag(f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out")
+        draft.flag(f"{counted(damaged, 'line')} of metrics.jsonl cannot be read and were left out")
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, read.attempt.log) if path.is_file())
     return RunRead(add_figures(record), steps, files=files, folder=run.path)
@@ -196,7 +196,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     if skipped := next((count for count in counts if count), 0):
-        draft.flag(f"{skipped} damaged shard{'s' if skipped > 1 else ''} of the data skipped")
+        draft.flag(f"{counted(skipped, 'damaged shard')} of the data skipped")
 
 
 def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], times: StepTimes | None) -> None:

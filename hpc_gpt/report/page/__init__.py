@@ -27,7 +27,7 @@ from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of,
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
 from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours
 from hpc_gpt.report.page.svg import Svg, number, safe
-from hpc_gpt.words import NOTHING, show_digits
+from hpc_gpt.words import NOTHING, counted, show_digits
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.
 DETAILED_RUNS = 60
@@ -191,7 +191,7 @@ def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str
     if len(counts) > ENDS_COUNTED:
         parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
     serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
-    text = f"{len(runs):,} run{'s' if len(runs) != 1 else ''}: {', '.join(parts)}." if runs else "No runs."
+    text = f"{counted(len(runs), 'run')}: {', '.join(parts)}." if runs else "No runs."
     return text + (f" {serious:,} anomal{'ies' if serious != 1 else 'y'} in their figures." if serious else "")
 
 
@@ -200,7 +200,7 @@ def _summary(run: RunRead) -> str:
     record = run.record
     parts = []
     if (gpus := number(record.gpus)) is not None:
-        parts.append(f"{gpus:,.0f} GPU{'s' if gpus != 1 else ''}")
+        parts.append(counted(round(gpus), "GPU"))
     if (step := number(record.step_s)) is not None:
         parts.append(f"{figure_text(show_digits, step)} s a step")
     if (loss := number(record.loss_last)) is not None:

@@ -20,7 +20,7 @@ from hpc_gpt.report.page.charts import SERIES, ChartSeries, Marks, Points, line_
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.words import NOTHING, counted, show_digits
+from hpc_gpt.words import NOTHING, and_more, counted, show_digits
 
 MOST_FLAGS = 40
 _NO_HISTORY = ("done", "running", "pending", "unknown")
@@ -270,8 +270,7 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
 
 def _restarts_text(restarts: Sequence[tuple[float, str]]) -> str:
     starts = [f"{attempt} starts at step {step:,.0f}" for step, attempt in restarts[:5]]
-    more = f" and {len(restarts) - 5} more" if len(restarts) > 5 else ""
-    return "; ".join(starts).capitalize() + more + "."
+    return "; ".join(starts).capitalize() + and_more(len(restarts), 5) + "."
 
 
 def _course(x: Points, y: Points) -> str:

@@ -14,7 +14,7 @@ from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import NOTHING, show_count, show_digits, show_params
+from hpc_gpt.words import NOTHING, show_count, show_digits, show_params, show_rate
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
@@ -69,11 +69,6 @@ def run_label(run: RunRead, place: int) -> str:
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
 
 
-def rate_text(figure: float) -> str:
-    """At least three digits, with commas between thousands."""
-    return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
-
-
 def _time(record: Record) -> str | None:
     return record.started.replace("T", " ")[:16] if record.started else None
 
@@ -109,7 +104,7 @@ _FEW_COLUMNS = (
            lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
            "tensor, pipeline and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
-    Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, rate_text, means="tokens/s / GPUs"),
+    Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, show_rate, means="tokens/s / GPUs"),
     *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu"),
     Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
            show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
@@ -255,7 +250,7 @@ def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
                 "program": _program(record),
                 "runs": str(entry.runs),
                 "step": figure_text(show_digits, median(entry.steps) if entry.steps else None),
-                "tokens": figure_text(rate_text, tokens),
+                "tokens": figure_text(show_rate, tokens),
                 "tokens_bar": _bar(tokens, most_tokens),
                 "memory": figure_text(show_digits, memory) + kinds,
                 "memory_bar": _bar(memory, most_memory),

@@ -15,10 +15,10 @@ import numpy as np
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, Anomaly, ended_text
-from hpc_gpt.report.page.run_table import figure_text, layout_text, rate_text, tokens_per_s_gpu
+from hpc_gpt.report.page.run_table import figure_text, layout_text, tokens_per_s_gpu
 from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import counted, show_digits, show_params, show_share
+from hpc_gpt.words import counted, show_params, show_rate, show_share
 
 SHOWN_GROUPS = 8
 
@@ -64,7 +64,7 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
             f"{size} parameters, sequence {seq:,}, {device}",
             len(places),
             _best(runs, places, lambda record: number(record.mfu), show_share),
-            _best(runs, places, tokens_per_s_gpu, rate_text),
+            _best(runs, places, tokens_per_s_gpu, show_rate),
         )
         for (size, seq, device), places in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
@@ -156,4 +156,4 @@ def seconds_of_lines(steps: Any, usual: float | None) -> Any:
 
 
 def _hours(hours: float) -> str:
-    return figure_text(rate_text if abs(hours) >= 1000 else show_digits, hours)
+    return figure_text(show_rate, hours)

@@ -44,6 +44,7 @@ from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.stacks import stack_of
+from hpc_gpt.words import and_more
 
 # Seconds to save and end if the job has no lead before its time limit.
 _LEAD_S = 120
@@ -164,7 +165,7 @@ class CommandRank(ForeignRank):
         link_work(run.path, Path(command.workdir), command.link)
         with contextlib.suppress(OSError, EOFError):
             if changed := changed_since(run.path):
-                more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+                more = and_more(len(changed), 5)
                 print(f"note: not as submitted, in {WORK}/: {', '.join(changed[:5])}{more}", flush=True)
         return folder
 
