@@ -309,12 +309,23 @@ def _field_names(table: Any) -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped, and a
+    character above U+FFFF must not be in two halves.
+
+    >>> print(toml_value({"a b": ["é😀", 1e-5, True], "c": "\\x7f"}))
+    {"a b" = ["é😀", 1e-05, true], c = "\\u007f"}
+    """
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(toml_lines(value)) + "}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """`key = value` of the keys of a table that are set."""
+    keys = ((key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key), value) for key, value in table.items())
+    return [f"{key} = {toml_value(value)}" for key, value in keys if value is not None]
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:

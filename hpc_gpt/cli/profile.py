@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -20,11 +19,9 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import check_new, config_dir, write_new
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 from hpc_gpt.settings.smoke import fit_small
-from hpc_gpt.tables import toml_value
+from hpc_gpt.tables import toml_lines, toml_value
 
 PLACE = 190
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @click.group(cls=UncutGroup)
@@ -105,10 +102,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
 def _show_table(name: str, table: Mapping[str, Any]) -> None:
     """Prints the keys of a table that are set, the tables in it last."""
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
-    own = {key: value for key, value in table.items() if key not in inner and value is not None}
-    if own:
-        click.echo(f"\n[{name}]")
-    for key, value in own.items():
-        click.echo(f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {toml_value(value)}")
+    if own := toml_lines({key: value for key, value in table.items() if key not in inner}):
+        click.echo("\n".join(["", f"[{name}]", *own]))
     for key, value in inner.items():
         _show_table(f"{name}.{key}", value)

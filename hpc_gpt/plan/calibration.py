@@ -5,7 +5,6 @@ The constants are kept in `[calibration]` of a user's cluster profile; the rest 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -24,6 +23,7 @@ from hpc_gpt.plan.measured import MeasuredStep
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.tables import toml_lines
 
 _FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metadata)
 NAMES = tuple(entry.name for entry in _FITTED)
@@ -238,19 +238,11 @@ def without_table(text: str, name: str) -> str:
 def _block(tables: Mapping[str, Any]) -> str:
     """The TOML of [calibration], with its sub-tables last."""
     lines = [_NOTE, f"[{_TABLE}]"]
-    lines += [f"{key} = {_value(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
+    lines += toml_lines({key: value for key, value in tables.items() if not isinstance(value, Mapping)})
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{_TABLE}.{key}]", *(f"{_key(name)} = {_value(part)}" for name, part in value.items())]
+            lines += ["", f"[{_TABLE}.{key}]", *toml_lines(value)]
     return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-
-
-def _value(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _finite(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hpc_gpt.plan.training import engine_for
 from hpc_gpt.report.plan_table import candidate_texts, engine_text, figures_lines, heading, left_out_text, needs
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.tables import set_dotted, toml_value
+from hpc_gpt.tables import set_dotted, toml_lines
 
 # Layouts that are named beside the best one.
 _OTHERS = 4
@@ -71,11 +71,10 @@ def planned_text(
     if "init" in tables["train"]:
         lr = f"lr {LR_OF_TRAINED:g} is usual for weights that are trained already, {Train().lr:g} for random ones."
         reasons["train"] = (reasons["train"][0], lr, *reasons["train"][1:])
-    lines = [f"# {heading(searched, *(model[0], model[1].params))}", "", f"name = {toml_value(name)}"]
+    lines = [f"# {heading(searched, *(model[0], model[1].params))}", "", *toml_lines({"name": name})]
     for table, keys in tables.items():
         if isinstance(keys, Mapping):
-            lines += ["", f"[{table}]", *(f"# {reason}" for reason in reasons.get(table, ()))]
-            lines += [f"{key} = {toml_value(value)}" for key, value in keys.items()]
+            lines += ["", f"[{table}]", *(f"# {reason}" for reason in reasons.get(table, ())), *toml_lines(keys)]
     return "\n".join(lines) + "\n"
 
 

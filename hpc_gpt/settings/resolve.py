@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection
 from dataclasses import asdict, fields, replace
@@ -22,7 +21,7 @@ from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import check_split, default_tp
-from hpc_gpt.tables import LARGEST
+from hpc_gpt.tables import LARGEST, toml_lines
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
@@ -345,17 +344,7 @@ def experiment_of(resolved: Resolved) -> Experiment:
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
     """The text of that experiment as TOML, after a line with `comment`."""
-    lines = [f"# {comment}", f"name = {_toml(resolved.name)}"]
+    lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
     for name, table in experiment_tables(resolved).items():
-        lines += ["", f"[{name}]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+        lines += ["", f"[{name}]", *toml_lines(table)]
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped."""
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
