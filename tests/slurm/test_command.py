@@ -211,6 +211,30 @@ def test_one_process_a_gpu_knows_its_rank(told: Teller) -> None:
     assert found == [[str(rank), "4", str(rank % 2), str(rank // 2), "127.0.0.1", "port"] for rank in range(4)]
 
 
+@story
+def one_a_job(teller: Teller) -> RunFolder:
+    """One process for two nodes of two GPUs, which looks for its slots as mpirun does, and starts a step on both."""
+    folder = teller.launcher.folder / "per-job"
+    folder.mkdir()
+    show = (
+        "hosts=$(scontrol show hostnames | wc -l); "
+        'echo "$SLURM_NNODES $SLURM_TASKS_PER_NODE ${SLURM_STEP_ID:-no step} $hosts" >{run}/slots; '
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'touch {run}/on-$SLURMD_NODENAME'"
+    )
+    tables = {"layout": {"gpus": 4, "nodes": 2}}
+    job = teller.launcher.submit(str(experiment(folder, "slots", {"run": show, "per": "job"}, tables)))
+    job.wait_end()
+    return job.run
+
+
+@pytest.mark.story(one_a_job)
+def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
+    run = told(one_a_job)
+    assert run.attempt(1).ended()["ended"] == "done", run.attempt(1).log.read_text()
+    assert (run.path / "slots").read_text() == "2 2(x2) no step 2\n"
+    assert len(list(run.path.glob("on-*"))) == 2
+
+
 def test_a_program_that_is_on_no_node_is_the_users_mistake_and_not_retried(launcher: Launcher) -> None:
     folder = launcher.folder / "gone"
     folder.mkdir()

@@ -57,13 +57,20 @@ main() {
   export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
   echo "16 ranks on $sound, rendezvous $MASTER_ADDR:$MASTER_PORT"
 
+  # The program, mpirun for one, sees the nodes and slots of the job, not those of the step that it starts in.
+  variables_of_job=$(declare -p "${!SLURM_@}")
+  export variables_of_job sound
   # exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
   # until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
   run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 \
     --cpus-per-task=$((${SLURM_CPUS_PER_TASK:-1} * 8)) --overlap \
     --nodes=1 --nodelist="${sound%%,*}" \
+    --mpi=none \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=1
+      unset "${!SLURM_@}" && eval "$variables_of_job" && unset variables_of_job
+      export SLURM_JOB_NODELIST="$sound" SLURM_NODELIST="$sound" SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2
+      export SLURM_TASKS_PER_NODE="8(x2)" SLURM_NTASKS=16 SLURM_NPROCS=16
       exec "$@"' rank "${python[@]}" -m hpc_gpt.train
   fi
   continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
