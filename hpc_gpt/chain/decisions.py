@@ -66,7 +66,7 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
 
 
 def _read_cause(attempt: Attempt) -> End:
-    """The first cause in the attempt's log, if it shows a failure that Slurm did not cause; else `unknown`.
+    """The first cause in the attempt's logs, if they shows a failure that Slurm did not cause; else `unknown`.
 
     slurm-<job>.out is not read: it is about an earlier start of the job.
     """
@@ -75,8 +75,8 @@ def _read_cause(attempt: Attempt) -> End:
     from hpc_gpt.readers.logs.read_log import read_log
 
     try:
-        readable = attempt.log.is_file() and attempt.log.stat().st_size <= _MOST_BYTES
-        cause = first_cause(read_log(attempt.log).parts if readable else [], False)
+        readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
+        cause = first_cause([part for path in readable for part in read_log(path).parts], False)
     except OSError:
         return End("unknown")
     if cause.failure is None or cause.failure.echo or _BUSY.search(cause.words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.runs.state import RETRIES, ends_by_itself, is_mistake, pause_s
+from hpc_gpt.runs.state import MOST_UNSEEN, RETRIES, ends_by_itself, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ class EndedAttempt:
 
     @property
     def progressed(self) -> bool:
-        return self.saved > self.resumed or self.unseen
+        return self.saved > self.resumed
+
+    @property
+    def most(self) -> int:
+        """So many attempts like it in a row without a newer checkpoint end the run; 0 if it does not count."""
+        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].most
 
     @property
     def gpu_hours(self) -> float:
@@ -103,11 +108,14 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
-    counted = [each for each in past if RETRIES[each.ended].most][-2:]
+    counted = [each for each in past if each.most][-2:]
     if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
         return stop("no_progress", f"{own}, as the attempt before, which left no older checkpoint")
     idle = without_progress(past)
     if is_too_much(idle):
+        if last.unseen:
+            why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
+            return stop("no_progress", f"{why}; the last end was {own}")
         where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"
         return stop(
             "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {own}"
@@ -116,29 +124,29 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
     return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
 
 
-def without_progress(past: Sequence[EndedAttempt]) -> list[str]:
-    """The classes of the last attempts, newest first, without a newer checkpoint; not those ended early by others."""
+def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
+    """The last attempts, newest first, without a newer checkpoint; not those ended early by others."""
     idle = []
     for each in reversed(past):
-        if not RETRIES[each.ended].most:
+        if not each.most:
             continue
         if each.progressed:
             break
-        idle.append(each.ended)
+        idle.append(each)
     return idle
 
 
-def is_too_much(idle: Sequence[str]) -> bool:
-    """Whether attempts without progress end the run. Each class has a limit, and counts for larger limits, too."""
-    limits = {RETRIES[ended].most for ended in idle}
-    return any(sum(RETRIES[ended].most <= limit for ended in idle) >= limit for limit in limits)
+def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
+    """Whether attempts without progress end the run. Each has a limit, and counts for larger limits, too."""
+    limits = {each.most for each in idle}
+    return any(sum(each.most <= limit for each in idle) >= limit for limit in limits)
 
 
 def failures_in_row(past: Sequence[EndedAttempt]) -> int:
     """The number of failures since the last attempt that left a newer checkpoint."""
     count = 0
     for each in reversed(past):
-        if not RETRIES[each.ended].most:
+        if not each.most:
             continue
         count += RETRIES[each.ended].fails
         if each.progressed:

@@ -16,6 +16,7 @@ from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
 from hpc_gpt.program.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.runs.provenance import git_state
+from hpc_gpt.runs.state import MOST_UNSEEN
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.settings.command import refuse_command
@@ -285,7 +286,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
     elif resolved.cluster.chain != "none":
         notes.append(
             "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
-            "after every time limit (--checkpoints 'out/step-*' says more, --max-gpu-hours bounds it)"
+            f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"
         )
     return tuple(notes)
 

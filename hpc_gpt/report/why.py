@@ -270,10 +270,10 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     for attempt, table in zip(run.attempts(), tables, strict=False):
         ended = table.get("ended")
         parts: list[Part] = []
-        for path in [attempt.log, *_slurm_output(run, table.get("job_id"))]:
+        for path in [*attempt.logs, *_slurm_output(run, table.get("job_id"))]:
             if path.exists():
                 log = read_log(path)
-                parts += log.parts if path == attempt.log else _own_part(log.parts, path, attempt, ended)
+                parts += log.parts if path in (attempt.log, attempt.err) else _own_part(log.parts, path, attempt, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
         attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))

@@ -25,7 +25,7 @@ def over_at(attempt: Attempt) -> float | None:
     signs = [each.time for each in read_heartbeats(attempt.heartbeats).values()]
     signs.append(attempt.last_metrics().get("time") or 0.0)
     if not any(signs):
-        for path in (attempt.log, *attempt.ranks.glob("*.json")):
+        for path in (*attempt.logs, *attempt.ranks.glob("*.json")):
             with contextlib.suppress(OSError):
                 signs.append(path.stat().st_mtime)
     return max(signs) or None

@@ -7,6 +7,7 @@ retry is in `runs.state`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -266,10 +267,10 @@ def shown_as(shown: str, key: str) -> str:
 
 
 def _end_of(attempt: Attempt) -> bytes:
-    """The last 32 MiB of the log: many ranks may print tracebacks after Slurm's message."""
-    try:
-        with attempt.log.open("rb") as log:
+    """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
+    found = b""
+    for path in attempt.logs:
+        with contextlib.suppress(OSError), path.open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - (32 << 20)))
-            return log.read()
-    except OSError:
-        return b""
+            found += log.read()
+    return found

@@ -61,6 +61,16 @@ class Attempt:
         return self.folder / "log"
 
     @property
+    def err(self) -> Path:
+        """The standard error of a job script with `--error`; else it is in the log."""
+        return self.folder / "err"
+
+    @property
+    def logs(self) -> list[Path]:
+        """`log` and `err`, as far as they exist."""
+        return [path for path in (self.log, self.err) if path.is_file()]
+
+    @property
     def metrics(self) -> Path:
         """One JSON line for every optimizer step."""
         return self.folder / "metrics.jsonl"

@@ -226,7 +226,7 @@ def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
 def silent_s(attempt: Attempt) -> float:
     """Seconds since the attempt's folder or its files last changed."""
     newest = 0.0
-    for path in (attempt.folder, attempt.log, attempt.metrics):
+    for path in (attempt.folder, *attempt.logs, attempt.metrics):
         try:
             newest = max(newest, path.stat().st_mtime)
         except OSError:

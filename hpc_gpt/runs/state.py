@@ -19,6 +19,8 @@ LONGEST_PAUSE_S = 3600
 MOST_WITHOUT_PROGRESS = 2
 # The same for node failures: the next attempt excludes the node.
 MOST_NODE_FAILURES = 5
+# The same for time limits of a script that shows neither checkpoints nor steps: it may have come further each time.
+MOST_UNSEEN = 5
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def link_outputs(attempt: Attempt, facts: ScriptFacts, environment: Mapping[str,
     default = "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in environment else "slurm-%j.out"
     links = {facts.output or default: attempt.log}
     if facts.error is not None and facts.error != facts.output:
-        links[facts.error] = attempt.folder / "err"
+        links[facts.error] = attempt.err
     for pattern, target in links.items():
         link = folder / expand_pattern(pattern, environment, environment.get("SLURM_JOB_USER", ""))
         if link.is_symlink() or not link.exists():

@@ -76,7 +76,7 @@ class ScriptWatch:
         assert self._resolved.command is not None
         self._command = self._resolved.command
         self._began = start_time(body)
-        self._files = [Follower(attempt.log), Follower(attempt.folder / "err")]
+        self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()

@@ -144,3 +144,30 @@ def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]
     last = EndedAttempt(99, "hang", "again", saved=history[-1].saved + 1, resumed=history[-1].saved)
     verdict = judge([*history, last], RULES)
     assert (verdict.go_on, verdict.retries, verdict.pause_s) == (True, 1, 30)
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ("w" * 4, True),
+        ("w" * 5, False),
+        ("we", True),
+        ("wewe", False),
+        ("ewwe", False),
+        ("ewwww", False),
+        ("ww+w", True),
+        ("wwww+w", True),
+    ],
+)
+def test_a_script_that_shows_nothing_is_not_retried_without_bound(ends: str, goes_on: bool) -> None:
+    """w: its time limit, with nothing to show how far it came; e: an exit code; +: a step at last."""
+    made, saved = [], 0
+    for number, letter in enumerate(ends, 1):
+        before, saved = saved, saved + (letter == "+")
+        kind = "error" if letter == "e" else "walltime"
+        made.append(
+            EndedAttempt(number, kind, "cause", saved=saved, resumed=before, unseen=letter == "w" and not saved)
+        )
+    verdict = judge(made, RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, verdict.attempt_ended if goes_on else "no_progress")
+    assert ("nothing shows" in verdict.why) is (not goes_on and ends[-1] == "w")

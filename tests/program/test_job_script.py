@@ -14,6 +14,7 @@ import pytest
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.launch.submission import write_run
 from hpc_gpt.program.job_script import read_job_script, scan
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -21,6 +22,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import config_hash
 from hpc_gpt.train.script_watch import to_signal
 from tests.cli.command import error_of, in_process
+from tests.made_runs import add_attempt
 
 HEAD = "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:4\n#SBATCH --time=1:00:00\n"
 BODY = "srun python train.py\n"
@@ -174,3 +176,18 @@ def test_experiments_that_init_wrote_from_scripts_before_stay_valid(name: str) -
 def test_a_fault_of_a_script_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.slurm:2: a quote has no end"):
         read_job_script(script(tmp_path, "#!/bin/bash\n#SBATCH --comment='x\n"))
+
+
+def test_the_fifth_time_limit_in_a_row_ends_a_script_that_shows_nothing(tmp_path: Path) -> None:
+    asked = AskedScript(script(tmp_path), (), ())
+    prepared = prepare(Request("train.slurm", None, None, {"chain": "requeue"}, script=asked))
+    run = write_run(prepared, tmp_path / "logs", {})
+    own = {"HPC_GPT_STATE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}
+    for number in range(1, 6):
+        add_attempt(run, [], "walltime", job_id="7", node_list="n[1-2]")
+        line = [sys.executable, "-m", "hpc_gpt.chain.after", str(run.path), str(number), "143", "JobState=RUNNING"]
+        done = subprocess.run(line, env=own, capture_output=True, text=True, check=True)
+        assert done.stdout.split()[1] == ("again" if number < 5 else "stop"), done.stdout
+    verdict = run.attempt(5).verdict()
+    assert verdict["ended"] == "no_progress"
+    assert "--checkpoints" in verdict["why"]

@@ -241,3 +241,25 @@ def test_a_script_that_a_signal_ends_gives_the_job_the_exit_code_of_sbatch(launc
         codes[way] = job.shown()["ExitCode"]
     assert codes["submit"] == codes["sbatch"]
     assert codes["sbatch"] == (f"0:{getattr(signal, f'SIG{how}').value}" if how != "exit" else "143:0")
+
+
+TWO_FILES = """\
+#!/bin/bash
+#SBATCH -N 2 --ntasks-per-node=1 --job-name=two -o out.txt -e err.txt
+echo "all is well"
+srun python3 -c '
+import os
+if os.environ["SLURM_PROCID"] == "1":
+    raise NameError("name batch is not defined")'
+"""
+
+
+def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "two", train_slurm=TWO_FILES)
+    job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm")
+    job.wait_end("FAILED")
+    assert job.ended() == ["user_error"], job.log()
+    assert (folder / "err.txt").resolve() == job.run.attempt(1).err
+    why = json.loads(launcher.run("why", str(job.run.path), "--json")[0])
+    assert "NameError" in json.dumps(why["attempts"][-1]), why
+    assert "NameError" in launcher.run("why", str(job.run.path))[0]

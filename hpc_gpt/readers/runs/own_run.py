@@ -70,7 +70,7 @@ def read_own(run: RunFolder) -> RunRead:
     if damaged := metrics.damaged:
         draft.flag(f"{counted(damaged, 'line')} of metrics.jsonl cannot be read and were left out")
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
-    files = tuple(path for read in attempts for path in (read.attempt.metrics, read.attempt.log) if path.is_file())
+    files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
     return RunRead(add_figures(record), steps, files=files, folder=run.path)
 
 
