@@ -11,7 +11,8 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is missing, damaged, or no object."""
     try:
         # Opening a pipe would block.
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
+        found = json_in(path) if path.is_file() else {}
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -59,21 +60,48 @@ def _json_object(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def json_in(path: Path) -> Any:
+    """The JSON in a file. OSError if it cannot be read, ValueError if it is no JSON, or nested too deep."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError as fault:
+        raise ValueError(str(fault)) from None
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, of a file or a folder. At the end what is there is removed."""
+    own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield own
+    finally:
+        if own.is_dir() and not own.is_symlink():
+            shutil.rmtree(own, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                own.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def write_once(path: Path, text: str) -> None:
     """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
 
     Its folder is made, but nothing above it: a run folder that was moved away is not made again.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
         path.parent.mkdir(exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            give_name(aside, path)
-        aside.unlink(missing_ok=True)
+        with aside(path) as own, contextlib.suppress(FileExistsError):
+            own.write_text(text, encoding="utf-8")
+            give_name(own, path)
     except OSError as fault:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
 
 
@@ -103,10 +131,10 @@ def write_new(texts: Mapping[Path, str]) -> None:
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
-def give_name(aside: Path, path: Path) -> None:
-    """Give a finished file its name. FileExistsError if the name is taken. `aside` may remain as a second name."""
+def give_name(own: Path, path: Path) -> None:
+    """Give a finished file its name. FileExistsError if the name is taken. `own` may remain as a second name."""
     try:
-        os.link(aside, path)
+        os.link(own, path)
     except FileExistsError:
         raise
     except OSError as fault:
@@ -115,18 +143,16 @@ def give_name(aside: Path, path: Path) -> None:
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
-        aside.rename(path)
+        own.rename(path)
 
 
 def replace_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        with aside(path) as own:
+            own.write_text(text, encoding="utf-8")
+            own.replace(path)
     except OSError as fault:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -12,7 +11,7 @@ from typing import Any, get_args
 from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.files import read_json
+from hpc_gpt.files import json_in, read_json
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Recompute
@@ -198,8 +197,8 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _content(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json_in(path)
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", _HINT) from None
-    except (ValueError, RecursionError) as fault:
+    except ValueError as fault:
         raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None

@@ -11,7 +11,6 @@ The run in which a node failed excludes it. Every run excludes a node that faile
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from hpc_gpt.files import state_dir
+from hpc_gpt.files import aside, state_dir
 from hpc_gpt.runs.stored import NODE, read_as
 from hpc_gpt.secrets import hide_secrets
 
@@ -75,16 +74,14 @@ def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool =
     entry = _Note(node, hide_secrets(why)[:_LONGEST_WHY], run, now, now + hours * 3600, sure)
     folder = _folder(cluster)
     name = f"{int(now * 1e6):018d}-{secrets.token_hex(4)}.json"
-    aside = folder / f".{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _prune(folder, node, now)
-        aside.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
-        aside.rename(folder / name)
+        with aside(folder / name) as own:
+            own.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
+            own.rename(folder / name)
     except OSError as fault:
         _warn(f"node {node} is not noted in {folder}: {fault.strerror}")
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
 
 
 def listed(cluster: str, now: float | None = None) -> dict[str, BadNode]:

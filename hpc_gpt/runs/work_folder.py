@@ -15,8 +15,6 @@ import io
 import json
 import os
 import re
-import secrets
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -25,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.files import logs_folder
+from hpc_gpt.files import aside, logs_folder
 from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
 from hpc_gpt.runs.stored import read_stored
@@ -190,24 +188,22 @@ def _listed_by_git(root: Path) -> list[str] | None:
 def unpack_work(run: Path) -> Path:
     """Unpacks a run's archive to work/, completely or not at all; an existing work/ stays. RunFolderError if it cannot
     be read or written."""
-    folder, aside = run / WORK, run / f".{WORK}.{os.getpid()}.{secrets.token_hex(2)}"
+    folder = run / WORK
     if folder.is_dir():
         return folder
     try:
-        aside.mkdir()
         content = gzip.decompress((run / ARCHIVE).read_bytes())
         if read_stored(run / "provenance.json").get(KEY) not in (None, hashlib.sha256(content).hexdigest()):
             words = f"{run / ARCHIVE} is not what was submitted: its SHA-256 differs"
             raise RunFolderError(words, "submit the experiment again, or put the archive back")
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            tar.extractall(aside, filter="tar")
-        aside.rename(folder)
+        with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            own.mkdir()
+            tar.extractall(own, filter="tar")
+            own.rename(folder)
     except (OSError, EOFError, tarfile.TarError) as fault:
         if not folder.is_dir():
             words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
             raise RunFolderError(f"cannot unpack {run / ARCHIVE}: {words}", "is the disk full?") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import json_in
 from hpc_gpt.tables import fits
 
 # The model types that are read, with the class of each (transformers 5.23).
@@ -74,13 +75,13 @@ _REFUSED = {
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises ConfigError if it cannot be read."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8-sig"))
+        config = json_in(file)
     except OSError as fault:
         raise ConfigError(
             f"{file}: {fault.strerror}",
             "give a config.json of transformers, or the folder that has one; nothing is downloaded",
         ) from None
-    except (ValueError, RecursionError) as fault:
+    except ValueError as fault:
         raise ConfigError(
             f"{file}: no JSON: {fault}", "download it again; it is a text of a few hundred bytes"
         ) from None

@@ -6,16 +6,13 @@ import contextlib
 import functools
 import gzip
 import json
-import os
 import platform
-import secrets
-import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import data_dir, give_name, try_folder
+from hpc_gpt.files import aside, data_dir, give_name, try_folder
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.sources import file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens
@@ -103,22 +100,17 @@ def build_stdlib_shards() -> Path:
     folder = stdlib_path("-shards")
     if folder.exists():
         return folder
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        aside.mkdir(parents=True)
-        files = list(_stdlib_files())
-        for number in range(STDLIB_SHARDS):
-            _write_shard(aside, number, files[number::STDLIB_SHARDS])
-        try:
-            aside.rename(folder)
-        except OSError:
-            # Another builder was first: a folder cannot be renamed to one that is not empty.
-            if not folder.is_dir():
-                raise
+        with aside(folder) as own:
+            own.mkdir(parents=True)
+            files = list(_stdlib_files())
+            for number in range(STDLIB_SHARDS):
+                _write_shard(own, number, files[number::STDLIB_SHARDS])
+            own.rename(folder)
     except OSError as fault:
-        raise DataError(f"cannot write {folder}: {fault.strerror}", _ROOM) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        # Another builder was first: a folder cannot be renamed to one that is not empty.
+        if not folder.is_dir():
+            raise DataError(f"cannot write {folder}: {fault.strerror}", _ROOM) from None
     return folder
 
 
@@ -189,9 +181,10 @@ def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
 
 
 def _write_table(table: CharTokenizer, path: Path) -> None:
-    with _refusals(path, _ELSEWHERE), megatron.aside(path) as aside:
-        aside.write_text(table.to_json(), encoding="utf-8")
-        give_name(aside, path)
+    with _refusals(path, _ELSEWHERE), aside(path) as own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(table.to_json(), encoding="utf-8")
+        give_name(own, path)
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:

@@ -16,10 +16,7 @@ shuffles windows of seq + 1 tokens that share one token. We shuffle such windows
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import give_name
+from hpc_gpt.files import aside, give_name, sync
 from hpc_gpt.tokens.sources import END
 from hpc_gpt.tokens.token_file import TokenFile
 from hpc_gpt.tokens.tokenizer import Tokenizer
@@ -172,6 +169,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
     dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]
     code = next(code for code, kind in DTYPES.items() if kind == dtype)
     lengths: list[int] = []
+    bin_path.parent.mkdir(parents=True, exist_ok=True)
     with aside(bin_path) as bin_aside, aside(idx_path) as idx_aside:
         with open(bin_aside, "xb") as file:
             for document in _documents(text):
@@ -182,8 +180,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
                 if size > np.iinfo(np.int32).max:
                     raise DataError(f"{source} has a document of {size} tokens, too long for {idx_path}", "split it")
                 lengths.append(size)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(bin_aside)
         if not lengths:
             raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
         sizes = np.array(lengths, dtype="<i4")
@@ -192,8 +189,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
             file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
             file.write(sizes.tobytes() + starts.astype("<i8").tobytes())
             file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+        sync(idx_aside)
         try:
             give_name(bin_aside, bin_path)
         except FileExistsError:
@@ -201,17 +197,6 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
                 raise
         give_name(idx_aside, idx_path)
     return sum(lengths)
-
-
-@contextlib.contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`. At the end a file of that name is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        yield own
-    finally:
-        own.unlink(missing_ok=True)
 
 
 def _documents(text: Iterable[bytes]) -> Iterator[Iterator[bytes]]:

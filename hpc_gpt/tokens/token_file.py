@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import give_name
+from hpc_gpt.files import give_name, sync
 
 MAGIC = b"HPCGPTTK"
 VERSION = 1
@@ -150,7 +150,7 @@ class TokenWriter:
         self._file.seek(0)
         self._file.write(head)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._aside)
         give_name(self._aside, self.path)
 
     def __exit__(

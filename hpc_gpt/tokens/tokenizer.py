@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.files import json_in
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.tokens.sources import END, find_path
 
@@ -199,7 +200,7 @@ def table_path(tokens: Path) -> Path:
 def read_table(path: Path) -> CharTokenizer:
     """Reads a table of characters. Raises DataError if it is missing or damaged."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json_in(path)
         characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
         found = CharTokenizer(characters)
         sound = schema == TABLE_SCHEMA and name == found.name and list(characters) == sorted(set(characters))

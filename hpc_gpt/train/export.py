@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
+from hpc_gpt.files import aside, sync
 from hpc_gpt.output import outlive_readers
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import begun_of
@@ -35,7 +36,6 @@ from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
-from hpc_gpt.train.checkpoints.folders import sync
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
 
@@ -101,27 +101,24 @@ def write_hf(
     The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
     `begun`: see `config_of`.
     """
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        aside.mkdir(parents=True)
-        files = _write_weights(to_hf(shape, weights), aside, piece_bytes, DTYPES[dtype])
+    with aside(folder) as own:
+        own.mkdir(parents=True)
+        files = _write_weights(to_hf(shape, weights), own, piece_bytes, DTYPES[dtype])
         for other in others:
-            shutil.copyfile(other, aside / other.name)
+            shutil.copyfile(other, own / other.name)
             files.append(other.name)
         if begun is not None and begun.generation is not None:
-            (aside / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
+            (own / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
             files.append(GENERATION)
         config = config_of(shape, begun=begun)
         first = {key: config[key] for key in ("architectures", "model_type")}
         text = json.dumps({**first, "dtype": str(DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
-        (aside / "config.json").write_text(text, encoding="utf-8")
-        for written in (*aside.iterdir(), aside):
+        (own / "config.json").write_text(text, encoding="utf-8")
+        for written in (*own.iterdir(), own):
             sync(written)
         check_export(folder)
-        aside.rename(folder)
+        own.rename(folder)
         sync(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return (*files, "config.json")
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import shutil
 import sys
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.files import json_in, sync
 from hpc_gpt.runs.checkpoints import COMPLETE, has_all_bytes, list_complete
 
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
@@ -49,7 +49,7 @@ def list_files(folder: Path) -> list[str]:
 def load_json(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json_in(path)
     except (OSError, ValueError) as fault:
         raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {fault}", IT_IS_DAMAGED) from None
     return found
@@ -57,10 +57,8 @@ def load_json(path: Path) -> dict[str, Any]:
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
     """Writes complete.json, then renames the folder. Each is on the disk before the next begins."""
-    with open(aside / COMPLETE, "w", encoding="utf-8") as file:
-        file.write(json.dumps(marker, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    (aside / COMPLETE).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+    sync(aside / COMPLETE)
     for folder in {aside, *((aside / name).parent for name in marker["files"])}:
         sync(folder)
     if final.exists():
@@ -77,15 +75,6 @@ def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
         taken += 1
     path.rename(place)
     return place
-
-
-def sync(path: Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 @dataclass(frozen=True)

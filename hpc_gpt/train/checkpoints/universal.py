@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.files import json_in
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of, tile_of
 from hpc_gpt.runs.lineage import convertible
 from hpc_gpt.settings.resolved import Resolved
@@ -193,7 +194,7 @@ class SavedStates:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        lists = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("states-*.json"))]
+        lists = [json_in(path) for path in sorted(folder.glob("states-*.json"))]
         if not lists or any(each["schema"] != SCHEMA for each in lists):
             raise CheckpointError(
                 f"{folder} has no list of where its weights are: an older version wrote it",

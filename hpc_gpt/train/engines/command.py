@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.files import read_json, write_once
+from hpc_gpt.files import json_in, read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
@@ -148,7 +148,7 @@ class CommandRank(ForeignRank):
             if self._attempt.ended() or time.monotonic() > until:
                 raise RunFolderError(f"the first task has not written {path}", "did it fail?")
             time.sleep(TURN_S)
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_in(path)
         return Path(found["folder"]), Path(found["checkpoint"]) if found["checkpoint"] else None, int(found["step"])
 
     def _ready_folder(self) -> Path:

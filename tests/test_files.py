@@ -1,0 +1,37 @@
+"""What stands beside a file until it is finished never stays, and a damaged text is one kind of fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.files import aside, json_in
+
+
+def _fail_beside(path: Path, kind: str, kept: Path) -> None:
+    with aside(path) as own:
+        if kind == "file":
+            own.touch()
+        elif kind == "folder":
+            (own / "inner").mkdir(parents=True)
+        elif kind == "link":
+            own.symlink_to(kept)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "nothing"])
+def test_what_was_begun_beside_a_file_is_removed_if_it_fails(tmp_path: Path, kind: str) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "mine").touch()
+    with pytest.raises(ZeroDivisionError):
+        _fail_beside(tmp_path / "name", kind, kept)
+    assert list(tmp_path.rglob("*")) == [kept, kept / "mine"]
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "Expecting"), ("{", "Expecting"), ("[" * 100_000, "recursion")])
+def test_no_json_is_a_value_error_however_it_is_damaged(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        json_in(tmp_path / "a.json")
