@@ -43,6 +43,8 @@ _WORDS = (
     ),
     (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: the run's next attempt, once"),
 )
+# What a line only prints, such as its usage; a command within "$(…)" runs.
+_SAID = re.compile(r"""\b(?:echo|printf)\s+(?:-\w+\s+)*(?:"[^"$`]*(?:\$[^("`][^"$`]*)*"|'[^']*')""")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def scan(script: JobScript) -> list[Finding]:
         shown = hide_secrets(text)
         if shown != text:
             found.append(Finding(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
-        bare = line.partition(" #")[0]
+        bare = _SAID.sub("", line.partition(" #")[0])
         found += [Finding(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
     return found
 
