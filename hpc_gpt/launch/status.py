@@ -211,6 +211,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
     slurm = None if words is None else {job_id: state for job_id, (state, _) in words.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, words)
@@ -236,7 +237,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         attempts=len(attempts),
         step=step,
         steps=steps,
-        loss=metrics.get("loss"),
+        loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
         tokens_per_s=metrics.get("tokens_per_s"),
         gpus=resolved.gpus,
         layout=str(resolved.layout) if resolved.has_layout else "-",

@@ -9,6 +9,7 @@ import collections
 import re
 from dataclasses import dataclass
 
+from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
 from hpc_gpt.secrets import hide_secrets
@@ -16,6 +17,7 @@ from hpc_gpt.secrets import hide_secrets
 # A failure further up is not why the program ended.
 _KEPT_LINES = 200
 _LONGEST = 4000
+_LOSS = re.compile(rf"(?i){generic.LOSS}")
 # After the number of a step: how many there are, which of a line with an epoch may be those of the epoch.
 _TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
 
@@ -42,6 +44,7 @@ class LiveLines:
         self._loss_eval: float | None = None
         # The steps that the program is to make by its lines of steps, and else by another line.
         self._planned: dict[bool, int] = {}
+        self.loss: float | None = None  # the last one, with or without the number of its step
         self.limit = ""  # the program's line that a time limit of its own ends it
 
     def take(self, line: str) -> dict[str, float] | None:
@@ -74,6 +77,11 @@ class LiveLines:
                     self._plan(values, kind == "step")
         if failures:  # of one line the most specific, as in causes.py: each exception is also an `error`
             self._failures.append((self._count, min(failures, key=_plainness)))
+        shown = row or self._waits or {}
+        if "loss" in shown:
+            self.loss = shown["loss"]
+        elif self._own is None and "oss" in line and (alone := _LOSS.search(line)):
+            self.loss = float(alone["loss"].replace(",", ""))
         if row is None or "step" not in row or not row["step"] >= 0:
             return None
         if self._loss_eval is not None:

@@ -124,6 +124,11 @@ class Attempt:
         """trainer.json: what rank 0 wrote when the training began, with the `resumed_step`; empty before that."""
         return read_stored(self.folder / "trainer.json")
 
+    def loss_without_step(self) -> float | None:
+        """loss.json: the last loss of a program whose log has no step numbers; None without one."""
+        found = read_stored(self.folder / "loss.json").get("loss")
+        return float(found) if isinstance(found, int | float) else None
+
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
         return read_last_stored_line(self.metrics, last_bytes=8192)

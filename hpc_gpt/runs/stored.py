@@ -30,6 +30,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
     "measured": {"skipped_shards": int},
     "metrics": {"step": int, "step_s": float, "time": float},
+    "loss": {"time": float},
     "complete": {"step": int, "files": dict, "data": str},
     "sweep": {"id": str},
     "provenance": {"data_beside": str, "experiment_file": str, "versions": dict, "init": dict},

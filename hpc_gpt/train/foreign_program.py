@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import write_once
+from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.process import stat_of
 from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt
@@ -152,7 +152,8 @@ class ForeignLog:
     """The output of one task's program.
 
     The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
-    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again.
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted
+    again. `loss` gives the last loss, for a program that prints no steps.
     """
 
     TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
@@ -166,12 +167,15 @@ class ForeignLog:
         read: Callable[[str], StepLine | None],
         saw: Callable[[str], object] = lambda line: None,
         resumed: int | None = None,
+        loss: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._attempt = attempt
         self._task, self._writes = task, resolved.tasks == 1
         self._sample_tokens = resolved.model.seq
         self._global_batch = resolved.batch.global_batch
-        self._read_step, self._saw = read, saw
+        self._read_step, self._saw, self._loss = read, saw, loss
+        self._kept_loss: float | None = None
+        self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
         self._last, self._at = resumed, 0.0
         self.chunks = 0  # of output that came so far
@@ -186,6 +190,16 @@ class ForeignLog:
         """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
         assert self._thread is not None
         self._thread.join(timeout=5)
+        self.keep_loss(0.0)
+
+    def keep_loss(self, pause_s: float = _LOOK_S) -> None:
+        """Writes loss.json until a line has the number of a step, at most every `pause_s`; on a full disk it waits."""
+        loss, now = self._loss(), time.monotonic()
+        if self._at or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
+            return
+        self._kept_loss, self._kept_at = loss, now
+        with contextlib.suppress(RunFolderError):
+            replace_whole(self._attempt.folder / "loss.json", json.dumps({"loss": loss, "time": round(time.time(), 3)}))
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -214,6 +228,7 @@ class ForeignLog:
         """Takes one line of the program."""
         self._saw(line)
         found = self._read_step(line)
+        self.keep_loss()
         if found is None or (self._last is not None and found.step <= self._last):
             return
         now = time.monotonic()

@@ -80,7 +80,14 @@ class ScriptWatch:
         self._lines = LiveLines(self._command.pattern)
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
-        self._log = ForeignLog(attempt, self._resolved, 0, self._read, resumed=before or self._resumed or None)
+        self._log = ForeignLog(
+            attempt,
+            self._resolved,
+            0,
+            self._read,
+            resumed=before or self._resumed or None,
+            loss=lambda: self._lines.loss,
+        )
         train = self._resolved.train
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
         self._inbox = Inbox(attempt)
@@ -101,6 +108,7 @@ class ScriptWatch:
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
         self._take_lines()
+        self._log.keep_loss(0.0)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
         (self._attempt.folder / ".followed").touch()

@@ -70,6 +70,14 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
 
 
+def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "epochs", {"run": "for e in 4 3 2; do echo epoch $e, loss: $e.5; done"}, GPUS)
+    run = start(path)
+    status = ended(run)
+    assert (status.state, status.step, status.loss) == ("done", None, 2.5)
+    assert "2.5000" in hpc_gpt("status", run.run_id).stdout
+
+
 @pytest.mark.parametrize("stop_signal", ["TERM", "USR1"])
 def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Path, stop_signal: str) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")

@@ -87,3 +87,18 @@ def test_a_program_says_that_a_limit_of_its_own_ends_it() -> None:
     live = LiveLines()
     live.take("[exiting program after 1180.5 minutes] datetime: 2021-05-26 03:20:38 ")
     assert live.limit == "exiting program after 1180.5 minutes"
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss"),
+    [
+        (["epoch 1, loss: 2.5", "epoch 2, loss: 2.25"], 2.25),
+        (["Loss=0.51 lr=1e-3", "val loss: 9.0"], 0.51),
+        (["{'loss': '3.9', 'grad_norm': '0.6', 'learning_rate': '0.002', 'epoch': '1.5'}"], 3.9),
+        (["the loss is high", "no figure"], None),
+    ],
+)
+def test_a_loss_without_a_step_is_no_row_and_is_known(lines: list[str], loss: float | None) -> None:
+    live = LiveLines()
+    assert [live.take(line) for line in lines] == [None] * len(lines)
+    assert live.loss == loss

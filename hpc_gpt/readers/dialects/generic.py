@@ -17,7 +17,7 @@ _OTHER_LOSS = "".join(
     rf"(?<!{word}[ _/-])"
     for word in ("val", "eval", "valid", "validation", "test", "dev", "best", "aux", "avg", "min", "ema", "balancing")
 )
-_LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss>{NUMBER})(?=[\s,;|)\]}}]|$)(?! ?(?:bp|bits?\b))"
+LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss>{NUMBER})(?=[\s,;|)\]}}]|$)(?! ?(?:bp|bits?\b))"
 _BITS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
 
 
@@ -42,7 +42,7 @@ DIALECT = Dialect(
             "step",
             "oss",
             rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ {{0,8}}\d{{1,12}})?(?=[\s,;:|)\]}}])"
-            rf"(?![^\n]{{0,200}}\b(?:val|valid|validation|eval|evaluation|test)\b)[^\n]{{0,200}}?{_LOSS}"
+            rf"(?![^\n]{{0,200}}\b(?:val|valid|validation|eval|evaluation|test)\b)[^\n]{{0,200}}?{LOSS}"
             + _later("lr|learning[_ ]rate", "lr")
             + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
             + _later(
@@ -68,7 +68,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "oss",
-            rf"(?i){_LOSS}[^\n]{{0,100}}?{_STEP}(?P<step>\d{{1,12}})(?=[\s,;|)\]}}]|$)",
+            rf"(?i){LOSS}[^\n]{{0,100}}?{_STEP}(?P<step>\d{{1,12}})(?=[\s,;|)\]}}]|$)",
         ),
     ),
     specimen="""\

@@ -105,7 +105,9 @@ class CommandRank(ForeignRank):
         body = words[0] if isinstance(command.run, str) else 'exec "$@"'
         text = f"{ignored}{setup}\n{body}" if setup else f"{ignored}{body}"
         line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else words)]
-        log = ForeignLog(attempt, self._resolved, self._place.rank, self._read, self._last.add)
+        log = ForeignLog(
+            attempt, self._resolved, self._place.rank, self._read, self._last.add, loss=lambda: self._lines.loss
+        )
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         return Start(line, self._environment(), log, resumed, str(folder))
 
