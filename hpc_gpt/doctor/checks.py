@@ -61,12 +61,15 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     logs = run.path if run is not None else logs_folder()
     found = []
     resolved, script, beside = None, "", None
+    notes: list[str] = []  # on lines of a job script
     try:
         if run is not None:
             resolved, script, beside = run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
         else:
             prepared = prepare(request)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+            if prepared.job_script is not None:
+                notes = [note for note in prepared.notes if note.startswith("note: ")]
             found += [Check("config", "ok", line) for line in prepared.unread]
             for faster in (faster_layout, faster_compiled):
                 if line := faster(resolved, prepared.profile, prepared.given):
@@ -75,8 +78,9 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
         nodes = counted(resolved.nodes, "node")
-        words = f"{resolved.name}: {resolved.layout} on {nodes} of {profile.name}"
-        found.append(Check("experiment", "ok", words))
+        what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
+        found.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
+        found += [Check("script", "warn", note.removeprefix("note: "), "see the line") for note in notes]
     found += _check_scheduler(resolved, script, profile)
     found += check_versions()
     if resolved is not None:

@@ -48,6 +48,18 @@ def test_data_that_submit_would_refuse_are_a_finding(tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_job_script_is_checked_with_its_lines(tmp_path):
+    path = tmp_path / "train.slurm"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=10\npkill python\n")
+    done = in_process("doctor", "--cluster", "local", "--json", path)
+    assert done.code == 0, done.stdout + done.stderr
+    found = checks(done)
+    assert found["experiment"]["words"] == "train: its job script as it is on 1 node of local"
+    assert found["script"]["level"] == "warn"
+    assert "pkill python" in found["script"]["words"]
+    assert not (tmp_path / "logs").exists()
+
+
 def test_the_ranks_of_this_machine_are_measured(tmp_path):
     done = hpc_gpt("doctor", "demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--probe", "--json")
     assert done.code == 0, done.stdout + done.stderr
