@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,9 +40,11 @@ def newest_checkpoint(run: RunFolder, command: Command) -> Path | None:
     latest. In a folder that other runs have too, only those that are later than the run count."""
     if command.checkpoints is None:
         return None
-    base = "" if command.checkpoints.startswith("{run}/") else f"{glob.escape(str(work_folder(run, command)))}/"
+    of_run = command.checkpoints.startswith("{run}/")
+    is_whole = of_run or os.path.isabs(command.checkpoints)
+    base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
     pattern = base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
-    since = 0.0 if command.snapshot or not base else _made_at(run)
+    since = 0.0 if of_run or (command.snapshot and not is_whole) else _made_at(run)
     found = []
     for name in glob.iglob(pattern, recursive=True):
         path = Path(name)

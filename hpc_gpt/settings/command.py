@@ -154,6 +154,8 @@ def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
         return
     yield from _brace_faults("command.checkpoints", glob, ("run",))
     below = PurePosixPath(glob.removeprefix("{run}/"))
+    if command.script is not None and glob.startswith("/") and ".." not in below.parts and "{run}" not in glob:
+        return  # a job script's checkpoints are where it writes them
     if not glob.strip() or below.is_absolute() or ".." in below.parts or "{run}" in str(below) or glob.startswith("~"):
         yield (
             f"command.checkpoints is {glob!r}, which is not in the run's folder, nor in the work folder",

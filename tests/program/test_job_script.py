@@ -193,3 +193,37 @@ def test_the_fifth_time_limit_in_a_row_ends_a_script_that_shows_nothing(tmp_path
     verdict = run.attempt(5).verdict()
     assert verdict["ended"] == "no_progress"
     assert "--checkpoints" in verdict["why"]
+
+
+def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:
+    script(tmp_path)
+    asked = ("submit", "--cluster", "generic-slurm", "--dry-run")
+    done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "the chain goes by its checkpoints, /scratch/me/step-*" in done.stdout + done.stderr
+    assert in_process(*asked, "--checkpoints", "/scratch/../x", "train.slurm", cwd=tmp_path).code == 2
+
+
+OUTPUT = """\
+#!/bin/bash
+#SBATCH -N 1
+python3 -c '
+import json, time
+def write(file):
+    began = time.monotonic()
+    for _ in range(200000):
+        file.write(b"x" * 99 + b"\\n")
+    return time.monotonic() - began
+own = [write(open(f"own-{turn}", "wb", buffering=0)) for turn in range(2)]
+log = [write(open(1, "wb", buffering=0, closefd=False)) for turn in range(2)]
+json.dump(min(log) / min(own), open("ratio.json", "w"))'
+"""
+
+
+def test_output_is_not_slowed(tmp_path: Path) -> None:
+    script(tmp_path, OUTPUT)
+    done = in_process("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert (
+        json.loads((tmp_path / "ratio.json").read_text()) < 10
+    )  # 60 MB took 74 s through a pipe, a file less than one

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,15 @@ def test_the_highest_number_is_the_newest_whatever_its_time(run: RunFolder) -> N
     make(run, "work/out/ckpt-1000", "work/out/ckpt-900", "work/out/other-2000", "work/out/ckpt-tmp")
     assert newest_checkpoint(run, command()) == run.path / "work/out/ckpt-1000"
     assert saved_step(run, command()) == 1000
+
+
+def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> None:
+    asked = replace(command(f"{glob.escape(str(tmp_path))}/[o]ut/step-*"), script="train.slurm", snapshot=False)
+    os.utime(run.path / "resolved.json", (10**9, 10**9))
+    make(run, "../../../out/step-30", "../../../out/step-7")
+    assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
+    os.utime(run.path / "resolved.json")
+    assert newest_checkpoint(run, asked) is None, "of an earlier run"
 
 
 def test_only_complete_ones_count(run: RunFolder) -> None:

@@ -61,7 +61,7 @@ file = open(f"{os.environ['REC']}/{sys.argv[1]}", "a", buffering=1)
 for each in ("HUP", "INT", "USR1", "USR2", "TERM"):
     signal.signal(getattr(signal, f"SIG{each}"), lambda number, frame, each=each: file.write(each + "\\n"))
 file.write("ready\\n")
-end = time.monotonic() + 60
+end = time.monotonic() + 300
 while time.monotonic() < end and not os.path.exists(f"{os.environ['REC']}/over"):
     time.sleep(0.05)
 """
@@ -263,3 +263,27 @@ def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> No
     why = json.loads(launcher.run("why", str(job.run.path), "--json")[0])
     assert "NameError" in json.dumps(why["attempts"][-1]), why
     assert "NameError" in launcher.run("why", str(job.run.path))[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("given", ["USR1@240"])
+def test_a_given_signal_and_the_time_limit_reach_whom_they_reach_under_sbatch(launcher: Launcher, given: str) -> None:
+    jobs, heard = {}, {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"given-{given[0]}-{way}", train_slurm=SIGNALS, hear_py=HEAR)
+        jobs[way] = folder, submit(launcher, way, folder, f"--signal={given}", "--no-requeue", "train.slurm")
+    for folder, job in jobs.values():
+        job.wait("its processes", lambda folder=folder: all((folder / who).exists() for who in WHO))
+        job.near_its_limit()
+    last = "shell" if given.startswith("B") else "step"
+    for folder, job in jobs.values():
+        job.wait("the signal", lambda file=folder / last: "USR1" in file.read_text())
+        launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
+    for way, (folder, job) in jobs.items():
+        job.wait("the limit's signal", lambda folder=folder: "TERM" in (folder / "shell").read_text())
+        job.wait("a second one, which must not come", _after(1.5))
+        (folder / "over").touch()
+        job.wait("its end", lambda job=job: job.slurm_state not in ("RUNNING", "COMPLETING"))
+        heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
+    assert heard["submit"] == heard["sbatch"]
+    assert "USR1" in heard["sbatch"][last]
