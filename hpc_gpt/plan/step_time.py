@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.layers import kv_width, layers_of_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
-from hpc_gpt.plan.states import moved_bytes
 from hpc_gpt.settings.shape_split import layer_params
 
 _COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)
@@ -170,15 +170,15 @@ class _StepModel:
         own = params / engine_of(training).optimizer_ranks(training)
         memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
         if training.offload == "none":
-            return own * moved_bytes(training) / memory_b_s, 0.0
+            return own * _moved_bytes(training) / memory_b_s, 0.0
         # All gradients are summed on the host; groups that stay on the GPU are updated there, one after the other.
         ratio = training.offload_ratio
         stays = (1 - ratio) * own
         moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
-        updated = ratio * own * moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
+        updated = ratio * own * _moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
         if training.offload == "full":
             moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
-        return stays * moved_bytes(training) / memory_b_s, moved + updated
+        return stays * _moved_bytes(training) / memory_b_s, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
         """The relative error within which four of five rows of a source were predicted by a fit to other sources
@@ -225,6 +225,23 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
         # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
         again = products / 2 + passes if engine_of(training).selects_operators else core
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights, again)
+
+
+def _moved_bytes(training: Training) -> float:
+    """Bytes that the optimizer's update reads and writes a parameter in a step, counted by hand, with the norm.
+
+    fused: reads fp32 master weight, two moments and gradient, writes three of them and 2 for the 16-bit weight; then
+    reads and writes the gradient for its norm and scale. foreach and for-loop, instead of fused's 28: weight decay 8,
+    first moment 12, second 8 + 12, root, quotient and sum with epsilon 8 each, weight 16; further launches are not
+    counted. compiled: one pass reads the gradient for the norm; the next reads master weight, moments and gradient and
+    writes master weight, moments and 16-bit weight.
+    """
+    if training.optimizer_mode in ("foreach", "for-loop"):
+        return 80 + 2 + 2 * 4
+    if training.optimizer_mode == "compiled" and engine_of(training).compiles_update and training.dtype != "fp32":
+        gradient = 2 if sums_in_half(training) else 4
+        return (4 + 8 + gradient) + (4 + 8 + 2) + gradient
+    return 4 * 4 + 3 * 4 + 2 + 2 * 4
 
 
 def can_compile(training: Training, machine: Machine) -> bool:
