@@ -369,3 +369,29 @@ def test_the_shared_zero_log(shared) -> None:
     assert part.arguments["world_size"][0] == "64"
     assert part.arguments["deepspeed_activation_checkpointing"][0] == "True"
     assert len(part.arguments) == 119
+
+
+def test_argonnes_fork_has_equals_signs() -> None:
+    line = (
+        "[2024-07-13 07:32:24][INFO][training_log:661] -  iteration=      10/  317892 | consumed_samples=        7680 |"
+        " consumed_tokens=    31457280 | elapsed_time_per_iteration_ms=5361.6 | learning_rate=9.4374e-07 |"
+        " global_batch_size=  768 | lm loss=11.164009 | loss_scale=1.0 | grad_norm=10.642 | actual_seqlen= 4096 |"
+        " number_of_skipped_iterations=  0 | number_of_nan_iterations=  0 | samples_per_second=143.241 |"
+        " tokens_per_gpu_per_second_tgs=6111.616 | TFLOPs=290.12 |"
+    )
+    assert step_of(line, "megatron_alcf") == {
+        "step": 10,
+        "consumed_samples": 7680,
+        "consumed_tokens": 31457280,
+        "step_s": pytest.approx(5.3616),
+        "lr": 9.4374e-7,
+        "loss": 11.164009,
+        "grad_norm": 10.642,
+        "skipped": 0,
+        "nan": 0,
+        "samples_per_s": 143.241,
+        "tokens_per_s_gpu": 6111.616,
+        "tflops": 290.12,
+        "at": 1720855944,
+    }
+    assert facts_of(read_text(line))["global_batch"] == [768]

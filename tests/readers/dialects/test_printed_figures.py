@@ -48,10 +48,25 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
         [{"step": 17000, "loss": 7.33}],
     ),
     (
-        "generic",
-        "iteration=      10/  317892 | consumed_tokens=    31457280 | elapsed_time_per_iteration_ms=5361.6 | "
-        "learning_rate=9.4374e-07 | lm loss=11.164009 | grad_norm=10.642 | TFLOPs=290.12 |",
-        [{"step": 10, "loss": 11.164009, "grad_norm": 10.642}],
+        "fms_fsdp",
+        "step: 100\nloss: 8.25\nLR: 0.00015\ntokens seen: 838860800\ngradient norm: 0.75\ncurrent step time: 2.5\n"
+        "overall step time: 9.9\ncurrent token per gpu per sec: 3393",
+        [
+            {
+                "step": 100,
+                "loss": 8.25,
+                "lr": 0.00015,
+                "consumed_tokens": 838860800,
+                "grad_norm": 0.75,
+                "step_s": 2.5,
+                "tokens_per_s_gpu": 3393,
+            }
+        ],
+    ),
+    (
+        "levanter",
+        "Progress on:train 1.23kit/10.0kit rate:1.2it/s remaining:2:01:10 elapsed:17:10 postfix:loss=3.41",
+        [{"step": 1230, "loss": 3.41}],
     ),
     (
         "nanogpt",
@@ -438,6 +453,7 @@ MEMORY = [
     ("\t Train memory/peak_reserved_mem: 51.3280", None, 51.328 * GB),
     ("\t Train memory/current_allocated_mem: 9.7173", None, None),
     ("peak memory allocated: 39147 MiB reserved: 41056 MiB", 39147 / 1024, 41056 / 1024),
+    ("reserved memory: 60240691200", None, 60240691200 / 2**30),
     ("Max CUDA memory allocated was 47 GB", 47.0, None),
 ]
 
