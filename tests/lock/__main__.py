@@ -29,7 +29,7 @@ RUNS = REPOSITORY / "tests" / "specimens" / "made_at_b498b09.tar.xz"
 _MASKS = (
     (re.compile(r"\b20\d{6}-\d{6}-[0-9a-f]{4}\b"), "RUN-ID"),
     (re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),
-    (re.compile(r'("[a-z_]*(?:time|started|ended_at|read_at)": )\d+(\.\d+)?'), r"\1TIME"),
+    (re.compile(r'("[a-z_]*(?:time|started|ended_at|read_at|age_s)": )\d+(\.\d+)?'), r"\1TIME"),
     (re.compile(re.escape(platform.node())), "HOST"),
 )
 
