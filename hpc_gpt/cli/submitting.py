@@ -307,6 +307,8 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
     if leaked := sorted(name for name in os.environ if outside and name.startswith("SBATCH_")):
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
+        if around := os.environ.get("SLURM_JOB_ID"):
+            click.echo(f"note: this is within job {around}, but a new job is queued, with nodes of its own", err=True)
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
         if len(submitted.jobs) > 1:
             click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)

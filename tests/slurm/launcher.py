@@ -125,12 +125,12 @@ class Launcher:
 
     def submit(self, *arguments: str, cwd: Path | None = None, **more: str) -> Job:
         """Submits and gives the job."""
-        said, _ = self.run("submit", *arguments, code=0, cwd=cwd, **more)
+        said, noted = self.run("submit", *arguments, code=0, cwd=cwd, **more)
         found = re.search(r"submitted (\S+) as job (\d+)", said)
         assert found, said
         folders = list(Path(more.get("HPC_GPT_LOGS", str(self.logs))).glob(f"*/{found[1]}"))
         assert len(folders) == 1, folders
-        return Job(self.cluster, RunFolder(folders[0]), found[2])
+        return Job(self.cluster, RunFolder(folders[0]), found[2], noted)
 
     def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
         """`hpc-gpt submit --wait` in the background, in a process group of its own as a shell would have it."""
@@ -182,8 +182,10 @@ class Launcher:
 class Job:
     """One run's job on a cluster."""
 
-    def __init__(self, cluster: Cluster, run: RunFolder, job_id: str) -> None:
+    def __init__(self, cluster: Cluster, run: RunFolder, job_id: str, noted: str = "") -> None:
+        """`noted` is what submit wrote to stderr."""
         self.cluster = cluster
+        self.noted = noted
         self.run = run
         self.id = job_id
 

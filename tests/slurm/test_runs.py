@@ -332,6 +332,8 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
     for job in found.jobs:
         assert job.ended() == ["done"]
         assert job.losses() == told(single).losses()
+        assert "note: this is within job 1, but a new job is queued, with nodes of its own" in job.noted
+    assert "within job" not in told(single).noted
     assert not list(found.folder.rglob("pwned"))
     assert not (launcher.folder / "pwned").exists()
 
