@@ -28,7 +28,7 @@ from hpc_gpt.runs.lineage import (
     parent_of,
     resume_point,
 )
-from hpc_gpt.runs.lock import check_free
+from hpc_gpt.runs.lock import RunHeld, check_free, holder
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.state import LIVE
@@ -41,10 +41,26 @@ if TYPE_CHECKING:
     from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
 
+# More than the controller takes from the end of an attempt to its own, on a busy machine.
+_LEAVING_S = 20.0
+
 
 def check_not_live(run: RunFolder) -> None:
-    """RunFolderError if a job of the run is queued or running, or may be on another machine."""
-    check_free(run)
+    """RunFolderError if a job of the run is queued or running, or may be on another machine.
+
+    A run's end is known before the process that started it has left: that is waited for.
+    """
+    until = time.monotonic() + _LEAVING_S
+    while True:
+        try:
+            check_free(run)
+            break
+        except RunHeld:
+            owner = holder(run)
+            lives_here = owner is not None and owner.is_gone() is False
+            if not lives_here or read_own_status(run).state in LIVE or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
     state = read_own_status(run).state
     if state in LIVE:
         raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from hpc_gpt.files import read_json_lines
+from hpc_gpt.launch.resumption import check_not_live
+from hpc_gpt.runs import lock
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import SMALL, ended, newest, wait_until
@@ -91,6 +93,20 @@ def test_of_two_resumptions_at_once_one_trains_and_the_script_by_hand_waits_for_
     ended(run)
     wait_until(lambda: not (run.path / "lock.json").exists())
     assert len(run.attempts()) == 2
+
+
+def test_a_resumption_waits_until_the_process_that_started_an_ended_run_has_left(ranks_that):
+    run = ranks_that("exit 1")
+    assert ended(run).state == "error"
+    wait_until(lambda: not (run.path / "lock.json").exists())
+    # Not a child of this process: one that has ended must be gone.
+    leaving = subprocess.run(
+        "sleep 1 >/dev/null 2>&1 & echo $!", shell=True, capture_output=True, text=True, check=True
+    )
+    last = lock.process_holder(int(leaving.stdout))
+    lock.take(run, last)
+    check_not_live(run)
+    assert last.is_gone()
 
 
 def test_a_controller_that_was_killed_leaves_a_lock_that_the_next_one_takes(ranks_that):
