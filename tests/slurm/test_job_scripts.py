@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -227,22 +226,6 @@ def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launche
     assert (folder / "out-5.txt").resolve() == runs["5"].attempt(2).log
 
 
-ENDS = {"exit": "exit 143", "KILL": "kill -KILL $$", "TERM": "kill -TERM $$", "INT": "sleep 1; kill -INT $$",
-        "SEGV": "sleep 1; ulimit -c 0; kill -SEGV $$"}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_a_script_that_a_signal_ends_gives_the_job_the_exit_code_of_sbatch(launcher: Launcher, how: str) -> None:
-    codes = {}
-    for way in ("sbatch", "submit"):
-        folder = folder_of(launcher, f"ends-{how}-{way}", train_slurm=f"#!/bin/bash\n#SBATCH -N 1\n{ENDS[how]}\n")
-        job = submit(launcher, way, folder, "--no-requeue", "train.slurm")
-        job.wait_end("FAILED")
-        codes[way] = job.shown()["ExitCode"]
-    assert codes["submit"] == codes["sbatch"]
-    assert codes["sbatch"] == (f"0:{getattr(signal, f'SIG{how}').value}" if how != "exit" else "143:0")
-
-
 TWO_FILES = """\
 #!/bin/bash
 #SBATCH -N 2 --ntasks-per-node=1 --job-name=two -o out.txt -e err.txt
@@ -266,7 +249,7 @@ def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("given", ["USR1@240"])
+@pytest.mark.parametrize("given", ["USR1@240", "B:USR1@240"])
 def test_a_given_signal_and_the_time_limit_reach_whom_they_reach_under_sbatch(launcher: Launcher, given: str) -> None:
     jobs, heard = {}, {}
     for way in ("sbatch", "submit"):
