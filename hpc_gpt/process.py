@@ -81,21 +81,6 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def group_lives(group: int) -> bool:
-    """Whether a process of a group runs; a zombie does not count."""
-    if not Path("/proc/self/stat").exists():
-        with contextlib.suppress(OSError):
-            os.killpg(group, 0)
-            return True
-        return False
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = stat_of(entry.name)
-            if fields[0] not in "ZX" and int(fields[2]) == group:
-                return True
-    return False
-
-
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block.

@@ -2,7 +2,7 @@
 
 The folder has the run folders of all rounds, and bench.json, which is replaced whole after each measurement:
 `{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the same order,
-the row's cell, its tokens/s by round, and the folders or logs of its rounds.
+the row's cell, its tokens/s by round, and the folders of its rounds.
 
 A machine's speed drifts with its heat. So every round measures each cell once and begins with another one, and ratios
 are of medians over the rounds.
@@ -116,7 +116,7 @@ class Bench:
                     continue
                 cell = self.cells[place]
                 label = f"round {number}/{self.rounds}  {cell.name}" if self.rounds > 1 else cell.name
-                found = measure(cell, number, self.folder.path, self.provenance, label)
+                found = measure(cell, self.folder.path, self.provenance, label)
                 self._measured.setdefault(place, []).append(found)
                 self.folder.write(self.rows)
                 self._report(cell, label, found)
@@ -168,9 +168,8 @@ class Bench:
             else f"{row.cell} ended as {row.record.ended}"
             for row in failed
         )
-        place = failed[0].places[0]
-        hint = f"its output is in {place}" if place.is_file() else f"hpc-gpt why {place}"
-        if place.is_file() and failed[0].record.ended in GOOD_ENDS:
+        hint = f"hpc-gpt why {failed[0].places[0]}"
+        if failed[0].record.ended in GOOD_ENDS and failed[0].cell in {cell.name for cell in self.cells if cell.command}:
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
         raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
 
@@ -181,6 +180,6 @@ class Bench:
         else:
             why = record.cause or (record.flags[-1] if record.ended in GOOD_ENDS and record.flags else None)
             sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {found.place}\n")
-        if record.ended in OUT_OF_MEMORY and cell.prepared is not None:
+        if record.ended in OUT_OF_MEMORY and cell.prepared is not None and cell.command is None:
             self.advice[cell.name] = advice_on_memory(cell.prepared.resolved, self.profile, record.ended)
             sys.stderr.write(f"{label}: {self.advice[cell.name]}\n")

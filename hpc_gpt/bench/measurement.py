@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bench.peer import measure_peer
+from hpc_gpt.bench.peer import peer_record
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
@@ -25,7 +25,7 @@ from hpc_gpt.runs.live import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.run_state import newest_submission
-from hpc_gpt.terminal import ProgressLine, width
+from hpc_gpt.terminal import width
 
 # How a cell ends that is too large for the machine.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")
@@ -44,7 +44,7 @@ _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell's record of one round, and its run folder, or a peer's log."""
+    """A cell's record of one round, and its run folder."""
 
     record: Record
     place: Path
@@ -55,21 +55,24 @@ class Measured:
         return self.record.ended in GOOD_ENDS and bool(self.record.tokens_per_s)
 
 
-def measure(cell: BenchCell, number: int, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
-    """Measures the cell's round `number` (from 1) in the bench's `folder`, with progress on stderr after `label`.
+def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+    """Measures the cell once in the bench's `folder`, with progress on stderr after `label`.
 
     Returns a record however the run ends. Ctrl-C ends the run and raises KeyboardInterrupt. Raises RunFolderError if
     the folder cannot be written.
     """
     if cell.record is not None:
         return Measured(cell.record, folder)
-    if cell.command is not None:
-        return _measure_peer(cell, number, folder, label)
     assert cell.prepared is not None
-    return _measure_ours(cell.prepared, folder, provenance, label)
+    measured = _measure_run(cell.prepared, folder, provenance, label)
+    if cell.command is None:
+        return measured
+    logs = RunFolder(measured.place).attempts()[-1:]
+    record = peer_record(measured.record, logs[0].log, cell.pattern) if logs else measured.record
+    return replace(measured, record=record)
 
 
-def _measure_ours(prepared: Prepared, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+def _measure_run(prepared: Prepared, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
     run = write_run(prepared, folder, provenance)
     interrupts = 0
     try:
@@ -98,16 +101,6 @@ def _wait_until_gone(run: RunFolder) -> None:
             send(pid, started, what)
 
 
-def _measure_peer(cell: BenchCell, number: int, folder: Path, label: str) -> Measured:
-    log = folder / f"{cell.slug}-round{number}.log"
-    line = ProgressLine()
-    line.show(f"{label}  running, its output in {log}")
-    try:
-        return Measured(measure_peer(cell, log, number), log)
-    finally:
-        line.end()
-
-
 def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
     """A run's state for the progress line, with its step on a terminal; a file would get a line for each step.
 
@@ -127,7 +120,7 @@ def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """A cell's record over all its rounds, tokens/s of those that ended well, and the folder or log of each round.
+    """A cell's record over all its rounds, tokens/s of those that ended well, and the run folder of each round.
 
     `tenth_step_s`: seconds from the start to the end of the tenth step, of rounds that ended well, if known.
     """

@@ -53,9 +53,8 @@ _BENCH: Mapping[str, Any] = {
 class BenchCell:
     """One thing that is measured, a row of the table. Its `name` is unique in the bench.
 
-    An experiment of ours has `prepared`. A peer has `command`, a line for a shell, and `pattern`, a regular expression
-    that finds tokens/s in its output; None if the log readers find them. A cell that cannot run here has a `record`
-    with the reason.
+    A peer also has `command`, a line for a shell, and `pattern`, a regular expression that finds tokens/s in its
+    output; None if the log readers find them. A cell that cannot run here has a `record` with the reason.
     """
 
     name: str

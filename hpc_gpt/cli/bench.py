@@ -74,7 +74,7 @@ _ROUNDS = 3
     "peers",
     multiple=True,
     metavar="NAME='COMMAND'",
-    help="A program of yours, measured in turns with our rows. Your shell runs the command as it is, and the log "
+    help="A program of yours, measured in turns with our rows. bash runs the command as it is, and the log "
     "readers find tokens/s in what it prints. May be repeated.",
 )
 @click.option(
@@ -126,18 +126,19 @@ def bench(
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
     """
-    from hpc_gpt.bench.peer import add_peers, read_peers  # needs numpy
+    from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
 
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
-    programs = read_peers(peers, patterns)
+    read_peers(peers, patterns)
     if ladder is not None:
         _check_ladder()
         _climb(request, ladder, steps, rounds or 1, as_json)
         return
     asked = _asked(request, engines, micro_batches, steps)
     found = prepare_cells(asked)
-    cells = add_peers(found.cells, programs)
+    programs = read_peers(peers, patterns, [cell.name for cell in found.cells])
+    cells = [*found.cells, *(prepare_peer(peer, asked.profile) for peer in programs)]
     _print_notes(found)
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
 

@@ -21,6 +21,7 @@ from hpc_gpt.files import read_json, write_once
 from hpc_gpt.ports import held_port
 from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.secrets import hide_values
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import end_of_sigterm, write_end
 from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
@@ -245,6 +246,7 @@ class ForeignRank:
     def _report_failure(self, code: int) -> int:
         """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
         ended, cause, lost_peer = self.failure(code)
+        cause = hide_values(cause, os.environ)
         if ended == "port_taken" and self._port not in cause:
             cause += f" (the rendezvous' port is {self._port})"
         until = time.monotonic() + _ENDED_S
