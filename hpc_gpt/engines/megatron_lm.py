@@ -1,4 +1,4 @@
-"""Megatron-LM: its rules, the arguments of its pretrain_gpt.py for a run, and the iteration line that it prints.
+"""Megatron-LM: its rules, and the arguments of its pretrain_gpt.py for a run.
 
 Source of the options: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of
 August 2026), megatron/arguments.py before March 2024. Those used here have had these names since 2023.
@@ -6,14 +6,11 @@ August 2026), megatron/arguments.py before March 2024. Those used here have had 
 
 from __future__ import annotations
 
-import contextlib
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.engines.base.megatron_checkout import check_is_checkout, check_options, checkout_of
+from hpc_gpt.engines.base.megatron_checkout import check_checkout, checkout_of
 from hpc_gpt.engines.base.states import StateBytes, plain_states
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
@@ -114,8 +111,7 @@ class MegatronLm(EngineFacts):
         """
         checkout = checkout_of(resolved, environment)
         if resolved.cluster.container is None:
-            check_is_checkout(checkout)
-            check_options(checkout, names_of(megatron_arguments(resolved, "checkpoints", "prefix")))
+            check_checkout(checkout, names_of(megatron_arguments(resolved, "checkpoints", "prefix")))
 
     # --- as the planner sees it
 
@@ -290,91 +286,3 @@ def _split(eval_fraction: float) -> str:
     """
     evaluation = round(1000 * eval_fraction)
     return f"{1000 - evaluation},{evaluation},0"
-
-
-# --- the iteration line, in every form since 2020
-
-HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
-# {field (readers/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
-# iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
-# of forks too.
-_KEYS_OF = {
-    "consumed_samples": ("consumed samples",),
-    "consumed_tokens": ("consumed tokens",),
-    "step_ms": ("elapsed time per iteration (ms)",),
-    "step_s": ("elapsed time per iteration (s)", "elapsed time per iteration (sec)"),
-    "lr": ("learning rate",),
-    "global_batch": ("global batch size",),
-    "loss": ("lm loss", "lm-loss", "lm_loss", "loss"),
-    "loss_scale": ("loss scale",),
-    "grad_norm": ("grad norm",),
-    "skipped": ("number of skipped iterations",),
-    "nan": ("number of nan iterations",),
-    "samples_per_s": ("samples per second", "samples/sec"),
-    "tokens_per_s": ("tokens per second",),
-    "tokens_per_s_gpu": (
-        "tokens per gpu per second (tgs)", "tokens per GPU per second", "tokens per GPU (tokens/s/GPU)", "tokens/s/GPU",
-        "tokens/sec/gpu", "tokens-per-second-per-gpu", "tokens/s/GPU inst/harmonic mean",
-    ),
-    "tflops": (
-        "TFLOPs", "TFLOPS", "throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)",
-        "throughput (TFLOP/s/GPU)", "model TFLOP/s/GPU",
-    ),
-    "mfu_percent": ("MFU", "mfu"),
-}  # fmt: skip
-KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
-_HEAD = re.compile(HEAD)
-
-
-@dataclass(frozen=True)
-class IterationLine:
-    """The figures of one line. Time and loss are means, `skipped` and `nan` counts, over the iterations since the last
-    line. None if the line lacks a figure: the loss if every iteration was skipped, the batch in v1.1.5."""
-
-    iteration: int
-    step_s: float
-    lr: float | None
-    loss: float | None
-    grad_norm: float | None
-    global_batch: int | None
-    skipped: int
-    nan: int
-
-
-def read_iteration(line: str) -> IterationLine | None:
-    """The figures of an iteration line, whatever is before it; None for any other line, or one that is cut off.
-
-    >>> read_iteration(" iteration 30/ 1000 | elapsed time per iteration (ms): 2767.3 | lm loss: 3.2E+00 |").step_s
-    2.7673
-    >>> read_iteration(" iteration 30/ 1000 | elapsed time per iter") is None
-    True
-    """
-    head = _HEAD.search(line)
-    if head is None:
-        return None
-    found: dict[str, float] = {}
-    # Without a closing bar the last piece may be cut off.
-    for piece in line[head.end() :].split("|")[:-1]:
-        key, _, text = piece.partition(":")
-        name = KEYS.get(key.strip())
-        if name is not None:
-            with contextlib.suppress(ValueError):
-                found.setdefault(name, float(text))
-    step_s = found.get("step_s", found["step_ms"] / 1000 if "step_ms" in found else None)
-    if step_s is None:
-        return None
-
-    def count(name: str) -> int | None:
-        value = found.get(name)
-        return int(value) if value is not None and math.isfinite(value) else None
-
-    return IterationLine(
-        iteration=int(head["step"]),
-        step_s=step_s,
-        lr=found.get("lr"),
-        loss=found.get("loss"),
-        grad_norm=found.get("grad_norm"),
-        global_batch=count("global_batch"),
-        skipped=count("skipped") or 0,
-        nan=count("nan") or 0,
-    )

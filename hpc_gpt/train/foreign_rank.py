@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.ports import held_port
 from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
 from hpc_gpt.settings.resolved import Resolved
@@ -258,6 +261,23 @@ class ForeignRank:
         return code if code > 0 else 1
 
     # --- for the engines
+
+    def await_file(self, path: Path, fault: UserError) -> None:
+        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after WAIT_S."""
+        until = time.monotonic() + WAIT_S
+        while not path.exists():
+            if self._attempt.ended() or time.monotonic() > until:
+                raise fault
+            time.sleep(TURN_S)
+
+    def report_start(self, resumed: int, more: Mapping[str, object]) -> str:
+        """Writes trainer.json, for the first task; returns the device's name."""
+        gpus, cluster = list_gpus(), self._resolved.cluster
+        # Without nvidia-smi only the profile knows the device of a cluster.
+        device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" else None
+        start = {"device": device, "host": platform.node(), "resumed_step": resumed, **more}
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        return str(device or cluster.device)
 
     def rendezvous(self) -> dict[str, str]:
         """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine."""

@@ -8,8 +8,7 @@ from platform import node
 import pytest
 
 from hpc_gpt.engines.base.megatron_checkout import PROGRAM
-from hpc_gpt.engines.megatron_lm import read_iteration
-from hpc_gpt.train.engines.megatron_lm import MegatronLog
+from hpc_gpt.train.engines.megatron_lm import MegatronLog, read_iteration
 from hpc_gpt.train.foreign_program import ForeignLog, LastLines
 from tests.made_runs import unsubmitted_run
 
@@ -53,7 +52,7 @@ def test_an_iteration_in_every_dress(line):
     found = read_iteration(line)
     assert found is not None
     figures = (
-        found.iteration, found.step_s, found.lr, found.loss, found.grad_norm, found.global_batch, found.skipped
+        found.step, found.step_s, found.lr, found.loss, found.grad_norm, found.samples, found.skipped
     )  # fmt: skip
     assert figures == pytest.approx(LINES[line])
 

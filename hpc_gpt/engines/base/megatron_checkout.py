@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
@@ -40,10 +41,18 @@ def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
     return checkout
 
 
-def check_is_checkout(checkout: Path) -> None:
-    """ConfigError unless the folder is a Megatron-LM checkout."""
+def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
+    """ConfigError unless it is a checkout whose argument parser has the options; similar names are in the message."""
     if not (checkout / PROGRAM).is_file():
         raise _no_checkout(checkout, PROGRAM)
+    known = sorted(known_options(checkout)) if options else ()
+    lines = []
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=2)
+            lines.append(f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else ""))
+    if lines:
+        raise ConfigError("\n".join(lines), "use a checkout of 2023 or later: git -C … checkout core_v0.12.0")
 
 
 def _no_checkout(checkout: Path, missing: str) -> ConfigError:
@@ -53,107 +62,51 @@ def _no_checkout(checkout: Path, missing: str) -> ConfigError:
     )
 
 
-def check_options(checkout: Path, options: list[str]) -> None:
-    """ConfigError for every option that the checkout's parser does not have, with similar names."""
-    known = known_options(checkout)
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        lines = []
-        for option in unknown:
-            close = difflib.get_close_matches(option, sorted(known), n=2)
-            lines.append(f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else ""))
-        raise ConfigError("\n".join(lines), "use a checkout of 2023 or later: git -C … checkout core_v0.12.0")
-
-
 def known_options(checkout: Path) -> set[str]:
-    """Every option of the checkout's argument parser, read from its source.
+    """The options of the checkout's argument parser, read from its source.
 
     Some are calls of `add_argument("--name", …)`. Since 2025 others are fields of dataclasses passed to
-    `ArgumentGroupFactory(Class, exclude=[…])`: `name: int = 1` becomes --name, `name: bool = True` becomes --no-name
-    and --disable-name, and `metadata={"argparse_meta": {"arg_names": […]}}` gives other names.
+    `ArgumentGroupFactory(Class, …)`: `name: int = 1` becomes --name, `name: bool = True` becomes --no-name and
+    --disable-name, and texts such as "--other" in the field are its names. A field that the factory is told to leave
+    out counts as known.
     """
     parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), None)
     if parser is None:
         raise _no_checkout(checkout, _PARSERS[0])
-    tree = _parse(parser)
     options: set[str] = set()
-    for call in _calls(tree, "add_argument"):
-        options |= set(_texts(call.args))
-        if any("BooleanOptionalAction" in ast.unparse(keyword.value) for keyword in call.keywords):
-            options |= {f"--no-{name.removeprefix('--')}" for name in _texts(call.args)}
-    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        for call in _calls(function, "ArgumentGroupFactory"):
-            if call.args and isinstance(call.args[0], ast.Name):
-                options |= _options_of_class(checkout, call.args[0].id, _excluded(function, call))
-    return {name for name in options if name.startswith("--")}
-
-
-def _options_of_class(checkout: Path, name: str, excluded: set[str]) -> set[str]:
-    """The options that the fields of a dataclass of the checkout, and of its base classes, become."""
-    definition = _find_class(checkout, name)
-    if definition is None:
-        return set()
-    options: set[str] = set()
-    for base in definition.bases:
-        options |= _options_of_class(checkout, ast.unparse(base).rpartition(".")[2], excluded)
-    for field in definition.body:
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id not in excluded:
-            options |= _options_of_field(field.target.id, ast.unparse(field.annotation), field.value)
+    for call in ast.walk(_parse(parser)):
+        name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if name == "add_argument":
+            named = _names_in(call)
+            options |= named
+            if "BooleanOptionalAction" in ast.unparse(call):
+                options |= {f"--no-{option.removeprefix('--')}" for option in named}
+        elif name == "ArgumentGroupFactory":
+            options |= _options_of_class(checkout, ast.unparse(call).partition("(")[2].partition(",")[0].rstrip(")"))
     return options
 
 
-def _options_of_field(name: str, annotation: str, value: ast.expr | None) -> set[str]:
-    default = value
-    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
-        settings = {keyword.arg: keyword.value for keyword in value.keywords}
-        if "init" in settings and ast.unparse(settings["init"]) == "False":
-            return set()
-        default = settings.get("default")
-        for node in ast.walk(settings.get("metadata", ast.Constant(None))):
-            if isinstance(node, ast.Dict):
-                named = dict(zip(map(_text, node.keys), node.values, strict=True))
-                if isinstance(names := named.get("arg_names"), ast.List):
-                    return set(_texts(names.elts))
-    option = name.replace("_", "-")
-    if annotation == "bool" and isinstance(default, ast.Constant) and default.value is True:
-        return {f"--no-{option}", f"--disable-{option}"}
-    return {f"--{option}"}
-
-
-def _find_class(checkout: Path, name: str) -> ast.ClassDef | None:
-    """The definition of a class in the checkout's package."""
+def _options_of_class(checkout: Path, name: str) -> set[str]:
+    """The options that the fields of a dataclass of the checkout, and of its base classes, become."""
     for path in sorted((checkout / "megatron").rglob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if f"class {name}(" in text or f"class {name}:" in text:
-            for node in ast.walk(_parse(path)):
-                if isinstance(node, ast.ClassDef) and node.name == name:
-                    return node
-    return None
+        if not re.search(rf"^class {name}\b", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            continue
+        found = next(node for node in _parse(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+        options = [_options_of_class(checkout, ast.unparse(base).rpartition(".")[2]) for base in found.bases]
+        options += [_options_of_field(node) for node in found.body if isinstance(node, ast.AnnAssign)]
+        return set().union(*options)
+    return set()
 
 
-def _excluded(function: ast.FunctionDef, call: ast.Call) -> set[str]:
-    """The texts in `exclude=[…]` of a call; the list may be a local variable of the function."""
-    value: ast.expr | None = next((keyword.value for keyword in call.keywords if keyword.arg == "exclude"), None)
-    if isinstance(value, ast.Name):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assign) and value.id in map(ast.unparse, node.targets):
-                value = node.value
-                break
-    return set(_texts(value.elts)) if isinstance(value, ast.List) else set()
+def _options_of_field(field: ast.AnnAssign) -> set[str]:
+    option = ast.unparse(field.target).replace("_", "-")
+    is_on = re.search(r": bool = (True|.*default=True)", ast.unparse(field))
+    return _names_in(field) or ({f"--no-{option}", f"--disable-{option}"} if is_on else {f"--{option}"})
 
 
-def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name:
-            yield node
-
-
-def _texts(nodes: list[ast.expr]) -> list[str]:
-    return [text for text in map(_text, nodes) if text is not None]
-
-
-def _text(node: ast.expr | None) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+def _names_in(tree: ast.AST) -> set[str]:
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str) and re.fullmatch(r"--\w[\w-]*", text)}
 
 
 def _parse(path: Path) -> ast.Module:

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from hpc_gpt.engines.megatron_lm import HEAD, KEYS
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
+# The iteration line, in every form since 2020.
+_HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
+# {field (readers/pattern.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
+# iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
+# of forks too.
+_KEYS_OF = {
+    "consumed_samples": ("consumed samples",),
+    "consumed_tokens": ("consumed tokens",),
+    "step_ms": ("elapsed time per iteration (ms)",),
+    "step_s": ("elapsed time per iteration (s)", "elapsed time per iteration (sec)"),
+    "lr": ("learning rate",),
+    "global_batch": ("global batch size",),
+    "loss": ("lm loss", "lm-loss", "lm_loss", "loss"),
+    "loss_scale": ("loss scale",),
+    "grad_norm": ("grad norm",),
+    "skipped": ("number of skipped iterations",),
+    "nan": ("number of nan iterations",),
+    "samples_per_s": ("samples per second", "samples/sec"),
+    "tokens_per_s": ("tokens per second",),
+    "tokens_per_s_gpu": (
+        "tokens per gpu per second (tgs)", "tokens per GPU per second", "tokens per GPU (tokens/s/GPU)", "tokens/s/GPU",
+        "tokens/sec/gpu", "tokens-per-second-per-gpu", "tokens/s/GPU inst/harmonic mean",
+    ),
+    "tflops": (
+        "TFLOPs", "TFLOPS", "throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)",
+        "throughput (TFLOP/s/GPU)", "model TFLOP/s/GPU",
+    ),
+    "mfu_percent": ("MFU", "mfu"),
+}  # fmt: skip
+_KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
 _NUMBER = r"\d{1,9}\.\d{1,16}"
+ITERATION = Pattern("step", "elapsed time per iteration", _HEAD, keys=_KEYS, closed=True)
 
 DIALECT = Dialect(
     name="megatron",
     engine="megatron-lm",
     patterns=(
-        Pattern(
-            "step",
-            "elapsed time per iteration",
-            HEAD,
-            keys=KEYS,
-            closed=True,
-        ),
+        ITERATION,
         Pattern("more", "Effective Tera Flops", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
         Pattern(
             "fact",

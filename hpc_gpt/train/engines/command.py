@@ -22,7 +22,7 @@ from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.program_checkpoints import step_of as step_of_checkpoint
-from hpc_gpt.runs.provenance import complete_run, list_gpus
+from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.room import GIB
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import VAGUE
@@ -40,7 +40,7 @@ from hpc_gpt.train.foreign_program import (
     code_words,
     step_of,
 )
-from hpc_gpt.train.foreign_rank import TURN_S, WAIT_S, ForeignRank, Start, Stop
+from hpc_gpt.train.foreign_rank import ForeignRank, Start, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.stacks import stack_of
@@ -145,11 +145,7 @@ class CommandRank(ForeignRank):
             self._report_start(checkpoint, step)
             begun = {"folder": str(folder), "checkpoint": checkpoint and str(checkpoint), "step": step}
             write_once(path, json.dumps(begun) + "\n")
-        until = time.monotonic() + WAIT_S
-        while not path.exists():
-            if self._attempt.ended() or time.monotonic() > until:
-                raise RunFolderError(f"the first task has not written {path}", "did it fail?")
-            time.sleep(TURN_S)
+        self.await_file(path, RunFolderError(f"the first task has not written {path}", "did it fail?"))
         found = json_in(path)
         return Path(found["folder"]), Path(found["checkpoint"]) if found["checkpoint"] else None, int(found["step"])
 
@@ -197,19 +193,12 @@ class CommandRank(ForeignRank):
         return environment | self.rendezvous()
 
     def _report_start(self, checkpoint: Path | None, step: int) -> None:
-        resolved, gpus = self._resolved, list_gpus()
-        device = gpus[0]["name"] if gpus else "cpu" if resolved.cluster.scheduler == "local" else None
-        start = {
-            "device": device,
-            "host": platform.node(),
-            "resumed_step": step,
-            "resumed_from": checkpoint and str(checkpoint),
-            "params": resolved.model.params if resolved.has_model else None,
-        }
-        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        resolved = self._resolved
+        params = resolved.model.params if resolved.has_model else None
+        device = self.report_start(step, {"resumed_from": checkpoint and str(checkpoint), "params": params})
         per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
         print(
-            f"{resolved.name}: once {per} on {resolved.gpus} x {device or resolved.cluster.device}: {self._name}",
+            f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}",
             flush=True,
         )
         if checkpoint is not None:

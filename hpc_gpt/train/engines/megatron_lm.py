@@ -5,27 +5,25 @@ Megatron-LM itself handles SIGTERM (it saves, and its ranks leave together), its
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import re
 import signal
 import sys
-import time
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.engines.base.megatron_checkout import PROGRAM, check_is_checkout, check_options, checkout_of
-from hpc_gpt.engines.megatron_lm import megatron_arguments, names_of, read_iteration
+from hpc_gpt.engines.base.megatron_checkout import PROGRAM, check_checkout, checkout_of
+from hpc_gpt.engines.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import write_once
+from hpc_gpt.readers.dialects.megatron import ITERATION
+from hpc_gpt.readers.logs.matches import float_of, values_of
 from hpc_gpt.runs.end_policy import SIGNALS, End, end_of_exit_0
-from hpc_gpt.runs.provenance import complete_run, git_state, list_gpus
+from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
-from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch, LastLines, StepLine, abort
-from hpc_gpt.train.foreign_rank import STOP, TURN_S, WAIT_S, ForeignRank, Start, Stop
+from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch, LastLines, StepLine, abort, step_of
+from hpc_gpt.train.foreign_rank import STOP, WAIT_S, ForeignRank, Start, Stop
 from hpc_gpt.train.heartbeat import Heartbeat
 from hpc_gpt.train.signals import Signals
 
@@ -33,6 +31,9 @@ from hpc_gpt.train.signals import Signals
 TRACKER = "latest_checkpointed_iteration.txt"
 # Its own limit: --exit-duration-in-mins.
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
+_ITERATION = re.compile(ITERATION.regex)
+# What metrics.jsonl gets of it; tokens/s follow from the batch and the time.
+_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped")
 _BEGINS = "before the start of training step"
 
 
@@ -54,10 +55,9 @@ class MegatronRank(ForeignRank):
         checkout = checkout_of(resolved, os.environ)
         prefix = self._await_data()
         arguments = megatron_arguments(resolved, str(self._saved), prefix)
-        check_is_checkout(checkout)
         resumed = saved_iteration(self._saved)
+        check_checkout(checkout, names_of(arguments) if is_first else ())
         if is_first:
-            check_options(checkout, names_of(arguments))
             complete_run(self._run.path, resolved)
             self._report_start(checkout, resumed)
         log = MegatronLog(self._attempt, resolved, self._place.rank, resumed, self._lines)
@@ -122,11 +122,8 @@ class MegatronRank(ForeignRank):
         if self._place.local_rank == 0:
             path = ensure_data(resolved)
             assert path is not None
-        until = time.monotonic() + WAIT_S
-        while not path.with_name(path.name + ".idx").exists():
-            if self._attempt.ended() or time.monotonic() > until:
-                raise DataError(f"{path}.idx was not made in {WAIT_S} s", "did the node's first rank fail?")
-            time.sleep(TURN_S)
+        index = path.with_name(path.name + ".idx")
+        self.await_file(index, DataError(f"{index} was not made in {WAIT_S} s", "did the node's first rank fail?"))
         return os.path.abspath(path)
 
     def _environment(self, checkout: Path) -> dict[str, str]:
@@ -142,23 +139,13 @@ class MegatronRank(ForeignRank):
         return environment | self.rendezvous()
 
     def _report_start(self, checkout: Path, resumed: int) -> None:
-        resolved = self._resolved
-        gpus = list_gpus()
-        # Without nvidia-smi only the profile knows the device of a cluster.
-        name = gpus[0]["name"] if gpus else "cpu" if resolved.cluster.scheduler == "local" else None
-        sha, dirty = git_state(checkout, PROGRAM)
-        start = {
-            "device": name,
-            "host": platform.node(),
-            "torch": _version("torch"),
-            "params": resolved.model.params,
-            "resumed_step": resumed,
-            "megatron_lm": {"path": str(checkout), "git_sha": sha, "git_dirty": dirty},
-        }
-        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        resolved, (sha, dirty) = self._resolved, git_state(checkout, PROGRAM)
+        more = {"torch": versions_of(["torch"]).get("torch"), "params": resolved.model.params}
+        lm = {"path": str(checkout), "git_sha": sha, "git_dirty": dirty}
+        device = self.report_start(resumed, {**more, "megatron_lm": lm})
         batch = resolved.batch.global_batch
         print(
-            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name or resolved.cluster.device}, Megatron-LM "
+            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {device}, Megatron-LM "
             f"in {checkout} ({(sha or 'no commit')[:12]}), global batch {batch} x {resolved.model.seq} tokens",
             flush=True,
         )
@@ -182,17 +169,17 @@ class MegatronLog(ForeignLog):
     def _iteration(self, line: str) -> StepLine | None:
         found = read_iteration(line)
         # Megatron also logs an attempt's first iteration, and counts it again in the next line.
-        if found is None or found.iteration % self._log_every:
-            return None
-        return StepLine(
-            found.iteration,
-            found.step_s,
-            found.loss,
-            grad_norm=found.grad_norm,
-            lr=found.lr,
-            samples=found.global_batch,
-            skipped=found.skipped,
-        )
+        return None if found is None or found.step % self._log_every else found
+
+
+def read_iteration(line: str) -> StepLine | None:
+    """The figures of an iteration line; None for any other line, or one that is cut off before its time."""
+    found = _ITERATION.search(line)
+    values = values_of(line, found, ITERATION) if found else {}
+    if "step_s" not in values:
+        return None
+    row = {name: value for name in _KEPT if (value := float_of(values, name)) is not None}
+    return replace(step_of(row, 1), samples=int(float_of(values, "global_batch") or 0) or None)
 
 
 def saved_iteration(folder: Path) -> int:
@@ -202,13 +189,6 @@ def saved_iteration(folder: Path) -> int:
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 RANK = MegatronRank
