@@ -1,21 +1,22 @@
-"""The probe protocol: the lines that the ranks of a preflight and the process that judges them send to each other.
+"""The probe protocol: the lines that the ranks of a preflight send to the process that judges them.
 
-A rank prints `here` when it starts, `device` with its figures, one `group` for each collective with other ranks, and
-`failed` if it cannot continue. It reads the groups on stdin. Slurm carries the lines, so a judgement needs neither a
-port nor a shared folder: either may be what is broken.
+A line has the rank's `node`, its number there (`local`) and the `time`: the first when the rank starts. Then come its
+`figures`, its `transfer`s with other ranks as they begin and as they have a rate, `done`, and `failed` if it cannot
+continue. It reads the plan of the transfers on stdin. Slurm carries the lines, so a judgement needs neither a port nor
+a shared folder: either may be what is broken.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from hpc_gpt.process import seconds_given
 
 # In an attempt's folder: the figures and the verdict.
 PREFLIGHT = "preflight.json"
-# Variables of a rank's environment: the seconds it may take; a command whose JSON replaces figures.
-LIMIT = "HPC_GPT_PREFLIGHT_S"
+# A variable of a rank's environment: a command whose JSON replaces figures.
 COMMAND = "HPC_GPT_PROBE_COMMAND"
 # In the attempt's folder during the preflight: a file that every node must see, and one file from each node.
 SHARED = "preflight"
@@ -27,21 +28,17 @@ _MARK = "hpc-gpt-preflight "
 
 def limit_s() -> float:
     """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S; ConfigError if it is no number of seconds."""
-    return seconds_given(LIMIT, "180", "300 where torch loads slowly")
+    return seconds_given("HPC_GPT_PREFLIGHT_S", "180", "300 where torch loads slowly")
 
 
-def encode(kind: str, **fields: Any) -> str:
-    """The line of a message of that kind, without a newline."""
-    return _MARK + json.dumps({"kind": kind, **fields})
+def encode(node: str, local: int, **fields: Any) -> str:
+    return f"{_MARK}{json.dumps({'node': node, 'local': local, 'time': time.time(), **fields})}\n"
 
 
 def decode(line: str) -> dict[str, Any] | None:
-    """The fields of a line, including `kind`; None for any other output."""
-    at = line.find(_MARK)  # ranks share a stream: the unfinished line of another may come first
-    if at < 0:
-        return None
+    """The fields of a line; None for any other output."""
+    # Ranks share a stream: the unfinished line of another may come first.
     try:
-        found = json.loads(line[at + len(_MARK) :])
-    except (ValueError, RecursionError):
+        return dict(json.loads(line.partition(_MARK)[2]))
+    except (ValueError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None

@@ -9,7 +9,6 @@ the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes second
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -22,19 +21,19 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpc_gpt.columns import Column, grid
-from hpc_gpt.doctor.probe_protocol import Probe, in_sight
+from hpc_gpt.doctor.probe_protocol import Probe
 from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.preflight_lines import PREFLIGHT, SEEN_BY_ALL, SHARED, limit_s
+from hpc_gpt.preflight_lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, limit_s
 from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import plain
+from hpc_gpt.words import counted, plain
 
 SCHEMA = 1
-GIB = 2**30
 # The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
 _ALONE = 0.65
 # How long to wait for another node's file: NFS caches a missing file for up to 30 s, but not in a new folder.
@@ -73,16 +72,18 @@ class Preflight:
         probe = Probe(self.command, self.nodes, self.resolved.ranks_per_node)
         try:
             probe.read_figures(self.limit_s * _ALONE)
-            wrote = [name for name, report in probe.reports.items() if report.figures]
-            seen = in_sight(shared, wrote, _SIGHT_S)
-            for name in wrote:
-                probe.reports[name].seen = name in seen
+            until = time.monotonic() + _SIGHT_S
+            for name, report in probe.reports.items():
+                file = shared / f"{NODE_FILE}{name}"
+                while report.figures and not file.is_file() and time.monotonic() < until:
+                    time.sleep(0.1)
+                report.seen = not report.figures or file.is_file()
             self.findings = judge_devices(probe.reports, self.resolved.ranks_per_node)
             self._judge_space(probe)
             # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
-            enough = len(choose_nodes(self.nodes, self._bad(), self.resolved.nodes)) == self.resolved.nodes
-            if enough and not any(each.ended for each in self.findings):
-                self._run_exchanges(probe, self.limit_s - (time.monotonic() - began))
+            sound = choose_nodes(self.nodes, self._bad(), len(self.nodes))
+            if len(sound) >= self.resolved.nodes and not any(each.ended for each in self.findings):
+                self._run_exchanges(probe, sound, self.limit_s - (time.monotonic() - began))
         finally:
             probe.close()
             shutil.rmtree(shared, ignore_errors=True)
@@ -90,47 +91,42 @@ class Preflight:
         self.took_s = time.monotonic() - began
         return probe
 
-    def _run_exchanges(self, probe: Probe, limit_s: float) -> None:
-        """Measures and judges exchanges among all sound nodes; the groups of the layout are on the first of them."""
-        sound = choose_nodes(self.nodes, self._bad(), len(self.nodes))
-        ranks = [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)]
-        plan: dict[str, Any] = {
-            "ranks": ranks,
+    def _run_exchanges(self, probe: Probe, sound: Sequence[str], limit_s: float) -> None:
+        """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""
+        plan = {
+            "ranks": [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)],
             "host": self._host or sound[0] + self.resolved.cluster.node_suffix,
-            "port": probe.reports[sound[0]].ports.get(0),
+            "port": probe.reports[sound[0]].sent[0]["port"],
         }
         probe.run_exchanges(limit_s, plan)
-        known = {finding.node for finding in self.findings if finding.node}
-        every = [figures for report in probe.reports.values() for figures in report.figures.values()]
-        judged = all(each.get("judged") or "pair_gb_s" in each or "all_reduce_gb_s" in each for each in every)
-        self.findings += [
-            each
-            for each in judge_exchanges(list(probe.measures.values()), judged and bool(every))
-            if each.node is None or each.node not in known
-        ]
-        self.findings += self._broken_exchanges(probe, ranks)
+        bad = self._bad()
+        every = [figures for report in probe.reports.values() for figures in report.figures]
+        # A CPU's rates are not judged, unless they are given.
+        if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
+            self.findings += [each for each in judge_exchanges(probe.measures) if each.node not in bad]
+        self.findings += self._broken_exchanges(probe)
 
-    def _broken_exchanges(self, probe: Probe, ranks: Sequence[tuple[str, int]]) -> list[Finding]:
+    def _broken_exchanges(self, probe: Probe) -> list[Finding]:
         """Findings from exchanges that did not complete.
 
         The bad node is the only one with an error that no lost connection explains; else the only silent one while
         others lost their connection; else the one that all silent exchanges have in common.
         """
-        silent = probe.silent_exchanges
-        if not silent and not probe.lost:
-            if not probe.measures and len(ranks) > 1:
+        silent, lost = probe.silent_exchanges, probe.lost
+        if not silent and not lost:
+            if not probe.measures and self.resolved.gpus > 1:
                 return [Finding("exchanges", "no rank has made its exchanges, so no rate between them is known")]
             return []
-        why = next(iter(probe.lost.values()), f"no end within {self.limit_s:.0f} s")
-        own = {node: error for (node, _), error in probe.lost.items() if not _CONSEQUENCE.search(error)}
+        own = {node: error for (node, _), error in lost.items() if not _CONSEQUENCE.search(error)}
         if len(own) == 1:
-            node, why = next(iter(own.items()))
+            ((node, why),) = own.items()
             return [Finding("exchanges", f"a rank on it failed: {why}", node)]
-        common = set.intersection(*(set(nodes) for _, _, nodes in silent)) if silent else set()
-        for suspects in (probe.silent_nodes if probe.lost else set(), common):
+        why = next(iter(lost.values()), f"no end within {self.limit_s:.0f} s")
+        common = set.intersection(*map(set, silent)) if silent else set()
+        for suspects in (probe.silent_nodes if lost else set(), common):
             if len(suspects) == 1:
-                return [Finding("exchanges", f"the others do not reach it: {why}", next(iter(suspects)))]
-        among = ", ".join(dict.fromkeys(node for _, _, nodes in silent for node in nodes)) or "all nodes"
+                return [Finding("exchanges", f"the others do not reach it: {why}", suspects.pop())]
+        among = ", ".join(dict.fromkeys(node for nodes in silent for node in nodes)) or "all nodes"
         return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
 
     def _judge_space(self, probe: Probe) -> None:
@@ -156,7 +152,7 @@ class Preflight:
         elif len(self.chosen) < self.resolved.nodes:
             named = "; ".join(f"{node}: {finding.words}" for node, finding in bad.items())
             spares = len(self.nodes) - self.resolved.nodes
-            left = f", and {spares} spare{'s' * (spares != 1)}" if spares else ""
+            left = f", and {counted(spares, 'spare')}" if spares else ""
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
 
     def note_bad_nodes(self) -> None:
@@ -167,6 +163,7 @@ class Preflight:
 
     def write_figures(self, probe: Probe) -> None:
         """Writes preflight.json. Raises RunFolderError."""
+        ended, cause = self.ended or (None, None)
         figures = {
             "schema": SCHEMA,
             "time": time.time(),
@@ -174,35 +171,35 @@ class Preflight:
             "limit_s": self.limit_s,
             "allocated": self.nodes,
             "nodes": self.chosen,
-            "ended": self.ended[0] if self.ended else None,
-            "cause": self.ended[1] if self.ended else None,
+            "ended": ended,
+            "cause": cause,
             "findings": [asdict(each) for each in self.findings],
             "ranks": [
                 {
                     "node": name,
                     "local_rank": local,
                     "clock_ahead_s": report.ahead_s,
-                    "failed": report.failed.get(local),
-                    "traceback": report.traces.get(local),
-                    **report.figures.get(local, {}),
+                    "failed": sent.get("failed"),
+                    "traceback": sent.get("trace"),
+                    **sent.get("figures", {}),
                 }
                 for name, report in probe.reports.items()
                 for local in range(self.resolved.ranks_per_node)
+                for sent in [report.sent.get(local, {})]
             ],
-            "exchanges": [asdict(each) for each in probe.measures.values()],
+            "exchanges": [asdict(each) for each in probe.measures],
         }
-        write_once(self.attempt.folder / PREFLIGHT, json.dumps(_fit_to_keep(figures), indent=1, allow_nan=False) + "\n")
+        text = json.dumps(_without_secrets(finite(figures)), indent=1, allow_nan=False)
+        write_once(self.attempt.folder / PREFLIGHT, text + "\n")
 
 
-def _fit_to_keep(value: Any) -> Any:
-    """The value without secrets in texts that programs printed, and with null for numbers that are not finite."""
+def _without_secrets(value: Any) -> Any:
+    """The value without secrets in texts that programs printed."""
     if isinstance(value, dict):
-        return {key: _fit_to_keep(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_fit_to_keep(part) for part in value]
-    if isinstance(value, str):
-        return "\n".join(hide_secrets(line) for line in value.splitlines())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: _without_secrets(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(part) for part in value]
+    return "\n".join(map(hide_secrets, value.splitlines())) if isinstance(value, str) else value
 
 
 def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
@@ -211,7 +208,7 @@ def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
     At most 64 nodes are shown, those with a finding first.
     """
     nodes, ranks = len(preflight.nodes), preflight.resolved.ranks_per_node
-    out.write(f"preflight of {nodes} node{'s' * (nodes != 1)} x {ranks}, {preflight.took_s:.1f} s\n")
+    out.write(f"preflight of {counted(nodes, 'node')} x {ranks}, {preflight.took_s:.1f} s\n")
     wrong = {finding.node for finding in preflight.findings}
     shown = sorted(preflight.nodes, key=lambda node: node not in wrong)[:_MOST_NODES]
     rows = [(node, probe) for node in preflight.nodes if node in shown]
@@ -219,8 +216,8 @@ def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
     if nodes > len(shown):
         out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
     for finding in preflight.findings:
-        level = "bad node" if finding.node else "ends" if finding.ended else "warning"
-        out.write(f"  {level}{f' {finding.node}' if finding.node else ''}: {finding.words}\n")
+        level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
+        out.write(f"  {level}: {finding.words}\n")
     spares = [node for node in preflight.chosen if node in preflight.nodes[preflight.resolved.nodes :]]
     if spares and not preflight.ended:
         out.write(f"  {', '.join(spares)} {'takes' if len(spares) == 1 else 'take'} the place of a bad node\n")
@@ -229,8 +226,7 @@ def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
 
 def _device(row: tuple[str, Probe]) -> str:
     report = row[1].reports[row[0]]
-    devices = (str(each.get("device")) for each in report.figures.values())
-    return next(devices, "no answer" if not report.here else "?")
+    return next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
 
 
 def _worst(heading: str, figure: str) -> Column:
@@ -243,8 +239,7 @@ def _slowest(heading: str, kind: str) -> Column:
 
     def rate(row: tuple[str, Probe]) -> float | None:
         node, probe = row
-        rates = [each.gb_s for each in probe.measures.values() if each.kind == kind and node in each.nodes]
-        return min(rates, default=None)
+        return min((each.gb_s for each in probe.measures if each.kind == kind and node in each.nodes), default=None)
 
     return Column(heading, (kind,), rate, "{:.3g}".format)
 

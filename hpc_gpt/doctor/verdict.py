@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_gpt.runs.live import SLOW
 from hpc_gpt.words import show_bytes
@@ -20,9 +20,19 @@ from hpc_gpt.words import show_bytes
 SKEW_WARN_S = 2.0
 SKEW_BAD_S = 60.0
 
-# Figures of a rank that are compared, with name and unit: those that mark a bad node, and those that only warn.
-RATES = {"matmul_tflops": ("matmul", "TFLOP/s")}
-_WARN_RATES = {"host_to_device_gb_s": ("host to device", "GB/s"), "write_mb_s": ("shared disk", "MB/s")}
+# Figures of a rank that are compared: what a finding is called, its text and unit, and whether it marks a bad node.
+_COMPARED = {
+    "memory_free_gib": (
+        "memory",
+        "{:g} GiB free",
+        "GiB",
+        True,
+    ),  # another process on a GPU takes its memory and its time
+    "matmul_tflops": ("matmul_tflops", "matmul {:g} TFLOP/s", "TFLOP/s", True),
+    "host_to_device_gb_s": ("host_to_device_gb_s", "host to device {:g} GB/s", "GB/s", False),
+    "write_mb_s": ("write_mb_s", "shared disk {:g} MB/s", "MB/s", False),
+}
+_T = TypeVar("_T")
 _SETUP_ERRORS = ("ModuleNotFoundError", "ImportError", "ConfigError")
 
 
@@ -42,19 +52,28 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have sent, by local rank: figures, and why a rank has failed.
+    """What a node's ranks have sent: by local rank, the fields of all its lines (hpc_gpt/preflight_lines.py).
 
     `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
     """
 
-    node: str
-    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    traces: dict[int, str] = field(default_factory=dict)
-    here: set[int] = field(default_factory=set)
-    ports: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, dict[str, Any]] = field(default_factory=dict)
     skew_s: float | None = None
     seen: bool = True
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        return [each["figures"] for each in self.sent.values() if "figures" in each]
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Why ranks failed."""
+        return {local: each["failed"] for local, each in self.sent.items() if "failed" in each}
+
+    @property
+    def answered(self) -> int:
+        """The ranks that have sent figures or a failure."""
+        return sum("figures" in each or "failed" in each for each in self.sent.values())
 
     @property
     def ahead_s(self) -> float | None:
@@ -64,7 +83,7 @@ class NodeReport:
 
     def worst(self, name: str) -> float | None:
         """The smallest value of a figure over the node's ranks; None if no rank has it."""
-        found = [value for each in self.figures.values() if isinstance(value := each.get(name), int | float)]
+        found = [value for each in self.figures if isinstance(value := each.get(name), int | float)]
         return min(found, default=None)
 
 
@@ -83,37 +102,44 @@ def judge_devices(reports: Mapping[str, NodeReport], ranks_per_node: int) -> lis
     """Findings from each node's own figures. Every node of the allocation has a report; a silent one's is empty."""
     findings = [*_broken(reports, ranks_per_node)]
     sound = {name: report for name, report in reports.items() if name not in {each.node for each in findings}}
-    for judge in (_versions, _skewed, _unseen, _fewer_devices, _less_memory, _slow_devices):
+    for judge in (_versions, _skewed, _unseen, _fewer_devices, _below_peers):
         findings += judge(sound)
     return findings
 
 
-def judge_exchanges(measures: Sequence[Measure], judged: bool) -> list[Finding]:
-    """Findings from the exchanges' rates. Those of CPUs are not `judged`.
+def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
+    """Findings from the exchanges' rates.
 
     A node is slow if all its exchanges of a kind are slow, while its partners have others that are not. If a slow
-    exchange does not show which of its nodes is slow, it is a warning.
+    exchange does not show which of its nodes is slow, it is a warning, but not if a slow node explains it.
     """
-    if not judged:
-        return []
     findings: dict[str, Finding] = {}
-    unclear: list[Finding] = []
+    unclear: list[tuple[Measure, Finding]] = []
     for kind, axis in dict.fromkeys((each.kind, each.axis) for each in measures):
-        alike = [each for each in measures if (each.kind, each.axis) == (kind, axis)]
-        for one in alike:
-            peers = [each.gb_s for each in alike if each is not one]
-            if not peers or one.gb_s >= SLOW * median(peers):
-                continue
-            well = {node for each in alike if each.gb_s >= SLOW * median(peers) for node in each.nodes}
+        rates = {each: each.gb_s for each in measures if (each.kind, each.axis) == (kind, axis)}
+        name = f"exchange of a pair of {axis}"
+        if kind == "ring":
+            name = f"all-reduce of a {axis} group" if axis != "node" else "all-reduce within the node"
+        for one, rate, peers in _slow(rates):
+            well = {node for each in rates if each.gb_s >= SLOW * peers for node in each.nodes}
             suspects = [node for node in dict.fromkeys(one.nodes) if node not in well]
-            text = f"{_name_of(one)} {one.gb_s:g} GB/s, median of its peers {median(peers):g}"
-            finding = Finding("all_reduce", text, None, None, one.gb_s, median(peers), "GB/s")
+            text = f"{name} {rate:g} GB/s, median of its peers {peers:g}"
             if len(suspects) == 1:
-                findings.setdefault(suspects[0], replace(finding, node=suspects[0]))
+                findings.setdefault(suspects[0], Finding("all_reduce", text, suspects[0], None, rate, peers, "GB/s"))
             else:
-                unclear.append(replace(finding, words=f"{text}, between {', '.join(dict.fromkeys(one.nodes))}"))
-    # If a slow node explains a slow exchange, the exchange is not a second finding.
-    return [*findings.values(), *(each for each in unclear if not _explained(each, findings))]
+                text = f"{text}, between {', '.join(one.nodes)}"
+                unclear.append((one, Finding("all_reduce", text, None, None, rate, peers, "GB/s")))
+    return [*findings.values(), *(finding for one, finding in unclear if findings.keys().isdisjoint(one.nodes))]
+
+
+def _slow(values: Mapping[_T, float]) -> list[tuple[_T, float, float]]:
+    """(what, its value, the median of the others') of all that are more than 15 % below that median."""
+    found = []
+    for what, value in values.items():
+        peers = [other for each, other in values.items() if each != what]
+        if peers and value < SLOW * median(peers):
+            found.append((what, value, median(peers)))
+    return found
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:
@@ -121,12 +147,9 @@ def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: 
     as disk_full. All in GiB; `free_gib` is None if unknown."""
     if free_gib is None or all_gib <= 0 or free_gib >= all_gib:
         return []
-    room = f"{show_bytes(free_gib * 2**30)} are free in {folder}"
-    if free_gib < one_gib:
-        text = f"{room}, the next checkpoint takes about {show_bytes(one_gib * 2**30)}"
-        return [Finding("space", text, None, "disk_full", free_gib, one_gib, "GiB")]
-    text = f"{room}, the checkpoints to come take about {show_bytes(all_gib * 2**30)}"
-    return [Finding("space", text, None, None, free_gib, all_gib, "GiB")]
+    which, needed = ("next checkpoint takes", one_gib) if free_gib < one_gib else ("checkpoints to come take", all_gib)
+    text = f"{show_bytes(free_gib * 2**30)} are free in {folder}, the {which} about {show_bytes(needed * 2**30)}"
+    return [Finding("space", text, None, "disk_full" if free_gib < one_gib else None, free_gib, needed, "GiB")]
 
 
 def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[str]:
@@ -139,11 +162,11 @@ def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Find
     """Nodes that were silent, or on which a probe failed; if most of them, the set-up is at fault."""
     found = {}
     for name, report in reports.items():
-        silent = ranks_per_node - len(report.figures.keys() | report.failed.keys())
+        silent = ranks_per_node - report.answered
         if report.failed:
             rank, why = min(report.failed.items())
             found[name] = f"rank {rank} on it failed: {why}"
-        elif silent and not report.here:
+        elif silent and not report.sent:
             found[name] = "it did not answer"
         elif silent:
             found[name] = f"{silent} of its {ranks_per_node} ranks gave no figures in time"
@@ -157,33 +180,25 @@ def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Find
 
 
 def _versions(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    of = {
-        name: json.dumps(next(iter(report.figures.values())).get("versions"), sort_keys=True)
-        for name, report in reports.items()
-        if report.figures
-    }
-    counts = Counter(of.values())
-    if len(counts) < 2:
-        return []
-    usual, times = counts.most_common(1)[0]
-    if 2 * times <= len(of):
-        sets = "; ".join(f"{name}: {_listed(text)}" for name, text in list(of.items())[:4])
-        return [Finding("versions", f"the nodes differ in their versions: {sets}", None, "user_error")]
-    return [
-        Finding("versions", f"{_difference(text, usual)}, as on no other node", name)
-        for name, text in of.items()
-        if text != usual
+    of = {name: report.figures[0].get("versions") or {} for name, report in reports.items() if report.figures}
+    (text, times), *others = Counter(json.dumps(each, sort_keys=True) for each in of.values()).most_common() or [
+        ("", 0)
     ]
-
-
-def _difference(text: str, usual: str) -> str:
-    own, others = json.loads(text) or {}, json.loads(usual) or {}
-    keys = [key for key in sorted({*own, *others}) if own.get(key) != others.get(key)]
-    return ", ".join(f"{key} {own.get(key, 'missing')} instead of {others.get(key, 'none')}" for key in keys)
-
-
-def _listed(text: str) -> str:
-    return ", ".join(f"{key} {value}" for key, value in (json.loads(text) or {}).items())
+    if not others:
+        return []
+    if 2 * times <= len(of):
+        sets = "; ".join(
+            f"{name}: {', '.join(f'{key} {each[key]}' for key in sorted(each))}" for name, each in list(of.items())[:4]
+        )
+        return [Finding("versions", f"the nodes differ in their versions: {sets}", None, "user_error")]
+    usual = json.loads(text)
+    findings = []
+    for name, own in of.items():
+        keys = [key for key in sorted({*own, *usual}) if own.get(key) != usual.get(key)]
+        if keys:
+            text = ", ".join(f"{key} {own.get(key, 'missing')} instead of {usual.get(key, 'none')}" for key in keys)
+            findings.append(Finding("versions", f"{text}, as on no other node", name))
+    return findings
 
 
 def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -204,7 +219,7 @@ def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
     blind = [
         name
         for name, report in reports.items()
-        if not report.seen or any(each.get("sees_run_folder") is False for each in report.figures.values())
+        if not report.seen or any(each.get("sees_run_folder") is False for each in report.figures)
     ]
     if 2 * len(blind) > len(reports):
         text = f"the run folder is not shared: {len(blind)} of {len(reports)} nodes and this one see different files"
@@ -222,52 +237,21 @@ def _fewer_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
     ]
 
 
-def _less_memory(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Nodes with less free memory: another process on a GPU takes its memory and its time."""
-    judged = {name: report for name, report in reports.items() if _is_judged(report, "memory_free_gib")}
-    return [
-        Finding("memory", f"{own:g} GiB free, median of its peers {peers:g}", name, None, own, peers, "GiB")
-        for name, own, peers in _below_peers(judged, "memory_free_gib")
-    ]
-
-
-def _slow_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
+def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
     findings = []
-    for figure, (name, unit) in (RATES | _WARN_RATES).items():
-        judged = {node: report for node, report in reports.items() if _is_judged(report, figure)}
-        for node, own, peers in _below_peers(judged, figure):
-            text = f"{name} {own:g} {unit}, median of its peers {peers:g}"
-            if figure in RATES:
-                findings.append(Finding(figure, text, node, None, own, peers, unit))
-            else:
-                findings.append(Finding(figure, f"{node}: {text}", None, None, own, peers, unit))
+    for figure, (what, text, unit, bad) in _COMPARED.items():
+        rates = {
+            name: rate
+            for name, report in reports.items()
+            if (rate := report.worst(figure)) is not None and all(_is_judged(each, figure) for each in report.figures)
+        }
+        for name, own, peers in _slow(rates):
+            words = f"{text.format(own)}, median of its peers {peers:g}"
+            node = name if bad else None
+            findings.append(Finding(what, words if bad else f"{name}: {words}", node, None, own, peers, unit))
     return findings
 
 
-def _is_judged(report: NodeReport, figure: str) -> bool:
-    """Whether a node's figure can be compared: a GPU's, or a probe command's; a CPU's depends on its load."""
-    every = report.figures.values()
-    return bool(every) and all(
-        each.get("judged") and (figure in RATES or each.get("device") != "cpu") for each in every
-    )
-
-
-def _below_peers(reports: Mapping[str, NodeReport], figure: str) -> list[tuple[str, float, float]]:
-    """(node, its figure, the median of the others') for each node that is more than 15 % below that median."""
-    values = {name: value for name, report in reports.items() if (value := report.worst(figure)) is not None}
-    found = []
-    for name, value in values.items():
-        peers = [other for node, other in values.items() if node != name]
-        if peers and value < SLOW * median(peers):
-            found.append((name, value, median(peers)))
-    return found
-
-
-def _name_of(measure: Measure) -> str:
-    if measure.kind == "ring":
-        return f"all-reduce of a {measure.axis} group" if measure.axis != "node" else "all-reduce within the node"
-    return f"exchange of a pair of {measure.axis}"
-
-
-def _explained(finding: Finding, bad: Mapping[str, Finding]) -> bool:
-    return any(name in finding.words.rpartition(", between ")[2].split(", ") for name in bad)
+def _is_judged(figures: Mapping[str, Any], figure: str) -> bool:
+    """Whether a rank's figure can be compared: a GPU's, or a probe command's matmul; a CPU's depends on its load."""
+    return bool(figures.get("judged")) and (figure == "matmul_tflops" or figures.get("device") != "cpu")

@@ -13,7 +13,6 @@ import platform
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -38,16 +37,16 @@ def main() -> None:
     last.daemon = True
     last.start()
 
-    def say(kind: str, **fields: Any) -> None:
+    def say(**fields: Any) -> None:
         # One write for each line, because several ranks share a stream.
-        os.write(1, f"{encode(kind, node=node, local=local, time=time.time(), **fields)}\n".encode())
+        os.write(1, encode(node, local, **fields).encode())
 
-    say("here", host=platform.node(), pid=os.getpid())
+    say()
     try:
         _probe(node, local, say)
     except BaseException as fault:
         # Not a traceback in the log: a spare node may replace this one, and the attempt then has no fault.
-        say("failed", words=_one_line(fault), trace=traceback.format_exc()[-4000:])
+        say(failed=_one_line(fault), trace=traceback.format_exc()[-4000:])
 
 
 def _probe(node: str, local: int, say: Say) -> None:
@@ -66,7 +65,7 @@ def _probe(node: str, local: int, say: Say) -> None:
     given = figures_of_command(os.environ.get(COMMAND))
     device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
     figures = probe_device(resolved, device, attempt, node, given)
-    say("device", figures=figures, port=listener.getsockname()[1] if listener else None)
+    say(figures=figures, port=listener.getsockname()[1] if listener else None)
     line = sys.stdin.readline()
     if not line:
         return
@@ -116,10 +115,9 @@ def _measure_transfers(
         rank,
         device,
         given,
-        lambda each: say("began", exchange=[each.kind, each.axis, each.ranks]),
-        lambda each, rate: say("group", exchange=[each.kind, each.axis, each.ranks], gb_s=rate),
+        lambda each, rate: say(transfer=[each.kind, each.axis, each.ranks, rate]),
     )
-    say("done")
+    say(done=True)
     # Rank 0 holds the store, and the others may still be reading from it.
     store.set(f"done-{rank}", "1")
     if rank == 0:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,6 @@ def write_mb_s(path: Path) -> float:
 
 
 def four_digits(rate: float) -> float:
-    """A rate rounded to four significant digits.
-
-    >>> four_digits(0.000123456), four_digits(742.6789)
-    (0.0001235, 742.7)
-    """
     return float(f"{rate:.4g}")
 
 
@@ -199,11 +195,8 @@ def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]
     rounds.append([Transfer("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
     for axis in AXES:
         groups = [group for group in layout.groups(axis) if len(group) > 1]
-        by_round: dict[int, list[Transfer]] = {}
-        for group in groups:
-            for number, pairs in enumerate(_pairs_of_ring(axis, group)):
-                by_round.setdefault(number, []).extend(pairs)
-        rounds += [pairs for _, pairs in sorted(by_round.items())]
+        for together in zip_longest(*(_pairs_of_ring(axis, group) for group in groups), fillvalue=[]):
+            rounds.append([pair for pairs in together for pair in pairs])
         rounds.append([Transfer("ring", axis, tuple(group)) for group in groups])
     return [transfers for transfers in rounds if transfers]
 
@@ -222,10 +215,9 @@ def run_transfers(
     rank: int,
     device: torch.device,
     given: Mapping[str, Any],
-    began: Callable[[Transfer], None],
-    say: Callable[[Transfer, float], None],
+    say: Callable[[Transfer, float | None], None],
 ) -> None:
-    """Runs this rank's transfers, and passes the rate of each to `say`, in GB/s of 1e9 bytes.
+    """Runs this rank's transfers, and passes each to `say`: as it begins, and with its rate in GB/s of 1e9 bytes.
 
     The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
     all-reduce, 2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may have `pair_gb_s` and
@@ -238,7 +230,7 @@ def run_transfers(
         own = next((each for each in transfers if rank in each.ranks), None)
         if own is None:
             continue
-        began(own)
+        say(own, None)
         if own.kind == "pair":
             peer = own.ranks[0] if own.ranks[1] == rank else own.ranks[1]
             seconds = _timed(device, lambda peer=peer: _swap(buffer, other, peer))  # type: ignore[misc]

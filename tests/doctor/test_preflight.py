@@ -136,22 +136,22 @@ ACTOR = """
 import json, os, sys
 from hpc_gpt.preflight_lines import encode
 shared = os.environ["HPC_GPT_RUN"] + "/attempts/1/preflight/node-"
-def say(kind, node, **more):
-    print(encode(kind, node=node, local=0, **more), flush=True)
+def say(node, **more):
+    print(encode(node, 0, **more), end="", flush=True)
 for node in NODES:
     open(shared + node, "w").close()
-    say("here", node)
-    say("device", node, figures={"judged": True, "devices": 1}, port=1)
+    say(node)
+    say(node, figures={"judged": True, "devices": 1}, port=1)
 ranks = [node for node, _ in json.loads(sys.stdin.readline())["ranks"]]
 """
 LOST = {
     # c waits for b in its own pair, while a and b wait in theirs.
     "a link that swallows all": ("for pair in ([0, 1], [1, 2]):\n    for at in pair:\n        "
-                                 "say('began', ranks[at], exchange=['pair', 'nodes', pair])\n", "b", "no end within"),
-    "a rank that was killed": ("for node in 'ac':\n    say('failed', node, words='Connection closed by peer')",
+                                 "say(ranks[at], transfer=['pair', 'nodes', pair, None])\n", "b", "no end within"),
+    "a rank that was killed": ("for node in 'ac':\n    say(node, failed='Connection closed by peer')",
                                "b", "Connection closed"),
-    "a rank with an error": ("say('failed', 'a', words='RuntimeError: Connection reset by peer')\n"
-                             "say('failed', 'b', words='AcceleratorError: CUDA error: unspecified launch failure')",
+    "a rank with an error": ("say('a', failed='RuntimeError: Connection reset by peer')\n"
+                             "say('b', failed='AcceleratorError: CUDA error: unspecified launch failure')",
                              "b", "unspecified launch failure"),
 }  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_who_breaks_an_exchange_is_named(tmp_path, how):
 
 def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
     run = new_run(tmp_path, nodes=2)
-    words = "for node in 'ab': say('failed', node, words='RuntimeError: Connection reset by peer')"
+    words = "for node in 'ab': say(node, failed='RuntimeError: Connection reset by peer')"
     (tmp_path / "actor.py").write_text(f"NODES = 'ab'\n{ACTOR}{words}")
     said, _, _ = probe(run, "a b", command=[sys.executable, str(tmp_path / "actor.py")])
     assert said.startswith("end collective_timeout preflight: an exchange among all nodes broke")
@@ -202,7 +202,7 @@ def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
 
 def test_the_node_with_least_room_decides_on_space(tmp_path):
     preflight = Preflight(new_run(tmp_path), 1, ["a", "b"], [])
-    reports = {node: NodeReport(node, {0: {"free_gib": free}}) for node, free in (("a", 1e6), ("b", 0.0))}
+    reports = {node: NodeReport({0: {"figures": {"free_gib": free}}}) for node, free in (("a", 1e6), ("b", 0.0))}
     preflight._judge_space(SimpleNamespace(reports=reports))
     assert [finding.ended for finding in preflight.findings] == ["disk_full"]
 

@@ -24,9 +24,7 @@ def cluster(**by_node):
              "versions": {"torch": "2.13.0"}}  # fmt: skip
     reports = {}
     for node, own in by_node.items():
-        report = NodeReport(node, here={0}, skew_s=-0.01)
-        report.figures[0] = sound | own
-        reports[node] = report
+        reports[node] = NodeReport({0: {"figures": sound | own}}, skew_s=-0.01)
     return reports
 
 
@@ -73,16 +71,16 @@ def test_a_cpus_rates_are_reported_and_not_judged():
 def test_every_rank_of_a_node_counts_and_the_worst_decides():
     reports = cluster(a={}, b={}, c={})
     for report in reports.values():
-        report.figures[1] = dict(report.figures[0])
-    reports["c"].figures[1]["matmul_tflops"] = 100.0
+        report.sent[1] = {"figures": dict(report.figures[0])}
+    reports["c"].sent[1]["figures"]["matmul_tflops"] = 100.0
     assert blamed(judge_devices(reports, 2)) == {"c": "matmul 100 TFLOP/s, median of its peers 600"}
 
 
 def test_silent_and_failed_nodes_are_named():
     reports = cluster(a={}, b={}, c={}, d={}, e={}, f={}, g={})
-    reports["b"] = NodeReport("b")
-    reports["c"] = NodeReport("c", here={0})
-    reports["d"] = NodeReport("d", here={0}, failed={0: "AcceleratorError: CUDA error: out of memory"})
+    reports["b"] = NodeReport()
+    reports["c"] = NodeReport({0: {}})
+    reports["d"] = NodeReport({0: {"failed": "AcceleratorError: CUDA error: out of memory"}})
     assert blamed(judge_devices(reports, 1)) == {
         "b": "it did not answer",
         "c": "1 of its 1 ranks gave no figures in time",
@@ -91,16 +89,16 @@ def test_silent_and_failed_nodes_are_named():
 
 
 def test_what_all_nodes_fail_in_is_the_set_ups_fault():
-    reports = {name: NodeReport(name, failed={0: "ModuleNotFoundError: No module named 'torch'"}) for name in "ab"}
+    reports = {name: NodeReport({0: {"failed": "ModuleNotFoundError: No module named 'torch'"}}) for name in "ab"}
     (found,) = judge_devices(reports, 1)
     assert (found.node, found.ended) == (None, "user_error")
     assert "2 of 2 nodes cannot be probed; a: rank 0 on it failed: ModuleNotFoundError" in found.words
-    (found,) = judge_devices({name: NodeReport(name) for name in "abc"}, 1)
+    (found,) = judge_devices({name: NodeReport() for name in "abc"}, 1)
     assert (found.node, found.ended) == (None, "error")
 
 
 def test_the_only_node_of_a_job_can_be_bad():
-    (found,) = judge_devices({"a": NodeReport("a", failed={0: "AcceleratorError: CUDA error"})}, 1)
+    (found,) = judge_devices({"a": NodeReport({0: {"failed": "AcceleratorError: CUDA error"}})}, 1)
     assert (found.node, found.ended) == ("a", None)
 
 
@@ -120,13 +118,13 @@ def pairs(*rates):
 
 
 def test_a_slow_node_is_distinguished_from_its_neighbours_by_their_other_exchanges():
-    assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20), True)) == {
+    assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20))) == {
         "n2": "exchange of a pair of nodes 3 GB/s, median of its peers 20"
     }
 
 
 def test_a_slow_link_is_no_nodes_fault():
-    assert judge_exchanges(pairs(20, 3, 20, 20, 20, 20), True)[0].node is None
+    assert judge_exchanges(pairs(20, 3, 20, 20, 20, 20))[0].node is None
 
 
 def test_a_slow_group_that_a_slow_node_explains_is_no_finding_of_its_own():
@@ -135,33 +133,30 @@ def test_a_slow_group_that_a_slow_node_explains_is_no_finding_of_its_own():
         Measure("ring", "dp", (1, 3), ("n1", "n3"), 20.0),
         Measure("ring", "dp", (4, 6), ("n4", "n5"), 20.0),
     ]
-    (found,) = judge_exchanges([*pairs(20, 3, 3, 20, 20, 20), *groups], True)
+    (found,) = judge_exchanges([*pairs(20, 3, 3, 20, 20, 20), *groups])
     assert found.node == "n2"
-    (alone,) = judge_exchanges(groups, True)
+    (alone,) = judge_exchanges(groups)
     assert alone.node is None
     assert alone.words == "all-reduce of a dp group 3 GB/s, median of its peers 20, between n0, n2"
 
 
 def test_a_slow_bus_within_a_node_is_the_nodes():
     rings = [Measure("ring", "node", (2 * at, 2 * at + 1), (f"n{at}",), rate) for at, rate in enumerate((90, 91, 40))]
-    assert blamed(judge_exchanges(rings, True)) == {
-        "n2": "all-reduce within the node 40 GB/s, median of its peers 90.5"
-    }
-    assert judge_exchanges(rings, False) == []
+    assert blamed(judge_exchanges(rings)) == {"n2": "all-reduce within the node 40 GB/s, median of its peers 90.5"}
 
 
 @given(st.integers(3, 24), st.data())
 def test_of_a_ring_with_one_slow_node_that_one_is_named_whoever_it_is(count, data):
     slow = data.draw(st.integers(0, count - 1))
     rates = [3.0 if slow in (at, (at + 1) % count) else data.draw(st.floats(19, 21)) for at in range(count)]
-    named = blamed(judge_exchanges(pairs(*rates), True))
+    named = blamed(judge_exchanges(pairs(*rates)))
     # Of three nodes two of three pairs are slow, and then the median itself is.
     assert set(named) == ({f"n{slow}"} if count > 4 else set(named) & {f"n{slow}"})
 
 
 @given(st.lists(st.floats(0.86, 1.0), min_size=2, max_size=20))
 def test_rates_that_differ_by_less_than_15_percent_name_nobody(shares):
-    assert judge_exchanges(pairs(*(20 * share for share in shares)), True) == []
+    assert judge_exchanges(pairs(*(20 * share for share in shares))) == []
 
 
 @given(st.sets(st.integers(0, 9)), st.integers(1, 10))
