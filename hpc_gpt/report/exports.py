@@ -13,99 +13,69 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.files import aside
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.attempts import epoch
-from hpc_gpt.readers.steps import StepColumn
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
 TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
 FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
-_LONGEST = 80
-_TEXT_MOST = 1000
 ANOTHER = "name another folder for the export"
-_WRITTEN = {"tensorboard": "event files are", "wandb": "W&B runs are"}
 # TensorBoard reads every file with `tfevents` in its name, in the order of names.
 EVENT_FILE = "events.out.tfevents.0000000000.hpc-gpt"
-# Marks our offline runs, so that an export replaces only what an earlier one wrote.
-MARK = "hpc-gpt.json"
+MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
 _LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A run as it is exported, all its restarts together.
-
-    `name` and `id` have only letters, digits, `.`, `_` and `-`, so they are safe as file names; `id` is unique. `step`
-    ascends, each step once, as it was last trained. `at`: epoch seconds. `values`: for each of TAGS that the run has, a
-    column as long as `step`, NaN for a step without a value.
-    """
+    """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows`:
+    (step, epoch seconds, {tag: figure}) by ascending step, each step once, as it was last trained."""
 
     run: RunRead
     name: str
     id: str
-    step: StepColumn
-    at: StepColumn
-    values: dict[str, StepColumn]
-
-    def rows(self) -> list[tuple[int, float, dict[str, float]]]:
-        """(step, epoch seconds, the finite scalars) of every step that has any."""
-        finite = {tag: np.isfinite(column) for tag, column in self.values.items()}
-        rows = []
-        for place, (step, at) in enumerate(zip(self.step.tolist(), self.at.tolist(), strict=True)):
-            found = {tag: float(self.values[tag][place]) for tag in self.values if finite[tag][place]}
-            if found:
-                rows.append((int(step), at, found))
-        return rows
+    began: float  # epoch seconds of the first step, else of the start
+    rows: list[tuple[int, float, dict[str, float]]]
 
     def settings(self) -> dict[str, bool | float | str]:
-        """The run's settings under dotted keys, without secrets."""
-        return {plain_text(key): _simple(value) for key, value in flat_settings(self.run.record).items()}
-
-    def figures(self) -> dict[str, float]:
-        """The figures of the whole run that are known."""
-        found = {key: getattr(self.run.record, key) for key in FIGURES}
-        return {key: float(value) for key, value in found.items() if value is not None and abs(value) < np.inf}
+        """The run's settings under dotted keys, without secrets, as both tools accept them."""
+        found = {plain_text(key): value for key, value in flat_settings(self.run.record).items()}
+        is_plain = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in found.items()}
+        return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in found.items()}
 
 
 def check_target(folder: Path, package: str) -> None:
-    """UserError if the package is not installed, RunFolderError if the folder cannot be made or written.
-
-    Cheap, so that it can be done before what may be an hour of reading.
-    """
-    try:
-        there = find_spec(package) is not None
-    except (ImportError, ValueError):
-        there = False
-    if not there:
-        raise not_installed(package)
+    """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
+    may be an hour of reading."""
+    _need(package)
     above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not above.is_dir():
-        raise RunFolderError(f"{above} is not a folder", ANOTHER)
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise RunFolderError(f"{above} cannot be written to", ANOTHER)
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"{above} is not a folder that can be written to", ANOTHER)
 
 
-def not_installed(package: str, why: str = "") -> UserError:
-    """The error for a package that is missing or incomplete."""
-    return UserError(
-        f"{_WRITTEN[package]} written by the package {package}, which is not installed{f': {why}' if why else ''}",
-        f"pip install 'hpc-gpt[{package}]'",
-    )
+def _need(package: str) -> Any:
+    """The package. UserError if it is not installed, or not whole."""
+    try:
+        return import_module(package)
+    except ImportError as fault:
+        text = f"the export needs the package {package}, which is not installed: {fault}"
+        raise UserError(text, f"pip install 'hpc-gpt[{package}]'") from None
 
 
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -114,129 +84,100 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     The scalars are TAGS; settings are on the HPARAMS page. Nothing else in `folder` changes. UserError if tensorboard
     is not installed, RunFolderError if a file cannot be written.
     """
-    try:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError as fault:
-        raise not_installed("tensorboard", str(fault)) from None
+    _need("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def event(at: float, step: int = 0, **content: Any) -> bytes:
-        text = event_pb2.Event(wall_time=at, step=step, **content).SerializeToString()
-        assert isinstance(text, bytes)
-        return text
+    def events(run: Exported) -> Iterator[Any]:
+        yield Event(wall_time=run.began, file_version="brain.Event:2")
+        settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
+        yield Event(wall_time=run.began, summary=settings)
+        for step, at, row in run.rows:
+            values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
+            yield Event(wall_time=at, step=step, summary=Summary(value=values))
 
-    def write(run: Exported, path: Path) -> None:
-        start = float(run.at[0]) if len(run.at) else epoch(run.run.record.started) or 0.0
-        with open(path, "wb") as file:
-            writer = RecordWriter(file)
-            writer.write(event(start, file_version="brain.Event:2"))
-            writer.write(event(start, summary=hparams_pb(run.settings(), trial_id=run.id, start_time_secs=start)))
-            for step, at, scalars in run.rows():
-                values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-                writer.write(event(at, step, summary=summary_pb2.Summary(value=values)))
+    def write(run: Exported, path: Path) -> Path:
+        with aside(path.parent / "export") as part:
+            with part.open("wb") as file:
+                writer = RecordWriter(file)
+                for event in events(run):
+                    writer.write(event.SerializeToString())
+            return part.replace(path)
 
-    written = []
-    for run in export_runs(runs):
-        path = folder_within(folder, run.name, run.id) / EVENT_FILE
-        aside = path.with_name(f".{os.getpid()}.part")
-        try:
-            write(run, aside)
-            os.replace(aside, path)
-        except OSError as fault:
-            aside.unlink(missing_ok=True)
-            raise RunFolderError(f"{path}: {fault.strerror}", ANOTHER) from None
-        written.append(path)
-    return written
+    with _told(folder):
+        return [write(run, folder_within(folder, run.name, run.id) / EVENT_FILE) for run in export_runs(runs)]
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     """Writes each run as an offline run, replacing that of an earlier export, and returns their folders.
 
-    All restarts of a run have one id, and each step is there once. UserError if wandb is not installed, RunFolderError
-    if a folder cannot be written.
+    UserError if wandb is not installed, RunFolderError if a folder cannot be written.
     """
-    place = folder_within(folder, "wandb")
-    exported = export_runs(runs)
-    try:
+    with _told(folder):
+        place, exported = folder_within(folder, "wandb"), export_runs(runs)
         with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=place) as name:
-            aside = Path(name)
-            with _offline(aside) as wandb:
-                made = [_write(wandb, run, aside) for run in exported]
             # The files are complete only after wandb's process has ended.
+            with _offline(name) as wandb:
+                made = [_write(wandb, run, name) for run in exported]
             places = [place / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
-            return [_put(own, at, aside) for own, at in zip(made, places, strict=True)]
-    except OSError as fault:
-        raise RunFolderError(f"{place}: {fault.strerror or fault}", ANOTHER) from None
+            for own, at in zip(made, places, strict=True):
+                _put(own, at, Path(name))
+            return places
 
 
 @contextlib.contextmanager
-def _offline(aside: Path) -> Iterator[Any]:
-    """The package wandb, without the user's WANDB_ variables and with its caches in `aside`."""
-    kept = {key: value for key, value in os.environ.items() if key.startswith("WANDB_")}
-    folders = {f"WANDB_{name}_DIR": str(aside / name.lower()) for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
-    for key in kept:
-        del os.environ[key]
-    os.environ |= {**folders, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+def _told(folder: Path) -> Iterator[None]:
     try:
-        try:
-            import wandb
-        except ImportError as fault:
-            raise not_installed("wandb", str(fault)) from None
-        try:
-            yield wandb
-        finally:
-            wandb.teardown()
+        yield
+    except OSError as fault:
+        raise RunFolderError(f"{folder}: {fault.strerror or fault}", ANOTHER) from None
+
+
+@contextlib.contextmanager
+def _offline(caches: str) -> Iterator[Any]:
+    """The package wandb, without the user's WANDB_ variables."""
+    kept = dict(os.environ)
+    for name in [name for name in kept if name.startswith("WANDB_")]:
+        del os.environ[name]
+    os.environ |= {f"WANDB_{name}_DIR": caches for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    try:
+        yield _need("wandb")
+        sys.modules["wandb"].teardown()
     finally:
-        for key in [key for key in os.environ if key.startswith("WANDB_")]:
-            del os.environ[key]
+        os.environ.clear()
         os.environ |= kept
 
 
-def _write(wandb: Any, run: Exported, aside: Path) -> Path:
+def _write(wandb: Any, run: Exported, folder: str) -> Path:
     """Writes one run through wandb, and returns the folder that wandb made."""
-    settings = wandb.Settings(
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        save_code=False,
-        silent=True,
-        host="",
-        username="",
-        program="hpc-gpt",
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_disable_viewer=True,
-        x_save_requirements=False,
-    )
     record = run.run.record
-    made = wandb.init(
-        mode="offline",
-        dir=str(aside),
-        project=PROJECT,
-        group=run.name,
-        name=plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120],
-        id=run.id,
-        config=run.settings(),
-        settings=settings,
-    )
-    folder = Path(made.settings.sync_dir)
-    for step, at, scalars in run.rows():
-        made.log({**scalars, "_timestamp": at}, step=step)
-    made.summary.update({**run.figures(), "ended": record.ended})
+    off = ("save_code", "x_save_requirements")
+    on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
+          "x_disable_stats", "x_disable_viewer")  # fmt: skip
+    switches = {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
+    settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
+    title = plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120]
+    where = {"dir": folder, "project": PROJECT, "group": run.name, "name": title, "id": run.id}
+    made = wandb.init(mode="offline", config=run.settings(), settings=settings, **where)
+    place = Path(made.settings.sync_dir)
+    for step, at, row in run.rows:
+        made.log({**row, "_timestamp": at}, step=step)
+    figures = {key: float(value) for key in FIGURES if (value := getattr(record, key)) is not None}
+    made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     made.finish()
-    return folder
+    return place
 
 
 def started_name(run: Exported) -> str:
     """The run's start in UTC as in the name of wandb's folder; the same for each export."""
-    start = epoch(run.run.record.started) or (float(run.at[0]) if len(run.at) else 0.0)
+    start = epoch(run.run.record.started) or run.began
     return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
-def _put(made: Path, place: Path, aside: Path) -> Path:
+def _put(made: Path, place: Path, former: Path) -> None:
     """Moves what wandb wrote to its place, without wandb's logs. RunFolderError if the place is taken and not ours."""
     for inner in ("logs", "tmp"):
         shutil.rmtree(made / inner, ignore_errors=True)
@@ -244,26 +185,23 @@ def _put(made: Path, place: Path, aside: Path) -> Path:
     if os.path.lexists(place):
         if place.is_symlink() or not (place / MARK).is_file():
             raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
-        place.rename(aside / f"former-{place.name}")
+        place.rename(former / f"former-{place.name}")
     made.rename(place)
-    return place
 
 
 def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
     """Every run once, with unique ids."""
     once = list({id(run): run for run in runs}.values())
-    ids = [_id(run) for run in once]
+    # The path of a run stays the same when more is logged.
+    paths = [
+        next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name)) for run in once
+    ]
+    ids = [_id(run, path) for run, path in zip(once, paths, strict=True)]
     # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
-    shared = Counter(ids)
-    ids = [own if shared[own] == 1 else f"{own}-{_digits(_place(run))}" for run, own in zip(once, ids, strict=True)]
-    times: Counter[str] = Counter()
-    made = []
-    for run, own in zip(once, ids, strict=True):
-        times[own] += 1
-        unique = own if times[own] == 1 else f"{own}-{times[own]}"
-        step, at, values = _scalars(run)
-        made.append(Exported(run, safe_name(run.record.name or "run"), unique, step, at, values))
-    return made
+    ids = [own if ids.count(own) == 1 else f"{own}-{_digits(path)}" for own, path in zip(ids, paths, strict=True)]
+    ids = [f"{own}-{n + 1}" if (n := ids[:place].count(own)) else own for place, own in enumerate(ids)]
+    names = [safe_name(run.record.name or "run") for run in once]
+    return [Exported(run, name, own, *curve_of(run)) for run, name, own in zip(once, names, ids, strict=True)]
 
 
 def safe_name(text: str) -> str:
@@ -272,37 +210,26 @@ def safe_name(text: str) -> str:
     >>> safe_name("demo"), safe_name("../a b"), safe_name("")
     ('demo', 'a-b-2c2c791a', 'run-e3b0c442')
     """
-    safe = re.sub(r"[^A-Za-z0-9._-]{1,1000}", "-", text[:1000]).strip(".-")[:_LONGEST]
+    safe = re.sub(r"[^A-Za-z0-9._-]{1,1000}", "-", text[:1000]).strip(".-")[:80]
     return safe if safe == text and safe else f"{safe or 'run'}-{_digits(text)}"
 
 
 def folder_within(folder: Path, *names: str) -> Path:
     """Makes `folder/<names>` and returns it; RunFolderError if a link leads out of `folder`."""
     inner = folder.joinpath(*names)
-    try:
-        inner.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise RunFolderError(f"{inner}: {fault.strerror}", ANOTHER) from None
+    inner.mkdir(parents=True, exist_ok=True)
     if not inner.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{inner} leads to {inner.resolve()}", f"an export stays in {folder}")
     return inner
 
 
-def _id(run: RunRead) -> str:
+def _id(run: RunRead, place: str) -> str:
     """An id that stays the same after a restart: that of our own run, or a log's name and a hash of its path."""
-    record = run.record
-    name = safe_name(record.run or record.name or "run")
+    name = safe_name(run.record.run or run.record.name or "run")
     if run.folder is None:
-        return f"{name}-{_digits(_place(run))}"
+        return f"{name}-{_digits(place)}"
     # The id of a run started by plain sbatch is only a job id.
-    return f"{safe_name(record.name or 'run')}-{name}" if name.isdecimal() else name
-
-
-def _place(run: RunRead) -> str:
-    """The path of a run, which stays the same when more is logged."""
-    if run.folder is not None:
-        return str(run.folder.resolve())
-    return str(run.files[0].resolve()) if run.files else str(run.record.name)
+    return f"{safe_name(run.record.name or 'run')}-{name}" if name.isdecimal() else name
 
 
 def _digits(text: str) -> str:
@@ -310,59 +237,42 @@ def _digits(text: str) -> str:
 
 
 @np.errstate(over="ignore")
-def _scalars(run: RunRead) -> tuple[StepColumn, StepColumn, dict[str, StepColumn]]:
-    curve, record = run.steps, run.record
-    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
-    kept = np.flatnonzero(_whole(curve["step"]) & curve.counts)[::-1]
-    trained, first = np.unique(curve["step"][kept], return_index=True)
-    kept = kept[first]
-    evaluated = _whole(curve.eval_step)
-    step = np.union1d(trained, curve.eval_step[evaluated])
-    place, place_eval = np.searchsorted(step, trained), np.searchsorted(step, curve.eval_step[evaluated])
-
-    def column(values: StepColumn, where: Any = place) -> StepColumn:
-        spread = np.full(len(step), np.nan)
-        spread[where] = values
-        return spread
-
-    values = {tag: column(curve[tag][kept]) for tag in ("loss", "step_s", "lr", "grad_norm")}
-    values["loss_eval"] = column(curve.eval_loss[evaluated], place_eval)
-    values["skipped"] = column(curve.is_skipped[kept].astype(np.float64))
-    step_s = np.where(values["step_s"] > 0, values["step_s"], np.nan)
-    if tokens := tokens_per_step(record):
-        values["tokens_per_s"] = tokens / step_s
-    printed = column(curve["tokens_per_s"][kept])
-    values["tokens_per_s"] = np.where(np.isfinite(printed), printed, values.get("tokens_per_s", printed))
-    for formula in FLOPS:
-        figure = getattr(record, formula)
-        if figure is not None and record.step_s:
-            # Every formula is inversely proportional to the seconds.
-            values[formula] = figure * record.step_s / step_s
-    at = column(curve["at"][kept])
-    present = {tag: values[tag] for tag in TAGS if tag in values and np.isfinite(values[tag]).any()}
-    return step, _times(at, step_s, epoch(record.started)), present
-
-
-def _whole(step: StepColumn) -> Any:
-    """Which figures are valid step numbers."""
-    return (step >= 0) & (step < 2**53) & (step == np.floor(step))
-
-
-def _times(at: StepColumn, step_s: StepColumn, started: float | None) -> StepColumn:
-    """Epoch seconds of each step: logged or interpolated; if none is logged, the start plus the steps' seconds."""
+def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, float]]]]:
+    """(epoch seconds of the first step, else of the start; the rows of Exported)."""
+    steps, record = run.steps, run.record
+    step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
+    columns = {tag: steps[tag] for tag in ("loss", "step_s", "tokens_per_s", "lr", "grad_norm")}
+    rates = (tokens_per_step(record) or np.nan) / step_s
+    columns["tokens_per_s"] = np.where(np.isfinite(columns["tokens_per_s"]), columns["tokens_per_s"], rates)
+    columns["skipped"] = steps.is_skipped.astype(np.float64)
+    for formula in FLOPS:  # each is inversely proportional to the seconds
+        columns[formula] = (getattr(record, formula) or np.nan) * (record.step_s or np.nan) / step_s
+    places: dict[int, int] = {}  # if a log has a step twice, its last line counts
+    for place in np.flatnonzero(steps.counts).tolist():
+        if _is_whole(number := float(steps["step"][place])):
+            places[int(number)] = place
+    evaluated = zip(steps.eval_step.tolist(), steps.eval_loss.tolist(), strict=True)
+    losses = {int(number): loss for number, loss in evaluated if _is_whole(number)}
+    numbers = sorted({*places, *losses})
+    # Logged or interpolated; if none is logged, the start plus the steps' seconds.
+    at = np.array([steps["at"][places[number]] if number in places else np.nan for number in numbers])
+    seconds = [step_s[places[number]] if number in places else 0.0 for number in numbers]
     known = np.isfinite(at)
     if known.any():
-        return np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
-    return (started or 0.0) + np.cumsum(np.nan_to_num(step_s))
+        at = np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
+    else:
+        at = (epoch(record.started) or 0.0) + np.cumsum(np.nan_to_num(seconds))
+    rows = []
+    for number, moment in zip(numbers, at.tolist(), strict=True):
+        found = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
+        found["loss_eval"] = losses.get(number, np.nan)
+        if row := {tag: found[tag] for tag in TAGS if np.isfinite(found.get(tag, np.nan))}:
+            rows.append((number, moment, row))
+    return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
 
 
-def _simple(value: Any) -> bool | float | str:
-    """A setting as both tools accept it: a plain number, else text."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int | float) and abs(value) < 2**53:
-        return value
-    return plain_text(str(value))[:_TEXT_MOST]
+def _is_whole(step: float) -> bool:
+    return 0 <= step < 2**53 and step == int(step)
 
 
 def plain_text(text: str) -> str:
