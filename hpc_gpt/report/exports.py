@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -144,8 +143,11 @@ def _offline(caches: str) -> Iterator[Any]:
     os.environ |= {f"WANDB_{name}_DIR": caches for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     try:
-        yield _need("wandb")
-        sys.modules["wandb"].teardown()
+        wandb = _need("wandb")
+        try:
+            yield wandb
+        finally:
+            wandb.teardown()
     finally:
         os.environ.clear()
         os.environ |= kept
@@ -236,7 +238,7 @@ def _digits(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-@np.errstate(over="ignore")
+@np.errstate(over="ignore", invalid="ignore")
 def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, float]]]]:
     """(epoch seconds of the first step, else of the start; the rows of Exported)."""
     steps, record = run.steps, run.record
