@@ -25,8 +25,8 @@ from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.files import replace_whole
-from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs import BENCH_FILE
+from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile
@@ -163,13 +163,11 @@ class Bench:
         if not failed:
             return
         words = "; ".join(
-            f"{row.cell}: no speed was found"
-            if row.record.ended in GOOD_ENDS
-            else f"{row.cell} ended as {row.record.ended}"
+            f"{row.cell}: no speed was found" if row.record.ended in GOOD else f"{row.cell} ended as {row.record.ended}"
             for row in failed
         )
         hint = f"hpc-gpt why {failed[0].places[0]}"
-        if failed[0].record.ended in GOOD_ENDS and failed[0].cell in {cell.name for cell in self.cells if cell.command}:
+        if failed[0].record.ended in GOOD and failed[0].cell in {cell.name for cell in self.cells if cell.command}:
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
         raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
 
@@ -178,7 +176,7 @@ class Bench:
         if found.is_good:
             sys.stderr.write(f"{label}: {record.tokens_per_s:,.0f} tokens/s\n")
         else:
-            why = record.cause or (record.flags[-1] if record.ended in GOOD_ENDS and record.flags else None)
+            why = record.cause or (record.flags[-1] if record.ended in GOOD and record.flags else None)
             sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {found.place}\n")
         if record.ended in OUT_OF_MEMORY and cell.prepared is not None and cell.command is None:
             self.advice[cell.name] = advice_on_memory(cell.prepared.resolved, self.profile, record.ended)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
-from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
+from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 
@@ -127,7 +127,7 @@ def _several(rows: Sequence[BenchRow], width: int | None) -> str:
 
 def _notes(record: Record) -> str:
     """How a run ended, if not well; and allocator retries, which slow a row down, as seed 000 says of its batch 8."""
-    notes = [] if record.ended in (*GOOD_ENDS, None) else [str(record.ended)]
+    notes = [] if record.ended in (*GOOD, None) else [str(record.ended)]
     if not notes and not record.tokens_per_s:
         notes.append("no tokens/s found")
     if record.allocator_retries:

@@ -13,9 +13,9 @@ from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
+from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
@@ -329,9 +329,9 @@ def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow], w
 def _with_reason(line: SeedLine) -> SeedLine:
     """The line with the reason in its notes if its rung has no figures, or is slowed down."""
     record = line.record
-    if record is None or (record.ended in GOOD_ENDS and not record.allocator_retries):
+    if record is None or (record.ended in GOOD and not record.allocator_retries):
         return line
-    if record.ended in GOOD_ENDS:
+    if record.ended in GOOD:
         why = SLOWED
     else:
         why = "out of memory" if record.ended in OUT_OF_MEMORY else str(record.cause or record.ended)

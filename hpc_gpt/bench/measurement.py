@@ -14,13 +14,14 @@ from hpc_gpt.bench.peer import peer_record
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
-from hpc_gpt.launch.control import GOOD_ENDS, follow
+from hpc_gpt.launch.control import follow
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import leave_record
+from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.live import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
@@ -52,7 +53,7 @@ class Measured:
     @property
     def is_good(self) -> bool:
         """Whether it ended well with a speed."""
-        return self.record.ended in GOOD_ENDS and bool(self.record.tokens_per_s)
+        return self.record.ended in GOOD and bool(self.record.tokens_per_s)
 
 
 def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:

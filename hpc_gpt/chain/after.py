@@ -28,10 +28,10 @@ from hpc_gpt.chain.script_end import end_script
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes, lock
 from hpc_gpt.runs.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
+from hpc_gpt.runs.failures import LONGEST_PAUSE_S
 from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import LONGEST_PAUSE_S
 
 
 def decide_next(

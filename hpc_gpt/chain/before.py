@@ -40,6 +40,7 @@ from hpc_gpt.ports import free_port
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.end_policy import End, end_by_accounting
+from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state
@@ -105,7 +106,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
     if (ended := _ended_before(run, earlier, past, own, now)) is not None:
         if ended.ended == "done":
             return _leave(run, attempt, ended.why)
-        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in ("stopped", "budget") else 1)
+        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
     if asked := run.asked_to_end(own):
         verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
         line = _refuse(run, attempt, resolved, verdict, now, 0)

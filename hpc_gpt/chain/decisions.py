@@ -20,12 +20,13 @@ from hpc_gpt.files import write_once
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.end_policy import End, cannot_continue
+from hpc_gpt.runs.failures import VAGUE, meaning
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.program_checkpoints import command_of, saved_step
 from hpc_gpt.runs.rank_end import explain_srun, is_lost_peer, read_rank_end
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import is_lost_here, read_end
-from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
+from hpc_gpt.runs.state import class_of
 from hpc_gpt.runs.stored import NODE
 from hpc_gpt.settings.resolved import Resolved
 
@@ -55,13 +56,13 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
     own = own and not (is_lost_peer(end.get("cause")) and read_rank_end(words))
     cause = end.get("cause") if own else words or end.get("cause")
     node = end.get("node")
-    if ended in VAGUE or (ended in OF_NODE and node is None):
+    if ended in VAGUE or (meaning(ended).of_node and node is None):
         found = _read_cause(attempt)
-        if ended in VAGUE and found.ended in OF_LOG:
+        if ended in VAGUE and meaning(found.ended).in_log:
             ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
         elif ended in VAGUE:
             cause = cause or found.cause
-        node = node or (found.node if ended in OF_NODE else None)
+        node = node or (found.node if meaning(ended).of_node else None)
     return End(ended, str(cause) if cause else None, node)
 
 

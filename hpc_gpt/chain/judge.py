@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.runs.state import MOST_UNSEEN, RETRIES, ends_by_itself, is_mistake, pause_s
+from hpc_gpt.runs.failures import MOST_UNSEEN, RETRIES
+from hpc_gpt.runs.state import ends_by_itself, is_mistake, pause_s
 
 
 @dataclass(frozen=True)

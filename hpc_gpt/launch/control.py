@@ -23,16 +23,15 @@ from hpc_gpt.launch.status import NO_ANSWER, RunStatus, ask_status, read_own_sta
 from hpc_gpt.launch.sweep_status import count_states
 from hpc_gpt.process import send
 from hpc_gpt.runs.end_policy import cannot_continue
+from hpc_gpt.runs.failures import GOOD, LIVE
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.live import RunRequest, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.runs.run_state import newest_chain, newest_submission
-from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.terminal import ProgressLine
 
-GOOD_ENDS = ("done", "stopped", "budget")
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
 SLURM_POLL_S = 5.0
@@ -263,11 +262,11 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
 
     The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
-    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD_ENDS.
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
     """
     (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
     end = f"run {run.run_id}: {describe(status)}"
-    if status.state not in GOOD_ENDS:
+    if status.state not in GOOD:
         raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
     sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
     return status
@@ -276,10 +275,10 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
     """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
 
-    Raises JobFailed if the last state of any of them is not in GOOD_ENDS.
+    Raises JobFailed if the last state of any of them is not in GOOD.
     """
     statuses = follow(runs, count_states, interrupts)
-    bad = [status for status in statuses if status.state not in GOOD_ENDS]
+    bad = [status for status in statuses if status.state not in GOOD]
     if bad:
         ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
         raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")

@@ -15,8 +15,8 @@ from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
 from hpc_gpt.program.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
+from hpc_gpt.runs.failures import MOST_UNSEEN
 from hpc_gpt.runs.provenance import git_state
-from hpc_gpt.runs.state import MOST_UNSEEN
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.settings.command import refuse_command

@@ -18,6 +18,7 @@ from hpc_gpt.launch.status import read_own_status
 from hpc_gpt.launch.submission import Submitted, check_inputs, check_start, check_submission, start_run, write_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.failures import LIVE
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
@@ -31,7 +32,6 @@ from hpc_gpt.runs.lineage import (
 from hpc_gpt.runs.lock import RunHeld, check_free, holder
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
-from hpc_gpt.runs.state import LIVE
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
 from hpc_gpt.settings.resolve import experiment_tables, experiment_text

@@ -24,6 +24,7 @@ from hpc_gpt.launch.slurm import (
 )
 from hpc_gpt.launch.slurm_reasons import reason_words
 from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.failures import LIVE
 from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import RunFolder, SeenRun, job_ids
@@ -41,7 +42,6 @@ from hpc_gpt.runs.run_state import (
     words_of_failure,
     words_of_move,
 )
-from hpc_gpt.runs.state import LIVE
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} by Slurm.

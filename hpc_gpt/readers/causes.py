@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
-from hpc_gpt.runs.state import OF_SCHEDULER
+from hpc_gpt.runs.failures import meaning
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import some
 
@@ -72,27 +72,6 @@ _NEVER_BEGAN = re.compile(
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_CAUSE = "nothing says why the log ends"
-# Classes that no signal causes.
-_NO_SIGNAL = ("gpu_memory", "host_memory", "disk_full", "nan", "node_failure")
-# The most specific class first: classes that explain other failures precede those that others explain.
-_SPECIFIC = (
-    "gpu_memory",
-    "host_memory",
-    "disk_full",
-    "nan",
-    "data",
-    "node_failure",
-    "port_taken",
-    "user_error",
-    "walltime",
-    "preempted",
-    "requeued",
-    "stopped",
-    "error",
-    "cancelled",
-    "hang",
-    "collective_timeout",
-)
 
 
 @dataclass
@@ -119,8 +98,8 @@ class Cause:
     @property
     def failed_node(self) -> str | None:
         """The node if it is at fault: the next attempt leaves it out."""
-        blamed = self.ended == "node_failure" or (self.ended in ("hang", "collective_timeout") and self.blames_rank)
-        return self.node if blamed else None
+        row = meaning(self.ended)
+        return self.node if row.of_node and (self.blames_rank or not row.waits) else None
 
     @property
     def echoes(self) -> list[Failure]:
@@ -175,10 +154,10 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why, node = chosen.rank, "", None
-    if chosen.ended in ("collective_timeout", "hang"):
+    if meaning(chosen.ended).waits:
         blamed, why = _rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    if chosen.ended not in OF_SCHEDULER:
+    if not meaning(chosen.ended).by_scheduler:
         left = _only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
@@ -283,15 +262,11 @@ def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
         return None
     if chosen.at is not None and limit.at is not None:
         return limit if limit.at - chosen.at <= ENDING_S else None
-    if chosen.ended in _NO_SIGNAL:
+    if meaning(chosen.ended).no_signal:
         return None
     explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
     earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
     return None if earlier and explains_itself else limit
-
-
-def _rank_of_class(ended: str) -> int:
-    return _SPECIFIC.index(ended) if ended in _SPECIFIC else len(_SPECIFIC)
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
@@ -316,7 +291,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
         chosen, sure = min(
             heads,
             key=lambda head: (
-                _rank_of_class("cancelled" if head[0].ended == "error" else head[0].ended),
+                meaning("cancelled" if head[0].ended == "error" else head[0].ended).specific,
                 head[0].at or math.inf,
             ),
         )
@@ -325,7 +300,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
         return chosen, sure or (note if others else "")
     first = min(timed)
     near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
-    chosen, sure = min(near, key=lambda head: (_rank_of_class(head[0].ended), head[0].at))
+    chosen, sure = min(near, key=lambda head: (meaning(head[0].ended).specific, head[0].at))
     apart = {failure.ended for failure, _ in near} - {chosen.ended}
     if apart and not sure:
         sure = f"{', '.join(sorted(apart))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
@@ -350,17 +325,13 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 
 def _explains(other: Failure, head: Failure) -> bool:
-    if head.ended in ("collective_timeout", "hang"):
-        # Timeouts take minutes: a failure after one, without a time, is a consequence, except for these classes.
-        return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
-    if head.ended == "cancelled":
-        return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")
-    if head.ended != "error":
-        return False
-    if _IN_COLLECTIVE.search(head.words):
-        return _rank_of_class(other.ended) < _rank_of_class(head.ended)
-    other_rank = other.rank is not None and head.rank is not None and other.rank != head.rank
-    return other_rank and other.ended in ("gpu_memory", "host_memory", "node_failure")
+    if head.ended == "error" and _IN_COLLECTIVE.search(head.words):
+        return meaning(other.ended).specific < meaning("error").specific
+    # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
+    explains = head.ended in meaning(other.ended).explains
+    if head.ended == "error":
+        return explains and other.rank is not None and head.rank is not None and other.rank != head.rank
+    return explains and (head.ended == "cancelled" or other.rank != head.rank)
 
 
 def _rank_of_file(file: str) -> int | None:

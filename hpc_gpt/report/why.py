@@ -17,13 +17,14 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
+from hpc_gpt.runs.failures import LIVE, VAGUE
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.program_checkpoints import command_of
 from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
-from hpc_gpt.runs.state import ADVICE, LIVE, VAGUE, Advice, Facts, class_of
+from hpc_gpt.runs.state import ADVICE, Advice, Facts, class_of
 from hpc_gpt.runs.work_folder import link_line, missing_in_copy
 from hpc_gpt.words import class_and_words
 

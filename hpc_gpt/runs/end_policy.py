@@ -2,7 +2,7 @@
 
 The trainer, the supervisor of a foreign program, the job chain and the verbs ask it. Each gathers facts where it is.
 The order of the reasons, the class and the cause of each, and what forbids a requeue are here; what a class means for a
-retry is in `runs.state`.
+retry is in `runs.failures`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from hpc_gpt.runs.failures import RETRIES, meaning
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import BY_ITSELF, RETRIES, SLURM_RUNS, start_class
+from hpc_gpt.runs.state import BY_ITSELF, SLURM_RUNS, start_class
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
 
@@ -60,12 +61,12 @@ class End:
     @property
     def exit_code(self) -> int:
         """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
-        return 1 if self.ended in ("nan", "disk_full", "error") else 0
+        return meaning(self.ended).exit_code
 
     @property
     def leaves_time(self) -> bool:
         """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
-        return not self.requeue and self.ended not in ("cancelled", "budget")
+        return not self.requeue and not meaning(self.ended).hurry
 
 
 def first_reason(asked: Collection[str]) -> str | None:
@@ -173,17 +174,6 @@ def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
 
 # --- how the job ended by what Slurm and job.sh say
 
-# {class: the cause of an attempt whose script was lost too}.
-_LOST = {
-    "node_failure": "a node of the job died",
-    "preempted": "preempted before it had saved",
-    "walltime": "the time limit ended it before it had saved",
-    "host_memory": "Slurm says OUT_OF_MEMORY",
-    "cancelled": "Slurm says CANCELLED",
-    "requeued": "requeued by Slurm or by hand",
-    "error": "Slurm says FAILED, and it wrote no end",
-    "unknown": "it wrote no end, and Slurm does not know how it ended",
-}
 # Messages of slurmstepd and srun in an attempt's log.
 _NODE_FAILED = re.compile(rb"Node failure on")
 _RANK_FAILED = re.compile(
@@ -251,9 +241,9 @@ def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, s
     """(class, cause) of an attempt that was killed with its script, by Slurm's state of that start of the job, empty if
     it is not known. `again`: the job has started again."""
     ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
-    if ended not in _LOST or ended == "unknown" or (again and ended == "cancelled"):
+    if not meaning(ended).lost or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"
-    return ended, _LOST[ended]
+    return ended, meaning(ended).lost
 
 
 def shown_as(shown: str, key: str) -> str:

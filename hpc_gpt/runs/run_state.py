@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.process import is_alive
+from hpc_gpt.runs.failures import LIVE, RETRIES
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
-from hpc_gpt.runs.state import LIVE, RETRIES, Facts, State, class_of, slurm_state, state_of
+from hpc_gpt.runs.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.words import some
 

@@ -1,9 +1,8 @@
 """How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
 
 Other modules gather facts (`runs.run_state` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
-show the answer. `_CLASSES` has every class of end, what a job chain does after it and what it means for the user.
-`Facts` holds everything that the answer depends on. `class_of` is how an attempt ended, `state_of` the state of its
-run.
+show the answer. `runs.failures` has every class of end and what follows from it. `Facts` holds everything that the
+answer depends on. `class_of` is how an attempt ended, `state_of` the state of its run.
 """
 
 from __future__ import annotations
@@ -11,135 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# --- the classes of ends
-
-# The pause doubles with every failure in a row, up to this.
-LONGEST_PAUSE_S = 3600
-# A run ends after so many attempts in a row without a newer checkpoint.
-MOST_WITHOUT_PROGRESS = 2
-# The same for node failures: the next attempt excludes the node.
-MOST_NODE_FAILURES = 5
-# The same for time limits of a script that shows neither checkpoints nor steps: it may have come further each time.
-MOST_UNSEEN = 5
-
-
-@dataclass(frozen=True)
-class Retry:
-    """What a job chain does after an attempt of a class.
-
-    `continues`: whether another attempt can succeed. `fails`: it was a failure, so a retry waits for a pause. `most`:
-    so many such attempts in a row without a newer checkpoint end the run; 0 if Slurm or the user ended the attempt
-    early, which does not count.
-    """
-
-    continues: bool
-    fails: bool = False
-    most: int = 0
-
-
-_STOPS = Retry(False)
-_AT_ONCE = Retry(True)
-_FAILURE = Retry(True, fails=True, most=MOST_WITHOUT_PROGRESS)
-
-# {class of a run or an attempt: (what a job chain does after it, None if it has not ended; what it means; what to do)}.
-# The last three have not ended, or it is not known how.
-_CLASSES: dict[str, tuple[Retry | None, str, str]] = {
-    "done": (_STOPS, "trained all its steps", "nothing to do"),
-    "stopped": (_STOPS, "stopped after a step, as requested", "resume it with submit --resume"),
-    "walltime": (
-        Retry(True, most=MOST_WITHOUT_PROGRESS),
-        "the time limit came before the last step",
-        "resume it with submit --resume; ask for more time, or save more often",
-    ),
-    "preempted": (
-        _AT_ONCE,
-        "the scheduler took the nodes for another job",
-        "resume it with submit --resume, if it was not requeued",
-    ),
-    "requeued": (_AT_ONCE, "went back to the queue and starts again", "nothing: it waits"),
-    "cancelled": (_STOPS, "a user or the scheduler cancelled it", "if that was a mistake, submit --resume"),
-    "refused": (
-        _STOPS,
-        "the scheduler refused the job, or another job of the run was active",
-        "change what the message names; --dry-run asks again",
-    ),
-    "budget": (_STOPS, "the budget of GPU hours is spent", "a larger budget, or nothing"),
-    "no_progress": (
-        _STOPS,
-        "several attempts in a row trained no further step",
-        "see why those attempts ended; a retry would end the same way",
-    ),
-    "port_taken": (
-        Retry(True, most=MOST_WITHOUT_PROGRESS),
-        "another process had the port at which the ranks were to meet",
-        "start it again; a program that names a port of its own takes MASTER_PORT instead",
-    ),
-    "gpu_memory": (
-        _STOPS,
-        "a GPU has too little memory for the model, the batch and what the allocator holds",
-        "a smaller micro-batch with as many more of them, recompute, more tp or pp, a higher ZeRO stage, or offload",
-    ),
-    "host_memory": (
-        _STOPS,
-        "the node, its cgroup or /dev/shm ran out of memory",
-        "ask for more memory a task (--mem), fewer data workers, less offload; for /dev/shm fewer or smaller batches",
-    ),
-    "collective_timeout": (
-        _FAILURE,
-        "ranks waited for each other until the limit; the missing rank is at fault, or its network link",
-        "look at the rank named first; exclude its node if it is the same node each time",
-    ),
-    "hang": (
-        _FAILURE,
-        "no rank completed a step for too long",
-        "look at the stacks and at the silent rank; exclude its node if it is the same node each time",
-    ),
-    "node_failure": (
-        Retry(True, fails=True, most=MOST_NODE_FAILURES),
-        "a node, its GPU or its network failed",
-        "exclude the node; report it to those who run the cluster",
-    ),
-    "nan": (
-        _STOPS,
-        "the loss or the gradients became NaN or infinite",
-        "resume an earlier checkpoint with a lower learning rate, a longer warm-up, clipping or bf16; look at the data",
-    ),
-    "data": (
-        _STOPS,
-        "the data are missing, damaged, or hold a token outside the vocabulary",
-        "check the file or sample that the message names, and that the tokenizer is the model's",
-    ),
-    "disk_full": (
-        _STOPS,
-        "the disk is full or the quota is exceeded",
-        "make room, keep fewer checkpoints, or write them elsewhere",
-    ),
-    "user_error": (
-        _STOPS,
-        "the request cannot run: an option, a path, a module or a size is wrong",
-        "correct what the message names",
-    ),
-    "error": (_FAILURE, "the program failed in a way that no other class covers", "read the lines around the cause"),
-    "pending": (None, "waits in the queue", "nothing to do yet"),
-    "running": (None, "its job has started and has not ended", "nothing to do yet"),
-    "unknown": (
-        _FAILURE,
-        "nothing says how it ended",
-        "ask the scheduler (sacct -j JOB) and look for the logs of other ranks",
-    ),
-}
-ENDED = list(_CLASSES)
-LIVE = ("pending", "running")
-# {class that an attempt can end with: what a job chain does}.
-RETRIES = {ended: retry for ended, (retry, _, _) in _CLASSES.items() if retry is not None}
-# Classes that only say that something went wrong: a log or Slurm may know more.
-VAGUE = ("error", "unknown")
-# Ends that the scheduler caused, not the program.
-OF_SCHEDULER = ("walltime", "preempted", "requeued", "cancelled")
-# Classes for which a node can be at fault.
-OF_NODE = ("node_failure", "hang", "collective_timeout")
-# Classes that a line of a log can show, whatever the scheduler says of the job.
-OF_LOG = (*OF_NODE, "port_taken", "gpu_memory", "host_memory", "disk_full", "nan", "data", "user_error")
+from hpc_gpt.runs.failures import CLASSES, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
 
 # --- Slurm's states
 
@@ -189,16 +60,6 @@ def slurm_is_leaving(word: str) -> bool:
 
 
 # --- one answer
-
-# {Slurm's class: the trainer's classes that it replaces, because the trainer saw only the effect of what Slurm did}.
-_SEEN_AS = {
-    "node_failure": ("error", "unknown", "cancelled", "collective_timeout", "hang"),
-    "requeued": ("error", "unknown", "cancelled"),
-    "walltime": ("error", "unknown", "cancelled"),
-    "preempted": ("error", "unknown", "cancelled"),
-    "host_memory": ("error", "unknown"),
-    "cancelled": ("error", "unknown"),
-}
 
 
 @dataclass(frozen=True)
@@ -269,7 +130,7 @@ def class_of(facts: Facts) -> str | None:
     ended = facts.judged or facts.said or _unsaid(facts, slurm)
     if not ended:
         return None
-    if not facts.judged and ended in _SEEN_AS.get(slurm or "", ()):
+    if not facts.judged and ended in meaning(slurm).replaces:
         ended = slurm or ended
     if ended in VAGUE and facts.logs:
         ended = facts.logs
@@ -378,8 +239,8 @@ def words_of(ended: str) -> str:
     >>> words_of("walltime"), words_of("hang"), words_of("nan")
     ('continues at once', 'retries after a pause', 'stops')
     """
-    retry = RETRIES.get(ended, _STOPS)
-    if not retry.continues:
+    retry = RETRIES.get(ended)
+    if retry is None or not retry.continues:
         return "stops"
     return "retries after a pause" if retry.fails else "continues at once"
 
@@ -412,10 +273,13 @@ class Advice:
     to_do: str
 
 
-# Whether a start by hand can succeed, for classes in which that differs from what the chain does.
-_BY_HAND: dict[str, bool | None] = dict.fromkeys(("done", "cancelled", "error", *LIVE, "unknown")) | {"stopped": True}
 ADVICE = {
-    ended: Advice(_BY_HAND.get(ended, bool(retry and retry.continues)), words_of(ended), means, to_do)
-    for ended, (retry, means, to_do) in _CLASSES.items()
+    ended: Advice(
+        bool(row.retry and row.retry.continues) if isinstance(row.by_hand, str) else row.by_hand,
+        words_of(ended),
+        row.means,
+        row.to_do,
+    )
+    for ended, row in CLASSES.items()
 }
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}

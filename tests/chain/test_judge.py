@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.chain.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
-from hpc_gpt.runs.state import LONGEST_PAUSE_S, RETRIES
+from hpc_gpt.runs.failures import LONGEST_PAUSE_S, RETRIES
 
 RULES = Rules(retry_pause_s=30)
 ENDS = sorted(set(RETRIES) - {"refused"})

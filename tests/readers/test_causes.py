@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs import Failure, Part, Place
-from hpc_gpt.runs.state import ENDED
+from hpc_gpt.runs.failures import ENDED
 from tests.readers.reading import read_lines
 
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

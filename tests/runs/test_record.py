@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from hpc_gpt.runs.failures import ENDED
 from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.runs.state import ENDED
 
 KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, dp, zero_stage, micro_batch,
 micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, settings, started, ended_at,

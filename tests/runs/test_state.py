@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 from hypothesis import given
@@ -21,19 +23,12 @@ from hpc_gpt.launch import status
 from hpc_gpt.launch.status import NO_ANSWER, read_status
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
+from hpc_gpt.runs.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.runs.run_state import SILENT_S
 from hpc_gpt.runs.state import (
     ADVICE,
-    ENDED,
-    LIVE,
-    LONGEST_PAUSE_S,
-    OF_LOG,
-    OF_NODE,
-    OF_SCHEDULER,
-    RETRIES,
     SLURM_STATES,
-    VAGUE,
     Facts,
     class_of,
     is_mistake,
@@ -242,9 +237,21 @@ def test_without_an_answer_the_folder_decides_and_nothing_counts_as_over(made: R
 
 
 def test_the_classes_are_of_the_one_list() -> None:
-    for classes in (LIVE, VAGUE, OF_SCHEDULER, OF_LOG, OF_NODE, RETRIES, SLURM_STATES.values()):
-        assert set(classes) <= set(ENDED)
-    assert not set(OF_LOG) & {*OF_SCHEDULER, *VAGUE}
+    """So are those that any module compares an end with, or gives to one."""
+    classes = {*SLURM_STATES.values(), *(ended for row in CLASSES.values() for ended in (*row.explains, *row.replaces))}
+    for path in Path("hpc_gpt").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and getattr(node.left, "attr", "") in ("ended", "attempt_ended"):
+                classes |= {each.value for given in node.comparators for each in ast.walk(given) if _is_text(each)}
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("End", "failure", "echo"):
+                classes |= {each.value for each in node.args[:1] if _is_text(each)}
+    assert classes <= set(CLASSES)
+    assert len(classes) > 15
+    assert not [row for row in CLASSES.values() if row.in_log and (row.by_scheduler or row.vague)]
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_every_combination_of_facts_is_a_state() -> None:

@@ -20,12 +20,12 @@ from hpc_gpt.files import json_in, read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
+from hpc_gpt.runs.failures import VAGUE
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.program_checkpoints import step_of as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.room import GIB
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import VAGUE
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets

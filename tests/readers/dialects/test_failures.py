@@ -10,7 +10,7 @@ from hpc_gpt.readers.causes import one_a_line
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.runs.state import ENDED
+from hpc_gpt.runs.failures import ENDED
 from tests.readers.reading import read_lines
 
 OURS = {

@@ -14,8 +14,8 @@ from hpc_gpt.readers.runs.foreign_run import read_foreign
 from hpc_gpt.readers.runs.grouping import group_logs
 from hpc_gpt.readers.runs.log_steps import run_steps
 from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.runs.failures import ENDED
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.state import ENDED
 from tests.readers.made_logs import dump, iteration, iterations, write_log
 from tests.readers.reading import read_lines
 
