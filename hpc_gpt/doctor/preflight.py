@@ -104,17 +104,17 @@ class Preflight:
         # A CPU's rates are not judged, unless they are given.
         if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
             self.findings += [each for each in judge_exchanges(probe.measures) if each.node not in bad]
-        self.findings += self._broken_exchanges(probe)
+        self.findings += self._broken_exchanges(probe, plan["ranks"])
 
-    def _broken_exchanges(self, probe: Probe) -> list[Finding]:
-        """Findings from exchanges that did not complete.
+    def _broken_exchanges(self, probe: Probe, asked: Sequence[tuple[str, int]]) -> list[Finding]:
+        """Findings from exchanges of the asked ranks, spares' included, that did not complete.
 
         The bad node is the only one with an error that no lost connection explains; else the only silent one while
         others lost their connection; else the one that all silent exchanges have in common.
         """
         silent, lost = probe.silent_exchanges, probe.lost
         if not silent and not lost:
-            if not probe.measures and self.resolved.gpus > 1:
+            if not probe.measures and len(asked) > 1:
                 return [Finding("exchanges", "no rank has made its exchanges, so no rate between them is known")]
             return []
         own = {node: error for (node, _), error in lost.items() if not _CONSEQUENCE.search(error)}

@@ -38,7 +38,7 @@ class Probe:
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], ranks_per_node: int) -> None:
         self.reports = {name: NodeReport() for name in nodes}
-        self._ranks = len(nodes) * ranks_per_node
+        self._ranks_per_node = ranks_per_node
         self._places: list[tuple[str, int]] = []
         # The transfers in the order in which they began, as (kind, axis, ranks), each with its slowest rate.
         self._rates: dict[tuple[str, str, tuple[int, ...]], float | None] = {}
@@ -57,14 +57,15 @@ class Probe:
         After half of them have answered, the others get twice that time, and at least 10 s.
         """
         began, half = time.monotonic(), 0.0
+        ranks = len(self.reports) * self._ranks_per_node
 
         def are_enough() -> bool:
             nonlocal half
             answered = sum(report.answered for report in self.reports.values())
             age = time.monotonic() - began
-            if not half and 2 * answered >= self._ranks > 1:
+            if not half and 2 * answered >= ranks > 1:
                 half = age
-            return answered >= self._ranks or bool(half and age > half + max(_LATE_S, 2 * half))
+            return answered >= ranks or bool(half and age > half + max(_LATE_S, 2 * half))
 
         self._read_until(limit_s, are_enough)
 
@@ -116,14 +117,21 @@ class Probe:
         return tuple(dict.fromkeys(self._places[rank][0] for rank in ranks))
 
     def _read_until(self, limit_s: float, are_enough: Callable[[], bool]) -> None:
+        """Reads until they are enough, the limit has passed, or the command has ended and all is read: what a rank has
+        left running may hold the streams open."""
         until = time.monotonic() + limit_s
         while self._open and not are_enough() and time.monotonic() < until:
-            with contextlib.suppress(queue.Empty):
+            ended = self._child.poll() is not None
+            try:
                 line = self._lines.get(timeout=0.5)
-                if line is None:
-                    self._open -= 1
-                else:
-                    self._take(*line)
+            except queue.Empty:
+                if ended:
+                    return
+                continue
+            if line is None:
+                self._open -= 1
+            else:
+                self._take(*line)
 
     def _take(self, line: str, at: float) -> None:
         fields = decode(line)
@@ -134,7 +142,8 @@ class Probe:
                 self.reports[found[1]].sent.setdefault(0, {})["failed"] = line.strip()
             return
         report = self.reports.get(fields["node"])
-        if report is None:
+        known = range(len(self._places))
+        if report is None or not all(rank in known for rank in fields.get("transfer", ("", "", (), None))[2]):
             return
         # A line arrives late; the one with the least delay measures the clock best.
         ahead = fields["time"] - at

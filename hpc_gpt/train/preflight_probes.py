@@ -67,11 +67,10 @@ def probe_device(
         "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
         "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
         "free_gib": lambda: round(shutil.disk_usage(attempt).free / _GIB, 3),
-        "versions": versions,
     }
     figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
-    if isinstance(given.get("versions"), dict):
-        figures["versions"] = versions() | given["versions"]
+    named = given.get("versions")
+    figures["versions"] = versions() | (named if isinstance(named, dict) else {})
     return dict(given) | figures | {"judged": cuda or "matmul_tflops" in given}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hpc_gpt.doctor.preflight import Preflight
 from hpc_gpt.doctor.verdict import NodeReport
+from hpc_gpt.preflight_lines import decode
 from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
@@ -141,9 +142,17 @@ def say(node, **more):
 for node in NODES:
     open(shared + node, "w").close()
     say(node)
-    say(node, figures={"judged": True, "devices": 1}, port=1)
+    say(node, figures={"devices": 1, **FIGURES}, port=1)
 ranks = [node for node, _ in json.loads(sys.stdin.readline())["ranks"]]
 """
+
+
+def act(tmp_path, nodes, figures, words):
+    (tmp_path / "actor.py").write_text(f"NODES, FIGURES = {nodes!r}, {figures}\n{ACTOR}{words}")
+    return [sys.executable, str(tmp_path / "actor.py")]
+
+
+JUDGED = {"judged": True}
 LOST = {
     # c waits for b in its own pair, while a and b wait in theirs.
     "a link that swallows all": ("for pair in ([0, 1], [1, 2]):\n    for at in pair:\n        "
@@ -159,8 +168,7 @@ LOST = {
 @pytest.mark.parametrize("how", LOST)
 def test_who_breaks_an_exchange_is_named(tmp_path, how):
     run = new_run(tmp_path, nodes=2, spares=1)
-    (tmp_path / "actor.py").write_text(f"NODES = 'abc'\n{ACTOR}{LOST[how][0]}")
-    said, found, log = probe(run, "a b c", command=[sys.executable, str(tmp_path / "actor.py")])
+    said, found, log = probe(run, "a b c", command=act(tmp_path, "abc", JUDGED, LOST[how][0]))
     assert said == "nodes a,c", log
     (finding,) = (each for each in found["findings"] if each["node"])
     assert finding["node"] == "b"
@@ -170,10 +178,79 @@ def test_who_breaks_an_exchange_is_named(tmp_path, how):
 def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
     run = new_run(tmp_path, nodes=2)
     words = "for node in 'ab': say(node, failed='RuntimeError: Connection reset by peer')"
-    (tmp_path / "actor.py").write_text(f"NODES = 'ab'\n{ACTOR}{words}")
-    said, _, _ = probe(run, "a b", command=[sys.executable, str(tmp_path / "actor.py")])
+    said, _, _ = probe(run, "a b", command=act(tmp_path, "ab", JUDGED, words))
     assert said.startswith("end collective_timeout preflight: an exchange among all nodes broke")
     assert listed("site") == {}
+
+
+RATES = """
+rates = {(0, 1): 3.0, (1, 2): 3.0, (2, 3): 20.0, (3, 4): 20.0, (0, 4): 20.0}
+for pair, rate in rates.items():
+    say(ranks[pair[0]], transfer=["pair", "nodes", pair, rate])
+for node in ranks:
+    say(node, done=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("figures", "chosen"),
+    [
+        ({"judged": False, "device": "cpu"}, "a,b"),
+        ({"judged": True, "device": "cpu"}, "a,c"),
+        ({"judged": False, "device": "cpu", "pair_gb_s": 20.0}, "a,c"),
+    ],
+)
+def test_a_cpus_rates_between_ranks_are_judged_only_if_given(tmp_path, figures, chosen):
+    command = act(tmp_path, "abcde", figures, RATES)
+    said, found, log = probe(new_run(tmp_path, nodes=2, spares=3), "a b c d e", command=command)
+    assert said == f"nodes {chosen}", log
+    assert len(found["exchanges"]) == 5
+
+
+@pytest.mark.parametrize(("nodes", "warned"), [("ab", True), ("a", False)])
+def test_a_transfer_that_never_came_is_a_warning_where_two_nodes_were_asked(tmp_path, nodes, warned):
+    """One GPU and a spare: the layout has no transfers, the nodes have one."""
+    command = act(tmp_path, nodes, JUDGED, "for node in ranks: say(node, done=True)")
+    said, found, _ = probe(new_run(tmp_path, nodes=1, spares=1), " ".join(nodes), command=command)
+    assert said == "nodes a"
+    assert ["no rank has made its exchanges" in each["words"] for each in found["findings"]] == [True] * warned
+
+
+FOREIGN = [
+    [], "text", 1, None, {}, {"node": ["a"]}, {"time": "now"}, {"local": "0"}, {"local": None},
+    {"figures": {}}, {"figures": [], "port": 1}, {"figures": {}, "port": "1"}, {"failed": None},
+    {"transfer": None}, {"transfer": []}, {"transfer": ["pair", "nodes", 0, 1.0]},
+    {"transfer": ["pair", "nodes", [[0]], 1.0]}, {"transfer": ["pair", "nodes", [0, 1], "fast"]},
+]  # fmt: skip
+
+
+def line_of(fields):
+    """The line, its fields laid over those of a sound one; as they are if they are no fields."""
+    whole = {"node": "a", "local": 0, "time": 1.0, **fields} if fields and isinstance(fields, dict) else fields
+    return f"hpc-gpt-preflight {json.dumps(whole)}\n"
+
+
+@pytest.mark.parametrize("fields", FOREIGN)
+def test_a_line_without_a_ranks_fields_is_foreign(fields):
+    assert decode(line_of(fields)) is None
+
+
+def test_foreign_lines_among_a_ranks_own_do_not_end_the_preflight(tmp_path):
+    far = {"transfer": ["pair", "nodes", [0, 7], 1.0]}  # of a rank that the plan does not have
+    lines = "".join(map(line_of, [*FOREIGN, far]))
+    words = f"sys.stdout.write({lines!r})\nfor node in ranks: say(node, done=True)"
+    said, found, log = probe(new_run(tmp_path), "a b", command=act(tmp_path, "ab", JUDGED, words))
+    assert said == "nodes a,b", log
+    assert log.count("preflight: hpc-gpt-preflight ") == len(FOREIGN)
+    assert found["exchanges"] == []
+
+
+def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):
+    """It has the rank's stderr, which therefore does not end with the rank."""
+    command = ["bash", "-c", "sleep 30 >/dev/null & exit 1"]
+    said, found, _ = probe(new_run(tmp_path), "a b", command=command, HPC_GPT_PREFLIGHT_S="100")
+    assert said.startswith("end error preflight: 2 of 2 nodes cannot be probed; a: it did not answer")
+    assert found["took_s"] < 15
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train import preflight_probes
-from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_transfers
+from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_transfers, probe_device, versions
 
 SIZES = st.integers(1, 4)
 
@@ -72,6 +72,14 @@ def test_a_command_gives_figures_or_none():
     assert figures_of_command("") == {}
     assert figures_of_command("true") == {}
     assert figures_of_command("""echo '{"matmul_tflops": 90.5}'""") == {"matmul_tflops": 90.5}
+
+
+@pytest.mark.parametrize(("named", "more"), [({"driver": "570"}, {"driver": "570"}), ("2.13", {}), (None, {})])
+def test_the_versions_of_a_command_are_laid_over_those_found(tmp_path, named, more):
+    figures = ("device", "devices", "memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s", "free_gib")
+    given = dict.fromkeys(figures, 1.0) | {"versions": named}
+    found = probe_device(None, torch.device("cpu"), tmp_path, "a", given)
+    assert found["versions"] == versions() | more
 
 
 @pytest.mark.parametrize(
