@@ -33,6 +33,7 @@ from hpc_gpt.train.signals import Inbox, Signals
 
 # Written by the task that is asked to stop, and read by all.
 STOP = "stop.json"
+OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
 WAIT_S = 900
 TURN_S = 0.1
 _LOOK_S = 1.0
@@ -132,6 +133,10 @@ class ForeignRank:
         """The end if it exited with 0 and nobody asked."""
         raise NotImplementedError
 
+    def said(self) -> Mapping[str, object]:
+        """What this task's program has said that decides the end of all: its file in OVER."""
+        return {}
+
     def unsaved(self, stop: Stop, code: int) -> str:
         """How a program ended that was asked to stop and did not save; empty if it did."""
         raise NotImplementedError
@@ -197,11 +202,18 @@ class ForeignRank:
         while self._stop is not None and not self.rest_is_over():
             self.press()
             time.sleep(TURN_S)
+        until = time.monotonic() + _GRACE_S
+        while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
+            time.sleep(TURN_S)
         return code
 
     def all_are_over(self) -> bool:
-        """Whether the programs of all tasks have ended, of which this one exited with 0."""
-        return True
+        """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and
+        another may still be writing the last steps."""
+        mark = self._attempt.folder / OVER / str(self._place.rank)
+        with contextlib.suppress(RunFolderError):
+            write_once(mark, json.dumps(self.said()) + "\n")
+        return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
 
     def _asked(self) -> Stop | None:
         """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""

@@ -64,8 +64,9 @@ def sweep(teller: Teller) -> Sweep:
         said += line
         if line.startswith("not queued"):
             break
+    # Between the two, a busy cluster has when each can start.
     found = re.search(
-        r"sweep (\S+): 5 runs of table(?:.*\n)+submitted 3 runs as array (\d+)\nsubmitted \S+ as job", said
+        r"sweep (\S+): 5 runs of table(?:.*\n)+?submitted 3 runs as array (\d+)\n(?:.*\n)*?submitted \S+ as job", said
     )
     assert found, said
     assert "not impossible: never\n" in said

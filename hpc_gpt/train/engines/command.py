@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
@@ -40,7 +41,7 @@ from hpc_gpt.train.foreign_program import (
     code_words,
     step_of,
 )
-from hpc_gpt.train.foreign_rank import ForeignRank, Start, Stop
+from hpc_gpt.train.foreign_rank import OVER, ForeignRank, Start, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.stacks import stack_of
@@ -48,7 +49,6 @@ from hpc_gpt.words import and_more
 
 # Seconds to save and end if the job has no lead before its time limit.
 _LEAD_S = 120
-_OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
 _BEGUN = "begun.json"  # what the first task has prepared for all
 # Exit codes of bash for a command that is not there, or cannot be executed.
 _NOT_RUN = (126, 127)
@@ -278,11 +278,8 @@ class CommandRank(ForeignRank):
     def ended_early(self, code: int) -> bool:
         return bool(code) and self._place.size > 1
 
-    def all_are_over(self) -> bool:
-        mark = self._attempt.folder / _OVER / str(self._place.rank)
-        with contextlib.suppress(RunFolderError):
-            write_once(mark, json.dumps({"planned": self._lines.planned, "limit": self._lines.limit}) + "\n")
-        return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
+    def said(self) -> Mapping[str, object]:
+        return {"planned": self._lines.planned, "limit": self._lines.limit}
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         ended, cause, lost_peer = self._failure(code)
@@ -303,7 +300,7 @@ class CommandRank(ForeignRank):
 
     def end_of_all(self) -> End:
         """By the steps of all tasks: an exit code of 0 alone does not mean that it has finished."""
-        said = [read_json(path) or {} for path in (self._attempt.folder / _OVER).glob("[0-9]*")]
+        said = [read_json(path) or {} for path in (self._attempt.folder / OVER).glob("[0-9]*")]
         planned = self._resolved.train.steps or max((int(each.get("planned") or 0) for each in said), default=0)
         limit = next((str(each["limit"]) for each in said if each.get("limit")), "") or self._near_limit()
         resumed = int(self._attempt.trainer().get("resumed_step") or 0)
