@@ -67,7 +67,7 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
 
 
 def _read_cause(attempt: Attempt) -> End:
-    """The first cause in the attempt's logs, if they shows a failure that Slurm did not cause; else `unknown`.
+    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`.
 
     slurm-<job>.out is not read: it is about an earlier start of the job.
     """
@@ -228,6 +228,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
                 gpu_seconds=gpu_seconds(attempt, gpus, left),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
+                stopped=verdict.get("go_on") is False and ended != "refused",
             )
         )
     return past

@@ -15,7 +15,8 @@ class EndedAttempt:
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
     without one. `unseen`: it ended at the time limit, and nothing says how far it came. It had its GPUs for
-    `gpu_seconds` together, and ended at `over` (epoch seconds).
+    `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
+    after it was started by hand: attempts and failures are counted anew.
     """
 
     number: int
@@ -28,6 +29,7 @@ class EndedAttempt:
     gpu_seconds: float = 0.0
     over: float = 0.0
     unseen: bool = False
+    stopped: bool = False
 
     @property
     def progressed(self) -> bool:
@@ -92,7 +94,7 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
 
     `asked`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
-    last = past[-1]
+    last, row = past[-1], _since_a_start_by_hand(past)
     own = last.cause or last.ended
 
     def stop(ended: str, why: str) -> Verdict:
@@ -109,10 +111,10 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
-    counted = [each for each in past if each.most][-2:]
+    counted = [each for each in row if each.most][-2:]
     if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
         return stop("no_progress", f"{own}, as the attempt before, which left no older checkpoint")
-    idle = without_progress(past)
+    idle = without_progress(row)
     if is_too_much(idle):
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
@@ -121,8 +123,14 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
         return stop(
             "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {own}"
         )
-    failures = failures_in_row(past) if RETRIES[last.ended].fails else 0
+    failures = failures_in_row(row) if RETRIES[last.ended].fails else 0
     return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
+
+
+def _since_a_start_by_hand(past: Sequence[EndedAttempt]) -> Sequence[EndedAttempt]:
+    """The attempts after the last one, but for the newest, at which the run ended."""
+    first = max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0)
+    return past[first:]
 
 
 def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:

@@ -8,7 +8,7 @@ import click
 
 from hpc_gpt.cli.run_argument import run_argument, run_meant
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.logs import follow_logs, log_path, read_tail
+from hpc_gpt.launch.logs import follow_logs, log_path, read_tail, with_errors
 from hpc_gpt.runs.find_runs import find_run
 
 PLACE = 70
@@ -25,8 +25,9 @@ PLACE = 70
 def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
     """Print RUN's log.
 
-    The log has the output of all ranks of the last attempt. RUN is a run id, its begin or its end, a job id, an
-    experiment with one run, or a folder; the newest run if it is left out.
+    The log has the output of all ranks of the last attempt; the standard error of a job script with --error follows.
+    RUN is a run id, its begin or its end, a job id, an experiment with one run, or a folder; the newest run if it is
+    left out.
     """
     found = find_run(run_meant(run), logs_folder())
     if path:
@@ -34,6 +35,8 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, p
     elif follow:
         follow_logs(found, attempt, tail, sys.stdout.buffer)
     else:
-        text, _ = read_tail(log_path(found, attempt), tail)
-        sys.stdout.buffer.write(text)
+        for each in with_errors(log := log_path(found, attempt)):
+            if each != log:
+                sys.stdout.buffer.write(f"--- {each.relative_to(found.path)} ---\n".encode())
+            sys.stdout.buffer.write(read_tail(each, tail)[0])
         sys.stdout.buffer.flush()

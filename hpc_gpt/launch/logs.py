@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import IO
 from hpc_gpt.errors import NoSuchRun
 from hpc_gpt.launch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.output import reader_left
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 
 # Seconds between two reads of a log, and between two of its run's state.
 POLL_S = 0.5
@@ -40,6 +41,12 @@ def log_path(run: RunFolder, attempt: int | None = None) -> Path:
     raise NoSuchRun(f"run {run.run_id} has written no log yet", f"hpc-gpt logs {run.run_id} -f waits for it")
 
 
+def with_errors(log: Path) -> list[Path]:
+    """A log, and the standard error of its attempt if a job script asks for a file of its own and has written to it."""
+    err = Attempt(log.parent).err
+    return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
+
+
 def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
     """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
     text = path.read_bytes() if path.exists() else b""
@@ -54,30 +61,17 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
     Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
     if there is no such attempt, or if the run ended without a log, and RunFolderError if its folder has gone.
     """
-    current: Path | None = None
-    place = 0
+    shown = _Shown(run, tail, out)
     asked_at: float | None = None
     seen_end = 0
     live, is_said = True, False
     question: _Question | None = None
     while True:
         try:
-            newest: Path | None = log_path(run, attempt)
+            shown.copy(log_path(run, attempt))
         except NoSuchRun:
             if attempt is not None:
                 raise
-            newest = None
-        if newest is not None and newest != current:
-            if current is not None:
-                _copy(current, place, out)
-                out.write(f"--- {newest.relative_to(run.path)} ---\n".encode())
-                place = 0
-            elif tail is not None:
-                text, place = read_tail(newest, tail)
-                out.write(text)
-            current = newest
-        if current is not None:
-            place = _copy(current, place, out)
         if reader_left():
             return
         if not live:
@@ -98,8 +92,42 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
         time.sleep(POLL_S if live else 0)
     if not (run.path / "resolved.json").exists():
         run.resolved()  # raises: it was moved or deleted
-    if current is None:
+    if shown.newest is None:
         raise NoSuchRun(f"run {run.run_id} ended without a log", f"hpc-gpt status {run.run_id} says how")
+
+
+class _Shown:
+    """What has been copied of a run's logs to `out`, from the last `tail` lines of the first on. A line names the file
+    before another one's text."""
+
+    def __init__(self, run: RunFolder, tail: int | None, out: IO[bytes]) -> None:
+        self._run, self._tail, self._out = run, tail, out
+        self._places: dict[Path, int] = {}
+        self._last: Path | None = None
+        self.newest: Path | None = None
+
+    def copy(self, newest: Path) -> None:
+        """Copies what is new of the newest log and its standard error; of the log before it, too, if it is another."""
+        before, self.newest = self.newest, newest
+        for path in dict.fromkeys(each for log in (before, newest) if log is not None for each in with_errors(log)):
+            if path not in self._places and self._last is None and self._tail is not None:
+                text, self._places[path] = read_tail(path, self._tail)
+                self._out.write(text)
+                self._last = path
+            if path == newest and path not in self._places:
+                self._name(path)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self._places.setdefault(path, 0))
+                while piece := file.read(1 << 20):
+                    self._name(path)
+                    self._out.write(piece)
+                    self._places[path] += len(piece)
+        self._out.flush()
+
+    def _name(self, path: Path) -> None:
+        if self._last not in (None, path):
+            self._out.write(f"--- {path.relative_to(self._run.path)} ---\n".encode())
+        self._last = path
 
 
 class _Question:
@@ -130,16 +158,3 @@ def _last_end(run: RunFolder) -> int:
     """The number of the last attempt if it has an ended.json, else 0."""
     attempts = run.attempts()
     return attempts[-1].number if attempts and attempts[-1].ended() else 0
-
-
-def _copy(path: Path, place: int, out: IO[bytes]) -> int:
-    try:
-        with path.open("rb") as file:
-            file.seek(place)
-            while piece := file.read(1 << 20):
-                out.write(piece)
-                place += len(piece)
-    except FileNotFoundError:
-        return place
-    out.flush()
-    return place

@@ -75,6 +75,14 @@ def test_histories(attempts: list[tuple[str, int]], ended: str, pause_s: float, 
     assert verdict.go_on is (RETRIES[ended].continues)
 
 
+def test_a_start_by_hand_after_the_run_had_ended_counts_anew() -> None:
+    first, second, third, fourth = past(("error", 0), ("error", 0), ("error", 0), ("error", 0))
+    assert judge([first, second, third], RULES).ended == "no_progress"
+    by_hand = [first, replace(second, stopped=True), third]
+    assert (judge(by_hand, RULES).go_on, judge(by_hand, RULES).retries) == (True, 1)
+    assert judge([*by_hand, fourth], RULES).ended == "no_progress"
+
+
 def test_a_mistake_in_the_program_stops_at_once() -> None:
     verdict = judge([EndedAttempt(1, "error", "rank 3: NameError: name 'x' is not defined", saved=10)], RULES)
     assert (verdict.go_on, verdict.ended) == (False, "error")

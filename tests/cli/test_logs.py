@@ -95,6 +95,21 @@ def test_an_attempt_that_has_written_nothing_yet_does_not_hide_the_last_that_has
         log_path(made_run, 3)
 
 
+def test_the_standard_error_of_a_job_script_is_shown_after_its_log_and_as_it_grows(made_run, scheduler_says):
+    attempt = add_log(made_run, "one\ntwo\n")
+    attempt.err.write_text("")
+    assert hpc_gpt("logs", str(made_run.path)).stdout == "one\ntwo\n"
+
+    def answer(second):
+        attempt.err.write_text("oh\n")
+        return ("running" if second < 6 else "error"), None
+
+    scheduler_says(answer)
+    assert followed(made_run, tail=1) == "two\n--- attempts/1/err ---\noh\n"
+    said = hpc_gpt("logs", str(made_run.path), "--tail", "1").stdout
+    assert said == "two\n--- attempts/1/err ---\noh\n"
+
+
 def test_a_requeued_run_is_asked_for_every_five_seconds_not_twice_a_second(made_run, scheduler_says):
     add_log(made_run, "one\n", "preempted", requeue=True)
     asked = scheduler_says(lambda second: ("pending" if second < 30 else "cancelled", None))
