@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_gpt.files import read_json
-from hpc_gpt.program.sbatch_words import signal_of
 from hpc_gpt.runs.end_policy import (
     End,
     asks_to_requeue,
@@ -30,6 +29,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import SLURM_RUNS
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.sbatch_words import signal_of
 
 # What the script was asked to end for: a file of the attempt, as for a supervised program.
 STOP = "stop.json"

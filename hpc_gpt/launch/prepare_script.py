@@ -14,7 +14,6 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
-from hpc_gpt.program.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.runs.failures import MOST_UNSEEN
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
@@ -23,17 +22,14 @@ from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.slurm.options import OF_JOB, OF_SITE
+from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.tables import check_tables, close_matches
 
-# {key of [job]: the option of sbatch that it is}, if the two have other names or forms than `--key=value`.
-_OPTION_OF = {"name": "job-name", "cpus_per_task": "cpus-per-task"}
-_AS_OPTIONS = ("name", "time", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude",
-               "comment", "mem", "cpus_per_task", "dependency", "exclusive")  # fmt: skip
-# What a profile adds if the script and the command line do not name it, or another option of the same kind.
-_OF_PROFILE = {
-    "partition": (), "account": (), "qos": (), "constraint": (), "reservation": (), "time": (),
-    "mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",),
-}  # fmt: skip
+# {key of [job]: the option of sbatch that it is}.
+_OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task", "exclusive": "exclusive"}
+# What a profile adds unless the script or the command line names it, or one of these, which ask for the same.
+_SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
 _OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
 
@@ -160,21 +156,21 @@ def _with_keys(profile: ClusterProfile, own: Mapping[str, Any]) -> ClusterProfil
 def _words_of(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The options of sbatch that keys of [job] and [layout] are."""
     words = []
-    for key in _AS_OPTIONS:
+    for key, option in _OPTION_OF.items():
         value = job.get(key)
         if key == "exclusive":
             words += ["--exclusive"] if value else []
         elif value is not None:
-            words.append(f"--{_OPTION_OF.get(key, key)}={value}")
+            words.append(f"--{option}={value}")
     return words + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
 
 
 def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[str]:
     """The options of a profile that neither the script nor the command line gives."""
     words = []
-    for name, others in _OF_PROFILE.items():
+    for name in (*OF_SITE, "exclusive"):
         value = getattr(profile, name)
-        if value and not {name, *others} & set(found):
+        if value and not {name, *_SAME.get(name, ())} & set(found):
             words.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in read_options(profile.sbatch):
         if option.name not in found:
@@ -193,11 +189,8 @@ def _experiment(
     script: JobScript,
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
-    texts = {
-        key: found.get(_OPTION_OF.get(key, key)) for key in _AS_OPTIONS if key not in ("exclusive", "cpus_per_task")
-    }
-    texts = {key: hide_secrets(text) for key, text in texts.items() if text}
-    own = {key: value for key, value in job.items() if key not in _AS_OPTIONS and key != "sbatch"}
+    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := found.get(option))}
+    own = {key: value for key, value in job.items() if key not in _OPTION_OF and key != "sbatch"}
     folder = Path(found.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
     table = {**command, "script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False}
     arguments = hide_secrets(shlex.join(asked.arguments))

@@ -16,10 +16,10 @@ from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
-from hpc_gpt.program.slurm_options import options_of
 from hpc_gpt.settings.command import shown
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.slurm.options import OF_JOB, options_of
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
 
@@ -30,9 +30,8 @@ _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # {flag that the script sets itself: the key that decides it, None if no key does}.
 _OWNED_SBATCH = {
-    **{name: f"job.{name}" for name in ("time", "partition", "account", "qos", "constraint", "reservation", "nodelist",
-                                        "exclude", "comment", "mem", "dependency")},
-    "job-name": "job.name", "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
+    **{option: f"job.{key}" for key, option in OF_JOB.items()},
+    "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
     **dict.fromkeys(("gres", "gpus-per-node"), "the profile's gpu_flag and gpu_type"), "signal": "job.signal_lead_s",
     **dict.fromkeys(("requeue", "no-requeue"), "the profile's chain"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus-per-task", "output", "error", "open-mode", "export", "wrap",
@@ -45,9 +44,8 @@ _WHY = {
     **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
     "export": "the ranks need the whole environment of the job",
 }  # fmt: skip
-# The keys of [job] that are options of sbatch as they are, in the order of the directives.
-_TEXT_FLAGS = ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude", "comment",
-               "dependency")  # fmt: skip
+# Directives after those of the size.
+_LATER = ("mem", "time")
 _MARK = "#SBATCH "
 _JOB_NAME = "--job-name="
 
@@ -282,10 +280,9 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
-    for flag in _TEXT_FLAGS:
-        value = getattr(job, flag)
-        if value is not None:
-            lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
+    texts = {key: f"--{option}={quote_directive(value)}" for key, option in OF_JOB.items()
+             if (value := getattr(job, key)) is not None}  # fmt: skip
+    lines += [text for key, text in texts.items() if key not in _LATER]
     lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if profile.gpu_flag == "gres":
@@ -295,10 +292,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     cpus = cpus_per_task(resolved)
     if cpus is not None:
         lines.append(f"--cpus-per-task={cpus}")
-    if job.mem is not None:
-        lines.append(f"--mem={quote_directive(job.mem)}")
-    if job.time is not None:
-        lines.append(f"--time={quote_directive(job.time)}")
+    lines += [text for key, text in texts.items() if key in _LATER]
     if job.exclusive:
         lines.append("--exclusive")
     lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
@@ -332,7 +326,7 @@ def cpus_per_task(resolved: Resolved) -> int | None:
 
 def _text_faults(resolved: Resolved) -> Iterator[str]:
     job, profile = resolved.job, resolved.cluster
-    texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in (*_TEXT_FLAGS, "mem", "time")}
+    texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in OF_JOB}
     texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
     texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
     where = f"cluster profile {profile.name}"

@@ -11,15 +11,15 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.program.job_script import is_job_script, last_values, read_job_script
-from hpc_gpt.program.sbatch_words import sizes_of
 from hpc_gpt.secrets import is_secret
 from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.slurm.options import OF_JOB, OF_SITE
+from hpc_gpt.slurm.sbatch_words import sizes_of
 from hpc_gpt.tables import toml_value
 from hpc_gpt.words import plain
 
-_JOB = {"job-name": "name", "time": "time", "nodelist": "nodelist", "exclude": "exclude", "comment": "comment",
-        "dependency": "dependency"}  # fmt: skip
-_SITE = ("partition", "account", "qos", "constraint", "reservation", "mem")
+# A profile's time limit is for its other runs.
+_SITE = tuple(key for key in OF_SITE if key != "time")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def adopt(script: Path, name: str | None, folder: Path) -> Adopted:
     read = read_job_script(script)
     found = last_values(read.options)
     name = name or folder_name(re.sub(r"\.(slurm|sbatch|sh|job|bash)$", "", script.name))
-    job = {own: found[option] for option, own in _JOB.items() if found.get(option)}
+    job = {key: found[option] for key, option in OF_JOB.items() if key not in _SITE and found.get(option)}
     sizes = sizes_of(found)
     layout = {"nodes": sizes.nodes} if found.get("nodes") else {}
     beside = os.path.relpath(script.absolute(), folder.absolute())

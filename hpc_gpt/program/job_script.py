@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.program.sbatch_words import Option, read_options, split_directive
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.slurm.sbatch_words import Option, read_options, split_directive
 
 _LARGEST = 4 << 20  # slurm.conf's own limit for a script, unless it is set
 _DIRECTIVE = re.compile(rb"#SBATCH(?=\s)")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_gpt.launch.render import script_directives
-from hpc_gpt.program.slurm_options import options_of, read_options
 from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.slurm.options import options_of, read_options
 
 _OPTIONS = {
     "sbatch": options_of("sbatch"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
 from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.slurm.options import options_of
 
 _LARGEST_FILE = 1 << 20
 _DIRECTIVE = re.compile(r"^\s*#SBATCH\s+(.{1,2000})")
@@ -23,20 +24,6 @@ _OPTION = re.compile(
 _FLAG = re.compile(
     r"(?<![\w-])--([a-zA-Z][\w-]{1,60})(?:[ =]+(?!--)(\"[^\"]{0,300}\"|'[^']{0,300}'|[^\s\"'\\;|&]{1,200}))?"
 )
-_SHORT = {
-    "-N": "--nodes",
-    "-n": "--ntasks",
-    "-J": "--job-name",
-    "-o": "--output",
-    "-e": "--error",
-    "-t": "--time",
-    "-C": "--constraint",
-    "-G": "--gpus",
-    "-p": "--partition",
-    "-A": "--account",
-    "-q": "--qos",
-    "-w": "--nodelist",
-}
 _WHOLE = re.compile(r"\d{1,12}")
 # Field -> the trainer's flags and shell variables that give it, in lower case with underscores.
 _FIELDS = {
@@ -112,7 +99,8 @@ def read_script(path: Path) -> Script | None:
     for number, line in logical_lines(text):
         if directive := _DIRECTIVE.match(line):
             for option in _OPTION.finditer(directive[1].split(" #")[0]):
-                name = _SHORT.get(option[1], option[1]).lstrip("-")
+                name = option[1].lstrip("-")
+                name = options_of("sbatch").letters.get(name, name)
                 directives[name] = ((option[2] or "").strip("\"'"), number)
         elif line.lstrip().startswith("#"):
             continue

@@ -35,6 +35,14 @@ _OPTIONS = {
         " quit-on-interrupt unbuffered/u",
     ),
 }
+# {key of [job]: the option of sbatch with the same text}, in the order of a script's directives.
+OF_JOB = {
+    "name": "job-name",
+    **{key: key for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
+                            "comment", "dependency", "mem", "time")},
+}  # fmt: skip
+# Those of them that a site has its own way with: keys of a profile, too.
+OF_SITE = ("partition", "account", "qos", "constraint", "reservation", "mem", "time")
 Kind = Literal["valued", "optional", "plain"]
 
 

@@ -1,0 +1,1 @@
+"""Slurm: its options, and its command lines as sbatch reads them."""
