@@ -22,9 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
-from hpc_gpt.doctor.preflight import Preflight, write_table
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
-from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prediction import faster_compiled, faster_layout
@@ -32,6 +30,8 @@ from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
+from hpc_gpt.preflight.nodes import Preflight, write_table
+from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.room import free_gib, room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
@@ -361,7 +361,7 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
         node = platform.node()
         command = [
             "env", f"HPC_GPT_RUN={folder}", f"HPC_GPT_ATTEMPT={attempt.number}", "GLOO_SOCKET_IFNAME=lo",
-            sys.executable, "-m", "hpc_gpt.doctor.probe_protocol", node, str(resolved.ranks_per_node),
+            sys.executable, "-m", "hpc_gpt.preflight.probe", node, str(resolved.ranks_per_node),
             sys.executable, "-m", "hpc_gpt.train.preflight",
         ]  # fmt: skip
         preflight = Preflight(run, attempt.number, [node], command, host="127.0.0.1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.preflight_lines import PREFLIGHT
+from hpc_gpt.preflight.lines import PREFLIGHT
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import RunFolder

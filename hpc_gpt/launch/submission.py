@@ -14,7 +14,7 @@ from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.slurm import check_dependency, check_output_path, check_reachable, has_sbatch
 from hpc_gpt.launch.slurm_start import NeverStarts, Start, ask_start
-from hpc_gpt.preflight_lines import limit_s
+from hpc_gpt.preflight.lines import limit_s
 from hpc_gpt.runs.provenance import collect, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot

@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have sent: by local rank, the fields of all its lines (hpc_gpt/preflight_lines.py).
+    """What a node's ranks have sent: by local rank, the fields of all its lines (preflight/lines.py).
 
     `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
     """

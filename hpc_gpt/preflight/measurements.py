@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.preflight_lines import NODE_FILE, SEEN_BY_ALL, SHARED
+from hpc_gpt.preflight.lines import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved

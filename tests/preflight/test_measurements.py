@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.preflight import measurements
+from hpc_gpt.preflight.measurements import AXES, ProbeFailed, figures_of_command, plan_transfers, probe_device, versions
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train import preflight_probes
-from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_transfers, probe_device, versions
 
 SIZES = st.integers(1, 4)
 
@@ -63,8 +63,8 @@ def test_the_seconds_of_an_exchange_are_those_of_one(monkeypatch: pytest.MonkeyP
         clock[0] += 2.0 if done[0] else 9.0
         done[0] += 1
 
-    monkeypatch.setattr(preflight_probes.time, "perf_counter", lambda: clock[0])
-    assert preflight_probes._timed(torch.device("cpu"), exchange) == 2.0
+    monkeypatch.setattr(measurements.time, "perf_counter", lambda: clock[0])
+    assert measurements._timed(torch.device("cpu"), exchange) == 2.0
 
 
 def test_a_command_gives_figures_or_none():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.doctor.verdict import (
+from hpc_gpt.preflight.verdict import (
     Finding,
     Measure,
     NodeReport,

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.doctor.preflight import Preflight
-from hpc_gpt.doctor.verdict import NodeReport
-from hpc_gpt.preflight_lines import decode
+from hpc_gpt.preflight.lines import decode
+from hpc_gpt.preflight.nodes import Preflight
+from hpc_gpt.preflight.verdict import NodeReport
 from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
@@ -48,7 +48,7 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
 def probe(run, nodes, ranks_per_node=1, command=None, **environment):
     """(the line that the preflight says, preflight.json, the log) of a new attempt."""
     attempt = run.new_attempt()
-    start = command or [sys.executable, "-m", "hpc_gpt.doctor.probe_protocol", nodes, str(ranks_per_node)]
+    start = command or [sys.executable, "-m", "hpc_gpt.preflight.probe", nodes, str(ranks_per_node)]
     own = {
         "PYTHONPATH": str(REPOSITORY),
         "HPC_GPT_RUN": str(run.path),
@@ -135,7 +135,7 @@ def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
 # Stands in for the ranks of a preflight: it says what they would, and reads the plan as they do.
 ACTOR = """
 import json, os, sys
-from hpc_gpt.preflight_lines import encode
+from hpc_gpt.preflight.lines import encode
 shared = os.environ["HPC_GPT_RUN"] + "/attempts/1/preflight/node-"
 def say(node, **more):
     print(encode(node, 0, **more), end="", flush=True)
