@@ -7,7 +7,9 @@ from its own checkpoints, and its losses are those of an unbroken run.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -219,7 +221,9 @@ def one_a_job(teller: Teller) -> RunFolder:
     show = (
         "hosts=$(scontrol show hostnames | wc -l); "
         'echo "$SLURM_NNODES $SLURM_TASKS_PER_NODE ${SLURM_STEP_ID:-no step} $hosts" >{run}/slots; '
-        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'touch {run}/on-$SLURMD_NODENAME'"
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'touch {run}/on-$SLURMD_NODENAME'; "
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; command -v mpirun >/dev/null || exit 0; "
+        "mpirun --bind-to none bash -c 'echo $OMPI_COMM_WORLD_SIZE $SLURMD_NODENAME >{run}/mpi-$OMPI_COMM_WORLD_RANK'"
     )
     tables = {"layout": {"gpus": 4, "nodes": 2}}
     job = teller.launcher.submit(str(experiment(folder, "slots", {"run": show, "per": "job"}, tables)))
@@ -233,6 +237,10 @@ def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
     assert run.attempt(1).ended()["ended"] == "done", run.attempt(1).log.read_text()
     assert (run.path / "slots").read_text() == "2 2(x2) no step 2\n"
     assert len(list(run.path.glob("on-*"))) == 2
+    if shutil.which("mpirun"):
+        ranks = [(run.path / f"mpi-{rank}").read_text().split() for rank in range(4)]
+        assert {size for size, _ in ranks} == {"4"}
+        assert sorted(Counter(node for _, node in ranks).values()) == [2, 2], "its own slots of both nodes"
 
 
 def test_a_program_that_is_on_no_node_is_the_users_mistake_and_not_retried(launcher: Launcher) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ def status():
 found = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "status": status()}
 found["limits"] = [resource.getrlimit(each) for each in range(16)]
 found["files"] = sorted(os.listdir("/proc/self/fd"))
-found["input"] = os.readlink("/proc/self/fd/0") if not sys.argv[1] == "step" else ""
+found["input"] = os.readlink("/proc/self/fd/0") if sys.argv[1] == "batch" else ""
 found["leader"] = os.getpgid(os.getppid()) == os.getppid()
 found["task"] = os.environ["SLURM_TASK_PID"] in (str(os.getppid()), str(os.getpid()))
-json.dump(found, open(f"{os.environ['REC']}/{sys.argv[1]}.json", "w"))
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_ARRAY_TASK_ID", ""))
+json.dump(found, open(f"{os.environ['REC']}/{sys.argv[1]}{rank}.json", "w"))
 """
 PROCESSES = """\
 #!/bin/bash -f
@@ -37,10 +39,31 @@ python3 -I "$REC/record.py" batch "$@" *
 srun -n1 -N1 python3 -I "$REC/record.py" step "$@"
 exit 3
 """
-# Differ from job to job. Of the scheduler's own numbers nothing is compared.
-OF_A_JOB = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "REC",
-            "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
-            "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")  # fmt: skip
+MPIRUN = """\
+#!/bin/bash
+#SBATCH --job-name=mpi -N 2 --ntasks-per-node=2 --gres=gpu:2
+#SBATCH --time=9 --nodelist=n[11-12]
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpirun --bind-to none python3 -I "$REC/record.py" rank "$@"
+exit 3
+"""
+# Its second element asks for its own requeue: it comes back as the same element.
+ELEMENTS = """\
+#!/bin/bash
+#SBATCH --job-name=elements --array=0-3%2 -N 1 --ntasks=1 --time=9 --nodelist=n12
+if [ "$SLURM_ARRAY_TASK_ID:$SLURM_RESTART_COUNT" = 1: ]; then
+  scontrol requeue "${SLURM_ARRAY_JOB_ID}_1"
+  sleep 60
+fi
+scontrol show job "$SLURM_JOB_ID" | grep -m 1 -o "ArrayTaskThrottle=[0-9]*" >"$REC/throttle$SLURM_ARRAY_TASK_ID"
+python3 -I "$REC/record.py" batch "$@"
+"""
+# Differ from job to job. Of the scheduler's own numbers, and mpirun's, nothing is compared.
+OF_A_JOB = re.compile(
+    r"REC|SLURM_(JOB_?ID|ARRAY_JOB_ID|TASK_PID|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|(JOB|STEP)_GPUS)|GPU_DEVICE_ORDINAL"
+    r"|\w+_VISIBLE_DEVICES|ZE_AFFINITY_MASK|PMIX_\w+|OMPI_(MCA_\w+_(uri|jobid|dir|transports)|FILE_LOCATION)"
+)
+NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here: openmpi-bin")
 OURS = {"HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS"}
 SIGNALS = """\
 #!/bin/bash
@@ -85,36 +108,56 @@ def folder_of(launcher: Launcher, name: str, **files: str) -> Path:
 def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
     """The job of `words`, from `train.slurm` on, by either way. The environment is that of a user's shell."""
     own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
-    if way == "submit":
+    if way == "submit" and "--array" not in (folder / "train.slurm").read_text():
         return launcher.submit(*words, cwd=folder, **own)
-    environment = {**launcher.environment, **own}
-    command = ("env", "-C", str(folder), "sbatch", *words)
-    said = launcher.cluster.run(*command, check=True, **environment)
-    found = re.search(r"job (\d+)", said.stdout)
-    assert found
+    if way == "submit":
+        said = launcher.run("submit", *words, cwd=folder, **own)[0]
+    else:
+        command = ("env", "-C", str(folder), "sbatch", *words)
+        said = launcher.cluster.run(*command, check=True, **{**launcher.environment, **own}).stdout
+    found = re.search(r"(?:job|array) (\d+)", said)
+    assert found, said
     return Job(launcher.cluster, RunFolder(folder), found[1])
 
 
-def test_a_script_has_the_processes_that_sbatch_gives_it(launcher: Launcher) -> None:
-    found: dict[str, dict[str, Any]] = {}
+@pytest.mark.parametrize(
+    ("script", "code", "who"),
+    [
+        pytest.param(PROCESSES, 3, ("batch", "step"), id="srun"),
+        pytest.param(MPIRUN, 3, ("rank0", "rank1", "rank2", "rank3"), id="mpirun", marks=NEEDS_MPIRUN),
+        pytest.param(ELEMENTS, 0, ("batch0", "batch1", "batch2", "batch3"), id="array"),
+    ],
+)
+def test_a_script_has_the_processes_that_sbatch_gives_it(
+    launcher: Launcher, script: str, code: int, who: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    jobs = {}
     for way in ("sbatch", "submit"):
-        folder = folder_of(launcher, f"same-{way}", train_slurm=PROCESSES, record_py=RECORD)
-        job = submit(launcher, way, folder, "--no-requeue", "--comment=it's", "train.slurm", "a b", "--lr", "*")
-        job.wait_end("FAILED")
-        assert job.shown()["ExitCode"] == "3:0"
-        for who in ("batch", "step"):
-            seen = json.loads((folder / f"{who}.json").read_text())
+        name = f"{request.node.callspec.id}-{way}"
+        folder = folder_of(launcher, name, train_slurm=script, record_py=RECORD)
+        words = ("--no-requeue",) if code else ()
+        jobs[way] = folder, submit(launcher, way, folder, *words, "--comment=it's", "train.slurm", "a b", "--lr", "*")
+    found: dict[str, dict[str, Any]] = {}
+    for way, (folder, job) in jobs.items():
+        job.wait("its end", lambda job=job: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+        assert job.shown()["ExitCode"] == f"{code}:0"
+        for each in who:
+            seen = json.loads((folder / f"{each}.json").read_text())
             names = set(seen["env"])
             assert (names & OURS == OURS) is (way == "submit")
-            seen["env"] = {name: value for name, value in seen["env"].items() if name not in {*OF_A_JOB, *OURS}}
+            own = {name: "" if OF_A_JOB.fullmatch(name) else value for name, value in seen["env"].items()}
+            seen["env"] = json.loads(json.dumps({name: own[name] for name in names - OURS}).replace(str(folder), "<>"))
             seen["cwd"] = seen["cwd"].removesuffix(way)
-            seen["env"] = json.loads(json.dumps(seen["env"]).replace(str(folder), "<folder>"))
-            found.setdefault(who, {})[way] = seen
-        assert (folder / f"slurm-{job.id}.out").exists()
-    for who, ways in found.items():
+            found.setdefault(each, {})[way] = seen
+        if script is ELEMENTS:
+            throttles = [(folder / f"throttle{number}").read_text() for number in range(4)]
+            assert throttles == ["ArrayTaskThrottle=2\n"] * 4
+        else:
+            assert (folder / f"slurm-{job.id}.out").exists()
+    for each, ways in found.items():
         env, of_sbatch = ways["submit"].pop("env"), ways["sbatch"].pop("env")
-        assert {name for name in {*env, *of_sbatch} if env.get(name) != of_sbatch.get(name)} == set(), who
-        assert ways["submit"] == ways["sbatch"], who
+        assert {name for name in {*env, *of_sbatch} if env.get(name) != of_sbatch.get(name)} == set(), each
+        assert ways["submit"] == ways["sbatch"], each
 
 
 @pytest.mark.parametrize("how", SENT)
