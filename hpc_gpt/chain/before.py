@@ -130,7 +130,7 @@ def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
         return other.slurm_job == own or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
 
     try:
-        if own:
+        if own and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
             lock.take(run, lock.job_holder(own), is_gone)
     except lock.RunHeld as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job

@@ -12,7 +12,7 @@ _OF_NAME = {
     **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
     **dict.fromkeys(("max_parallel", "skip_unfit"), _EXPERIMENT),
     **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
-    **dict.fromkeys(("dry_run", "script", "wait", "yes", "as_json", "html", "keep", "help"), _OUTPUT),
+    **dict.fromkeys(("dry_run", "script", "wait", "here", "yes", "as_json", "html", "keep", "help"), _OUTPUT),
 }
 
 

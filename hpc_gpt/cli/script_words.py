@@ -20,7 +20,7 @@ META = "hpc_gpt.script"
 # What a script takes of a verb's options; all others are of an experiment.
 _TAKEN = {
     "--cluster", "--set", "--dry-run", "--script", "--yes", "-y", "--wait", "--max-gpu-hours", "--checkpoints",
-    "--json", "--probe", "--keep", "--quick", "--help", "--force",
+    "--here", "--json", "--probe", "--keep", "--quick", "--help", "--force",
 }  # fmt: skip
 # sbatch has these, too, but a verb's own mean more here.
 _OURS = {"--wait", "-W"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +27,8 @@ PLACE = 50
               help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
+@click.option("--here", is_flag=True, envvar="HPC_GPT_HERE",
+              help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
               help="With --sweep: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
@@ -42,6 +45,7 @@ def submit(
     script: bool,
     yes: bool,
     wait: bool,
+    here: bool,
     max_parallel: int | None,
     skip_unfit: bool,
     until: tuple[str, ...],
@@ -74,6 +78,8 @@ def submit(
     """
     from hpc_gpt.cli.submitting import submit_one, submit_sweep
 
+    if here:
+        request = replace(request, here=True)
     if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from shlex import join, quote
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import click
 from hpc_gpt.cli.experiment_options import name_of, on_command_line
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.allocation import Allocation, read_allocation
 from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.overview import of_run, overview, saves
 from hpc_gpt.launch.prediction import faster_compiled, faster_layout
@@ -30,18 +31,20 @@ from hpc_gpt.launch.resumption import (
     resume_elsewhere,
 )
 from hpc_gpt.launch.slurm_start import Start
-from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run
+from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run, write_run
 from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
 from hpc_gpt.launch.until import Until, parse_until
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.work_folder import describe_copy
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted
@@ -63,12 +66,15 @@ def submit_one(
 ) -> None:
     """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
+    allocation = read_allocation() if request.here else None
+    if allocation is not None and request.script is not None:
+        raise _no_script_here(str(request.script.path))
     if script and not dry_run:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
         raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
     if resume is not None:
-        submitted = _resume(resume, request, dry_run, script, from_start)
+        submitted = _resume(resume, request, dry_run, script, from_start, allocation)
         if submitted is None:
             return
     else:
@@ -80,7 +86,10 @@ def submit_one(
         for note in (*prepared.notes, *filter(None, (faster, compiled))):
             click.echo(note, err=True)
         if dry_run:
-            _dry_run(prepared, script)
+            _dry_run(prepared, script, allocation)
+            return
+        if allocation is not None:
+            _run_new(allocation, prepared)
             return
         if prepared.job_script is not None and prepared.job_script.array:
             _submit_array(prepared, wait)
@@ -103,6 +112,35 @@ def _submit_array(prepared: Prepared, wait: bool) -> None:
     if wait:
         wait_for_all(sweep.runs, interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+
+
+def _run_new(allocation: Allocation, prepared: Prepared, parent: Parent | None = None) -> None:
+    """Writes a new run, which resumes from `parent` if there is one, and runs it in the allocation."""
+    if prepared.job_script is not None:
+        raise _no_script_here(str(prepared.job_script.provenance["script"]["path"]))
+    allocation.place(prepared.resolved, prepared.script)  # before anything is written
+    provenance = check_submission([prepared], logs_folder(), begins=parent is None)
+    resumed_from = asdict(parent) if parent is not None else None
+    run = write_run(prepared, logs_folder(), provenance, resumed_from=resumed_from)
+    _print_predictions(prepared)
+    _run_in(allocation, run, prepared.resolved)
+
+
+def _run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
+    """Runs a run's job.sh in the allocation, and prints the record."""
+    from hpc_gpt.launch.here import run_in
+
+    script = run.job_script.read_text(encoding="utf-8")
+    click.echo(f"started {run.run_id} {allocation.words(resolved, script)}")
+    run_in(allocation, run, resolved)
+    print_record(leave_record(run))
+
+
+def _no_script_here(name: str) -> ConfigError:
+    return ConfigError(
+        f"--here is of an experiment, and {name} is a job script",
+        f"bash {quote(name)} runs it in this allocation; without --here it is queued as a job of its own",
+    )
 
 
 def _interrupts(show: Callable[[], None], wait: bool) -> int:
@@ -148,10 +186,12 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start: bool) -> Submitted | None:
+def _resume(
+    name: str, request: Request, dry_run: bool, script: bool, from_start: bool, allocation: Allocation | None
+) -> Submitted | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
-    a new run without a checkpoint. None for a dry run."""
-    given = on_command_line("resume", "from_start", "wait", "dry_run", "script", "yes", "force", "until")
+    a new run without a checkpoint. None for a dry run, and for a run in an allocation, which has ended."""
+    given = on_command_line("resume", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
     others = [
         one.human_readable_name if one.name == "experiment" else name_of(one)
         for one in given
@@ -165,14 +205,18 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
     run = find_run(name, logs_folder())
     assert request.until is not None
     if run.resolved().script is not None:
+        if allocation is not None:
+            raise _no_script_here(str(read_stored(run.path / "provenance.json")["script"]["path"]))
         return _resume_script(run, request, dry_run, script, from_start)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
     settings = run.resolved()
+    if allocation is not None and settings.cluster.chain != "none":  # its job.sh would requeue the allocation
+        profile = replace(profile or settings.cluster, chain="none")
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and changes_nothing(settings, request.given, profile):
-        return _resume_same(run, request.until, dry_run, script)
+        return _resume_same(run, request.until, dry_run, script, allocation)
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
@@ -181,7 +225,10 @@ def _resume(name: str, request: Request, dry_run: bool, script: bool, from_start
     how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
     if dry_run:
-        _dry_run(prepared, script, begins=parent is None)
+        _dry_run(prepared, script, allocation, begins=parent is None)
+        return None
+    if allocation is not None:
+        _run_new(allocation, prepared, parent)
         return None
     submitted = resume_elsewhere(prepared, parent, logs_folder())
     _print_predictions(prepared)
@@ -215,8 +262,10 @@ def _resume_script(run: RunFolder, request: Request, dry: bool, script: bool, fr
         return start_run(own, resolved, 1, words)
 
 
-def _resume_same(run: RunFolder, until: Until, dry: bool, script: bool) -> Submitted | None:
-    """Starts the run's own job.sh again; None for a dry run."""
+def _resume_same(
+    run: RunFolder, until: Until, dry: bool, script: bool, allocation: Allocation | None
+) -> Submitted | None:
+    """Starts the run's own job.sh again; None for a dry run, and for a run in an allocation, which has ended."""
     resolved, point = check_resumption(run, dry)
     for note in point.notes if point else ():
         click.echo(f"note: {note}", err=True)
@@ -233,8 +282,11 @@ def _resume_same(run: RunFolder, until: Until, dry: bool, script: bool) -> Submi
         else:
             rows = [("resumes", f"{run.run_id} {where}"), *of_run(resolved), ("would run", f"its own {run.job_script}")]
             _print_overview(rows)
-        _print_start(dry_run(resolved, text))
+        _print_start(_answer(resolved, text, allocation))
         click.echo("dry run: nothing was written or submitted", err=True)
+        return None
+    if allocation is not None:
+        _run_in(allocation, run, resolved)
         return None
     return start_run(run, resolved, forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1)
 
@@ -257,21 +309,32 @@ def _data_lines(prepared: Prepared) -> tuple[str, ...]:
     return describe_data(located(prepared.resolved, prepared.data_beside))
 
 
-def _dry_run(prepared: Prepared, script: bool, begins: bool = True) -> None:
+def _answer(resolved: Resolved, text: str, allocation: Allocation | None) -> Start:
+    """What Slurm says of a job that is not submitted, or where and until when it would run in the allocation."""
+    return (
+        dry_run(resolved, text) if allocation is None else Start(f"would run now, {allocation.words(resolved, text)}")
+    )
+
+
+def _dry_run(prepared: Prepared, script: bool, allocation: Allocation | None = None, begins: bool = True) -> None:
     """Prints what would be submitted: with `script` the job script, else an overview in a screen of lines."""
     check_submission([prepared], logs_folder(), dry=True, begins=begins)
-    start = dry_run(prepared.resolved, prepared.script)
+    start = _answer(prepared.resolved, prepared.script, allocation)
     if script:
         click.echo(prepared.script, nl=False)
         _print_predictions(prepared)
-        click.echo(f"would run: {_command(prepared)}", err=True)
+        click.echo(f"would run: {_command(prepared, allocation is not None)}", err=True)
     else:
-        _print_overview(overview(prepared, logs_folder(), _data_lines(prepared), _command(prepared)))
+        command = _command(prepared, allocation is not None)
+        rows = overview(prepared, logs_folder(), _data_lines(prepared), command)
+        _print_overview([row for row in rows if allocation is None or row[0] != "asks Slurm"])
     _print_start(start)
     click.echo("dry run: nothing was written or submitted", err=True)
 
 
-def _command(prepared: Prepared) -> str:
+def _command(prepared: Prepared, here: bool = False) -> str:
+    if here:
+        return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if prepared.job_script is not None and prepared.resolved.cluster.scheduler == "slurm":
         words = [hide_secrets(word) for word in prepared.job_script.words]
         return f"{join(['sbatch', *words])} … job.sh RUN"
@@ -308,7 +371,8 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         if around := os.environ.get("SLURM_JOB_ID"):
-            click.echo(f"note: this is within job {around}, but a new job is queued, with nodes of its own", err=True)
+            words = f"note: this is within job {around}, but a new job is queued, with nodes of its own"
+            click.echo(f"{words}; --here runs on those of job {around}", err=True)
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
         if len(submitted.jobs) > 1:
             click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
@@ -329,6 +393,8 @@ def submit_sweep(
 ) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
     request = replace(request, until=parse_until(until))
+    if request.here:
+        raise ConfigError("--here runs one run, and --sweep is many", "--row NAME names one of them")
     if not request.sweep:
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")

@@ -265,11 +265,17 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
     """
     (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    end_of_wait(run, status)
+    return status
+
+
+def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """Print how a run has ended; JobFailed, with a `hint`, if that state is not in GOOD."""
     end = f"run {run.run_id}: {describe(status)}"
     if status.state not in GOOD:
-        raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
+        words = f"{end}; {status.cause}" if status.cause else end
+        raise JobFailed(words, hint or f"hpc-gpt logs {run.run_id}")
     sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
-    return status
 
 
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:

@@ -42,7 +42,7 @@ class Request:
     """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
 
     `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
-    if that is not given; None for the other verbs.
+    if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
     """
 
     experiment: str
@@ -58,6 +58,7 @@ class Request:
     sized: bool = True
     until: Until | None = None
     script: AskedScript | None = None
+    here: bool = False
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:
@@ -180,7 +181,8 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
             f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
             f"use --cluster with one of: {', '.join(list_profiles())}",
         )
-    return load_profile(FALLBACK if chosen is None else chosen)
+    profile = load_profile(FALLBACK if chosen is None else chosen)
+    return replace(profile, chain="none") if request.here else profile
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:

@@ -32,6 +32,7 @@ _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNOREC
 TIMEOUT_S = 60.0
 PATIENCE = "HPC_GPT_SLURM_S"
 _PING_S = 20.0
+_GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # For what is only told of a job that has ended.
 _ENDED_S = 5.0
 # The cluster and the user's identity there; without them a client finds no controller.
@@ -39,7 +40,7 @@ _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
 OF_ONE_JOB = {
     "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
-    "HPC_GPT_HOLD_AFTER", "HPC_GPT_CHECKPOINTS", "HPC_GPT_WORKDIR",
+    "HPC_GPT_START", "HPC_GPT_HOLD_AFTER", "HPC_GPT_CHECKPOINTS", "HPC_GPT_WORKDIR",
 }  # fmt: skip
 _NAMES = OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
@@ -87,6 +88,15 @@ class QueuedJob:
 
     state: str
     reason: str
+
+
+def gpus_in(gres: str) -> int:
+    """The number of GPUs in Slurm's list of generic resources.
+
+    >>> gpus_in("gpu:a100:4(IDX:0-3),nic:1"), gpus_in("(null)")
+    (4, 0)
+    """
+    return sum(map(int, _GPUS.findall(gres)))
 
 
 def has_sbatch() -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.launch.render import allocated_nodes, cpus_per_task
-from hpc_gpt.launch.slurm import Answer, ask, has_sbatch, sbatch_failed, submission_environment
+from hpc_gpt.launch.slurm import Answer, ask, gpus_in, has_sbatch, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
@@ -31,7 +31,6 @@ _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 # A start that is expected so soon is now.
 _SOON_S = 60.0
 _PAIR = re.compile(r"(\w+)=(\S*)")
-_GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # sinfo's states of nodes that take no new job; `*` is a node that does not answer.
 _UNUSABLE = re.compile(r"(down|drain|fail|error|unknown|reboot|blocked|inval|maint|reserved|perfctrs)|.*\*")
 
@@ -147,7 +146,7 @@ def _nodes() -> list[_Node]:
     rows = [line.strip().split("|", 6) for line in answer.stdout.splitlines()]
     return [
         _Node(
-            name, partition, state, int(cpus) if cpus.isdigit() else 0, sum(map(int, _GPUS.findall(gres))),
+            name, partition, state, int(cpus) if cpus.isdigit() else 0, gpus_in(gres),
             tuple(features.split(",")), reason,
         )
         for name, partition, state, cpus, gres, features, reason in (row for row in rows if len(row) == 7)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from submitit.local.local import Controller
 
@@ -274,19 +275,22 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
-    run.add_submission(
-        {
-            "scheduler": "local",
-            "job_id": str(pid),
-            "cluster": cluster,
-            "command": command,
-            "refused": None,
-            "pid": pid,
-            "pid_start": start_time(pid),
-            "host": host,
-            "locked": True,  # unlike earlier versions: without a lock nothing trains the run
-        }
-    )
+    run.add_submission(submission_line(pid, str(pid), command, cluster))
+
+
+def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
+    """The line of submissions.jsonl of a start that a process of this machine supervises."""
+    return {
+        "scheduler": "local",
+        "job_id": job_id,
+        "cluster": cluster,
+        "command": command,
+        "refused": None,
+        "pid": pid,
+        "pid_start": start_time(pid),
+        "host": platform.node(),
+        "locked": True,  # unlike earlier versions: without a lock nothing trains the run
+    }
 
 
 def main(arguments: list[str]) -> int:

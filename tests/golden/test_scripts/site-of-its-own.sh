@@ -65,6 +65,8 @@ main() {
   make_run_folder    # $HPC_GPT_RUN, or logs/demo/<job id> by plain sbatch: it keeps this script and its settings
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
+  # Of submit --here: the ranks are a step in the user's allocation, found by its name, on those nodes that it names.
+  here=(${HPC_GPT_START:+"--job-name=$HPC_GPT_START" "--nodelist=$SLURM_JOB_NODELIST"})
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
   ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
 
@@ -76,6 +78,7 @@ main() {
   # exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
   # until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
   run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
+    "${here[@]}" \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
       exec "$@"' rank "${python[@]}" -m hpc_gpt.train
@@ -120,7 +123,7 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
   printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
-    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+    "$n" "${HPC_GPT_START:-$HPC_GPT_JOB}" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
     $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
   exec >>"$attempt/log" 2>&1
@@ -262,7 +265,7 @@ answer_without_python() { # the trainer's wish and the time limit count, and a c
   answer="stop 0 - - $rc"
   ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
   [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime
-  [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
+  [ ! -e "$HPC_GPT_RUN/cancelled.${HPC_GPT_START:-$HPC_GPT_JOB}" ] || ended=cancelled answer="stop 0 - - $rc"
   say_ended "$ended" "exit code $rc"
 }
 continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE

@@ -1,0 +1,159 @@
+"""`submit --here`: a run on the nodes of the Slurm allocation that this command is in.
+
+The run's job.sh is started here, in the foreground, as sbatch would start it on a job of these nodes; its ranks are a
+step of the allocation. Nobody but this process tells them of the allocation's end: Slurm's --signal is of a job's
+request. The allocation is the user's. It is neither requeued nor cancelled, so the run has chain = "none"; requests,
+cancel and state go by this process, as those of a run on this machine do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from hpc_gpt.errors import JobFailed, SlurmUnreachable, UserError
+from hpc_gpt.launch.allocation import AllocatedNode, Allocation, end_of
+from hpc_gpt.launch.control import ask_runs, end_of_wait
+from hpc_gpt.launch.local.controller import KILL_WAIT_S, locked, submission_line
+from hpc_gpt.launch.logs import follow_logs
+from hpc_gpt.launch.render import cpus_per_task
+from hpc_gpt.launch.slurm import ask, job_python, submission_environment
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolved import Resolved
+
+_POLL_S = 0.2
+_LOOK_S = 10.0  # between two looks at the allocation's end, which its user may move, and between two signals
+_ASK_S = 10.0
+
+
+def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
+    """Run job.sh to its end as an attempt of the run, with its log on stdout.
+
+    The first Ctrl-C saves and stops, the second cancels, the third kills; SIGTERM (`hpc-gpt cancel`) and SIGHUP (the
+    allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
+    `wait_for`; ConfigError as `place`.
+    """
+    nodes = allocation.place(resolved, run.job_script.read_text(encoding="utf-8"))
+    with locked(run):
+        supervisor = _Supervisor(allocation, run, resolved)
+        supervisor.start(_environment(supervisor.start_id, allocation, nodes, run, resolved))
+        supervisor.wait()
+    attempt = supervisor.attempt()
+    if attempt is None:
+        raise JobFailed(f"run {run.run_id}: job.sh ended before its attempt began", f"see {run.path}")
+    if supervisor.interrupts:
+        raise KeyboardInterrupt
+    again = f"hpc-gpt submit --here --resume {run.run_id} continues it"
+    (status,) = read_status([run])
+    end_of_wait(run, status, again if status.state == "walltime" else "")
+
+
+def _environment(
+    start: str, allocation: Allocation, nodes: Sequence[AllocatedNode], run: RunFolder, resolved: Resolved
+) -> dict[str, str]:
+    """What sbatch would give job.sh on these nodes, and nothing of salloc's request or of a step around this command,
+    whose CPUs and GPUs the ranks share."""
+    names, ranks = ",".join(node.name for node in nodes), resolved.ranks_per_node
+    share = min(node.cpus for node in nodes) // ranks
+    cpus = min(cpus_per_task(resolved) or share, share)
+    own = {"JOB_ID": allocation.job_id, "JOBID": allocation.job_id, "JOB_NAME": resolved.job.name or resolved.name}
+    own |= {"JOB_NODELIST": names, "NODELIST": names, "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1"}
+    own |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
+    own |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
+    own |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
+    times = f"(x{len(nodes)})" if len(nodes) > 1 else ""
+    own |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
+    variables = {f"SLURM_{name}": text for name, text in own.items()} | job_python(resolved)
+    return submission_environment(os.environ, variables | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_START": start})
+
+
+class _Supervisor:
+    """job.sh while it runs. `start_id` is the job id of its attempt, by which its step is found, too."""
+
+    def __init__(self, allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
+        self.allocation = allocation
+        self.run = run
+        self.resolved = resolved
+        self.start_id = f"{allocation.job_id}-{os.getpid()}"
+        self.interrupts = 0
+        self._end, self._lead_s = allocation.end, resolved.job.signal_lead_s
+        self._heard: list[int] = []
+        self._kill_at: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: dict[str, str]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._heard.append(number))
+        command = ["bash", str(self.run.job_script)]
+        line = submission_line(os.getpid(), self.start_id, command, self.resolved.cluster.name)
+        self.run.add_submission({**line, "allocation": self.allocation.job_id})
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+
+    def attempt(self) -> Attempt | None:
+        """The attempt that job.sh has made, None as long as there is none."""
+        return next((each for each in self.run.attempts() if each.started().get("job_id") == self.start_id), None)
+
+    def wait(self) -> None:
+        assert self._process is not None
+        follower: threading.Thread | None = None
+        answered, look_at = 0, 0.0
+        while self._process.poll() is None:
+            if follower is None and (attempt := self.attempt()) is not None:
+                follower = threading.Thread(target=self._follow, args=(attempt.number,), daemon=True)
+                follower.start()
+            for number in self._heard[answered:]:
+                answered, look_at = answered + 1, 0.0
+                self._answer(number)
+            if time.time() >= look_at:
+                look_at = min(time.time() + _LOOK_S, self._kill_at or float("inf"))
+                with contextlib.suppress(SlurmUnreachable):
+                    self._look()
+            time.sleep(_POLL_S)
+        if (attempt := self.attempt()) is not None and not attempt.ended():
+            words = f"job.sh ended with exit code {self._process.returncode} and wrote no end"
+            ended = "cancelled" if self.run.is_cancelled(self.start_id) else "error"
+            attempt.write_ended(ended, words, int(attempt.last_metrics().get("step") or 0))
+        if follower is not None:
+            follower.join(_ASK_S)
+
+    def _follow(self, number: int) -> None:
+        with contextlib.suppress(UserError, OSError):
+            follow_logs(self.run, number, None, sys.stdout.buffer)
+
+    def _answer(self, number: int) -> None:
+        self.interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and self.interrupts == 1:
+            sys.stderr.write("\nCtrl-C: the run is asked to save and stop; once more cancels\n")
+            ask_runs([self.run], "stop")
+            return
+        if number == signal.SIGINT:
+            self.run.mark_cancelled(self.start_id)
+            sys.stderr.write(f"\nCtrl-C again: the run is {'killed' if self._kill_at else 'cancelled'}\n")
+        is_third = self._kill_at is not None and number == signal.SIGINT
+        self._kill_at = time.time() if is_third else self._kill_at or time.time() + KILL_WAIT_S
+
+    def _look(self) -> None:
+        """Send what is due: USR2 the lead before the allocation's end, TERM for a cancel, and KILL after that."""
+        shown = ask(["scontrol", "--oneliner", "show", "job", self.allocation.job_id], timeout_s=_ASK_S)
+        self._end = end_of(shown.stdout) if shown.code == 0 else self._end
+        if self._kill_at is not None:
+            self._signal("TERM" if time.time() < self._kill_at else "KILL")
+        elif self._end is not None and self._lead_s is not None and time.time() >= self._end - self._lead_s:
+            self._signal("USR2")
+
+    def _signal(self, name: str) -> None:
+        """Signal every process of the run's steps, again after _LOOK_S: ranks that start do not listen yet."""
+        command = ["squeue", "--steps", f"--jobs={self.allocation.job_id}", "--noheader", "--format=%i %j"]
+        listed = [line.split() for line in ask(command, timeout_s=_ASK_S).stdout.splitlines()]
+        steps = [step for step, *words in listed if words == [self.start_id]]
+        if steps:
+            ask(["scancel", f"--signal={name}", *steps], timeout_s=_ASK_S)
+        elif name == "KILL" and self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
