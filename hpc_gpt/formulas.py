@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 Recompute = Literal["none", "selective", "full"]
+GIB = 2**30  # bytes
 
 
 def tflops_seed(

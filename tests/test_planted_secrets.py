@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.unpack import ARCHIVE
+from hpc_gpt.runs.unpack import CODE_ARCHIVE
 from tests.benchmarks.sweep import make_stand_ins
 from tests.conftest import REPOSITORY
 
@@ -79,7 +79,16 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_no_planted_secret_is_written_or_said(session: Session) -> None:
     files = [path for path in session.folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    wanted = {"job.sh", "array.sh", "provenance.json", "resolved.json", "record.json", "metrics.jsonl", "log", ARCHIVE}
+    wanted = {
+        "job.sh",
+        "array.sh",
+        "provenance.json",
+        "resolved.json",
+        "record.json",
+        "metrics.jsonl",
+        "log",
+        CODE_ARCHIVE,
+    }
     assert wanted <= names, wanted - names
     assert not [path for path in files if MARK.encode() in path.read_bytes()]
     assert MARK not in session.said

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_table import is_on_cpu, ratios_to_first
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measured, measure, row_of
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measured, measure, measurement_row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import advice_on_memory
@@ -124,7 +124,7 @@ class Bench:
     @property
     def rows(self) -> list[BenchRow]:
         return [
-            row_of(self.cells[place].name, self.folder.name_of(place), measured, self._peaks)
+            measurement_row(self.cells[place].name, self.folder.name_of(place), measured, self._peaks)
             for place, measured in sorted(self._measured.items())
         ]
 

@@ -85,7 +85,7 @@ _COLUMNS = (
 _NOTES = Column("Notes", (), lambda row: _notes(row.record), right=False)
 
 
-def as_text(rows: Sequence[BenchRow], width: int | None = None) -> str:
+def bench_text(rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The rows with every figure that any of them has, then what they share: shape, device, versions. `width` None: any
     width."""
     if not rows:

@@ -266,7 +266,7 @@ class LadderOutcome:
         return f"{self.what} of {self.last} over {self.first}: {ours} (published: {theirs})"
 
 
-def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
+def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
     text = _seed_table(ladder.rungs, rungs, rows, width)
     savings = _savings(ladder, rungs, rows)
@@ -283,7 +283,7 @@ def _caption(ladder: Ladder) -> str:
     )
 
 
-def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
+def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
     found = outcome(ladder, rungs, rows)
     tables: dict[str, Any] = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(found)}

@@ -147,7 +147,9 @@ class BenchRow:
         return not self.tokens_per_s and self.record.ended in OUT_OF_MEMORY
 
 
-def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None) -> BenchRow:
+def measurement_row(
+    cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None
+) -> BenchRow:
     """The row of a cell from its rounds, in order. `name`: its record's `run`. `peaks`: dense TFLOP/s by dtype of a
     device that our table lacks.
 

@@ -24,7 +24,7 @@ from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
-from hpc_gpt.settings.smoke import compare
+from hpc_gpt.settings.smoke import sizes_beside
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
 
@@ -280,7 +280,7 @@ def _shrunken(experiment: Experiment, asked: BenchAsked, holds_micro_batch: bool
 
     real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
     resolved, lines = shrunken(experiment, real, asked.profile, asked.has_gpu, as_asked)
-    sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
+    sizes = "; ".join(" ".join(line.split()) for line in sizes_beside(real, resolved)[1:2])
     notes += [
         f"smoke: {sizes}, {counted(resolved.train.steps, 'step')}: its figures show that it runs, no speed",
         *lines,

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_of, other_jobs
+from hpc_gpt.chain.decisions import NEXT_MARK, classify, conclude, forget_stop, job_of, other_jobs
 from hpc_gpt.chain.script_end import end_script
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes, lock
@@ -81,7 +81,7 @@ def _pause_s(verdict: Mapping[str, Any]) -> float:
 def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str]) -> str:
     """The line that job.sh reads."""
     jobs = ",".join(others) or "-"
-    return f"{MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{MARK} stop 0 - {jobs}"
+    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{NEXT_MARK} stop 0 - {jobs}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.chain.decisions import (
-    MARK,
+    NEXT_MARK,
     classify,
     conclude,
     forget_stop,
@@ -94,7 +94,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
             or (not job_id and _age_s(other, now) < _JUST_MADE_S)
         ):
             if patient:
-                return f"{MARK} wait"
+                return f"{NEXT_MARK} wait"
             why = "another job of the run is active and does not end"
             return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
         elif slurm_has_ranks(state):
@@ -118,7 +118,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
         return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
     if why := _held(run, own, slurm):
         return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
-    return f"{MARK} go -" if left_s is None else f"{MARK} go {now + left_s:.0f}"
+    return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
 
 
 def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
@@ -210,7 +210,7 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
     write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
-    return f"{MARK} stop {code} {','.join(jobs) or '-'}"
+    return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
 
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
@@ -227,7 +227,7 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     with contextlib.suppress(OSError):
         attempt.folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-    return f"{MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
+    return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
 
 
 def _age_s(attempt: Attempt, now: float) -> float:
@@ -246,10 +246,10 @@ def main(arguments: Sequence[str]) -> int:
         if (holder := lock.holder(run)) and holder.slurm_job not in (None, job_of(attempt)):
             ids[str(holder.slurm_job)] = None
         if more and ids and not more[1]:
-            answer = f"{MARK} ask {','.join(ids)}"
+            answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
             answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), not more or int(more[0]) > 1)
-            if more and answer.startswith(f"{MARK} go "):
+            if more and answer.startswith(f"{NEXT_MARK} go "):
                 restart = attempt.started().get("restart") or 0
                 answer += f" {rendezvous_port(os.environ.get('SLURM_JOB_ID', ''), restart)}"
         print(answer, flush=True)

@@ -31,7 +31,7 @@ from hpc_gpt.runs.stored import NODE
 from hpc_gpt.settings.resolved import Resolved
 
 # The line that job.sh reads begins with this.
-MARK = "hpc-gpt-next"
+NEXT_MARK = "hpc-gpt-next"
 # srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
 # A longer log is not read.

@@ -191,7 +191,7 @@ def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
         f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
         f"{duration(pace.start_s)} to start, {duration(pace.train_s(1))} for a step "
         f"with its share of saves, and the signal {lead_s} s ahead of the limit are {duration(needed)}",
-        f"use --time {clock(needed * 10)}, ten times that, or more",
+        f"use --time {time_limit_text(needed * 10)}, ten times that, or more",
     )
 
 
@@ -203,7 +203,7 @@ def _check_jobs(resolved: Resolved, least: Length) -> None:
     if why := cannot_continue(resolved):
         chain = 'set chain = "requeue" or "singleton" in the profile'
         other = chain if can_resume(resolved.engine) else "offload to the host's memory"
-        raise ConfigError(f"{needs}, but {why}", f"use --time {clock(least.total_s)} or more, or {other}")
+        raise ConfigError(f"{needs}, but {why}", f"use --time {time_limit_text(least.total_s)} or more, or {other}")
 
 
 def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: int) -> None:
@@ -293,7 +293,7 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h"
 
 
-def clock(seconds: float) -> str:
+def time_limit_text(seconds: float) -> str:
     """A time limit for sbatch, rounded up to whole minutes."""
     minutes = max(1, math.ceil(seconds / 60))
     days, rest = divmod(minutes, 1440)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.end_policy import (
+    STOP,
     End,
     asks_to_requeue,
     class_of_sigterm,
@@ -31,8 +32,6 @@ from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.sbatch_words import signal_of
 
-# What the script was asked to end for: a file of the attempt, as for a supervised program.
-STOP = "stop.json"
 # Slurm signals up to a minute early.
 _EARLY_S = 90.0
 

@@ -51,7 +51,7 @@ _ROUNDS = 3
     "engines",
     metavar="ENGINE[:STAGE],...",
     envvar=variables_of(("--engines", "--engine")),
-    shell_complete=completion.engines,
+    shell_complete=completion.complete_engines,
     help="Engines to compare, each with its ZeRO stage if needed: ddp,deepspeed-zero:3,fsdp.",
 )
 @click.option(
@@ -235,13 +235,13 @@ def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
 
     rows = bench_run.rows
     if as_json:
-        more = {"ladder": ladder_table.as_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
+        more = {"ladder": ladder_table.ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
         click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
     else:
         if ladder:
-            text = ladder_table.as_text(ladder.ladder, ladder.rungs, rows, width())
+            text = ladder_table.ladder_text(ladder.ladder, ladder.rungs, rows, width())
         else:
-            text = bench_table.as_text(rows, width())
+            text = bench_table.bench_text(rows, width())
         click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:

@@ -33,7 +33,7 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     record.json, or a row of a bench: BENCH#2 is the second. Of more than two, each is compared with the first.
     """
     from hpc_gpt.report.compare import compare_runs
-    from hpc_gpt.report.compare_text import as_tables, as_text, title
+    from hpc_gpt.report.compare_text import as_tables, comparison_text, title
     from hpc_gpt.report.gather import read_compared
 
     if len(names) < 2:
@@ -51,7 +51,7 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     for letter, run in zip(letters, runs, strict=True):
         click.echo(f"{letter:<{margin}}  {title(run)}")
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
-        click.echo("\n" + as_text(comparison, letters[0], letter), nl=False)
+        click.echo("\n" + comparison_text(comparison, letters[0], letter), nl=False)
     intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
     if intervals > 1:
         click.echo(

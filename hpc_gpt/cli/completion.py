@@ -116,7 +116,7 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     return []
 
 
-def keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def complete_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Keys of an experiment, each with `=` after it, and what it means."""
     from hpc_gpt.keys import keys_of
     from hpc_gpt.settings.experiment import Experiment
@@ -135,7 +135,7 @@ def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
     return [value for value in found if value.startswith(begun)]
 
 
-def engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Engines, after those and commas already typed."""
     from hpc_gpt.settings.experiment import ENGINE_NAMES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, name_of, on_command_line, words_of_small
+from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
@@ -101,7 +101,7 @@ def _run_named(request: Request) -> RunFolder | None:
 def _check_unchanged(run: RunFolder, request: Request, cluster: str) -> None:
     """ConfigError for options that would make another run of RUN; --cluster may name its own."""
     others = [
-        name_of(parameter)
+        option_name(parameter)
         for parameter in on_command_line("experiment", "probe", "forgive", "as_json")
         if not (parameter.name == "cluster" and request.cluster == cluster)
     ]

@@ -154,7 +154,7 @@ _ACROSS_NODES = click.option(
     envvar="HPC_GPT_ALLOW_TP_ACROSS_NODES", help="Let tensor parallelism span nodes.",
 )  # fmt: skip
 _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", envvar="HPC_GPT_SET",
-                    shell_complete=completion.keys,
+                    shell_complete=completion.complete_keys,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _EXPERIMENT = click.argument(
     "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completion.experiments
@@ -308,7 +308,7 @@ def variables_of(names: Iterable[str]) -> list[str]:
     return [PREFIX + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
 
 
-def name_of(parameter: click.Parameter) -> str:
+def option_name(parameter: click.Parameter) -> str:
     """An option as it is usually written: its last long name."""
     return [*parameter.opts, *(name for name in parameter.opts if name.startswith("--"))][-1]
 
@@ -335,8 +335,8 @@ def _check_one(parameter: click.Parameter, ctx: click.Context) -> None:
     if differ:
         pair = (first, differ[0])
         raise ConfigError(
-            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {name_of(parameter)}, and "
-            "differ",
+            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {option_name(parameter)}, "
+            "and differ",
             f"unset {pair[0]}, or {pair[1]}",
         )
 

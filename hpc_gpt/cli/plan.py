@@ -21,7 +21,7 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
 from hpc_gpt.plan.step_time import can_compile, predict_step
 from hpc_gpt.plan.training import engine_for
-from hpc_gpt.report.plan_explanation import explain
+from hpc_gpt.report.plan_explanation import explain_plan
 from hpc_gpt.report.plan_table import (
     can_draw_blocks,
     count_text,
@@ -134,10 +134,10 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
     from hpc_gpt.plan.calibration import calibrate as fit_constants
     from hpc_gpt.plan.calibration import store_calibration
-    from hpc_gpt.plan.measured import read_records
+    from hpc_gpt.plan.measured import read_measured
 
     profile = load_profile(cluster)
-    read = [read_records(path, profile) for path in paths]
+    read = [read_measured(path, profile) for path in paths]
     measured = [step for steps, _ in read for step in steps]
     left_out = [entry for _, entries in read for entry in entries]
     for entry in left_out:
@@ -197,7 +197,7 @@ def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | Non
     if as_json:
         _print_json(asked, searched, figures, command)
     elif why is not None:
-        text = explain(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
+        text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
@@ -262,9 +262,9 @@ def _print_json(
 def _write_page(html: Path | None, asked: PlanAsked, searched: Searched, figures: list[Figures], command: str) -> None:
     if html is None:
         return
-    from hpc_gpt.report.plan_page import write_page
+    from hpc_gpt.report.plan_page import write_plan_page
 
-    write_page(html, searched, figures, asked.name, asked.model.params, command)
+    write_plan_page(html, searched, figures, asked.name, asked.model.params, command)
     click.echo(f"wrote {html}", err=True)
 
 

@@ -20,7 +20,7 @@ from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.smoke import compare
+from hpc_gpt.settings.smoke import sizes_beside
 
 if TYPE_CHECKING:
     from hpc_gpt.rehearsal.life import Stage
@@ -81,7 +81,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     script = render_script(small.resolved, request.template)
     prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
     click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
-    for line in (*compare(real.resolved, small.resolved), *small.notes):
+    for line in (*sizes_beside(real.resolved, small.resolved), *small.notes):
         click.echo(f"  {line}", err=True)
     for line in real.notes:
         click.echo(line, err=True)

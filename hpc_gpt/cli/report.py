@@ -135,10 +135,10 @@ def _keys(words: str) -> list[str]:
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Refuses a target that cannot be written before what may be an hour of reading."""
     if html is not None:
-        from hpc_gpt.report.page import check_target
+        from hpc_gpt.report.page import check_page_target
 
-        check_target(html)
-    from hpc_gpt.report.exports import check_target as check_folder
+        check_page_target(html)
+    from hpc_gpt.report.exports import check_export_target as check_folder
 
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:

@@ -21,7 +21,7 @@ def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
     return list({run.path: run for run in found}.values())
 
 
-def ask(verb: str, names: tuple[str, ...], wait: bool) -> None:
+def ask_verb(verb: str, names: tuple[str, ...], wait: bool) -> None:
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     answers = ask_runs(chosen_runs(names), verb)
     for asked in answers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+from hpc_gpt.cli.requests import ask_verb, runs_argument, wait_option
 
 PLACE = 100
 
@@ -18,4 +18,4 @@ def requeue(names: tuple[str, ...], wait: bool) -> None:
     The request is a file in the run folder, as for stop; Slurm must be up when the attempt ends. The run resumes from
     this checkpoint, perhaps on other nodes. RUN is as for stop.
     """
-    ask("requeue", names, wait)
+    ask_verb("requeue", names, wait)

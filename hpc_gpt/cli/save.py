@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+from hpc_gpt.cli.requests import ask_verb, runs_argument, wait_option
 
 PLACE = 90
 
@@ -18,4 +18,4 @@ def save(names: tuple[str, ...], wait: bool) -> None:
     The request is a file in the run folder, as for stop. --wait prints after which step it was saved. RUN is as for
     stop.
     """
-    ask("save", names, wait)
+    ask_verb("save", names, wait)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_gpt.cli.requests import ask, runs_argument, wait_option
+from hpc_gpt.cli.requests import ask_verb, runs_argument, wait_option
 
 PLACE = 80
 
@@ -21,4 +21,4 @@ def stop(names: tuple[str, ...], wait: bool) -> None:
     cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
     an experiment with one run, or a folder; a sweep's id, folder or array means its runs.
     """
-    ask("stop", names, wait)
+    ask_verb("stop", names, wait)

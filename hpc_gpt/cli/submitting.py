@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import click
 
-from hpc_gpt.cli.experiment_options import name_of, on_command_line
+from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.allocation import Allocation, read_allocation
@@ -30,7 +30,7 @@ from hpc_gpt.launch.resumption import (
     prepare_resumption,
     resume_elsewhere,
 )
-from hpc_gpt.launch.slurm_start import Start
+from hpc_gpt.launch.slurm_start import ExpectedStart
 from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run, write_run
 from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
 from hpc_gpt.launch.until import Until, parse_until
@@ -104,9 +104,9 @@ def submit_one(
 
 def _submit_array(prepared: Prepared, wait: bool) -> None:
     """Submits an array of a job script, and with `wait` follows its runs to their ends."""
-    from hpc_gpt.launch.script_array import submit_array
+    from hpc_gpt.launch.script_array import submit_script_array
 
-    sweep = submit_array(prepared, logs_folder())
+    sweep = submit_script_array(prepared, logs_folder())
     click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
     interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
     if wait:
@@ -193,7 +193,7 @@ def _resume(
     a new run without a checkpoint. None for a dry run, and for a run in an allocation, which has ended."""
     given = on_command_line("resume", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
     others = [
-        one.human_readable_name if one.name == "experiment" else name_of(one)
+        one.human_readable_name if one.name == "experiment" else option_name(one)
         for one in given
         if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
     ]
@@ -309,7 +309,7 @@ def _data_lines(prepared: Prepared) -> tuple[str, ...]:
     return describe_data(located(prepared.resolved, prepared.data_beside))
 
 
-def _answer(resolved: Resolved, text: str, allocation: Allocation | None) -> Start:
+def _answer(resolved: Resolved, text: str, allocation: Allocation | None) -> ExpectedStart:
     """What Slurm says of a job that is not submitted, or where and until when it would run in the allocation."""
     return (
         dry_run(resolved, text) if allocation is None else Start(f"would run now, {allocation.words(resolved, text)}")
@@ -353,7 +353,7 @@ def _print_overview(rows: Sequence[tuple[str, str]]) -> None:
         before = subject
 
 
-def _print_start(start: Start) -> None:
+def _print_start(start: ExpectedStart) -> None:
     click.echo(start.answer, err=True)
     _print_waits(start.waits)
 

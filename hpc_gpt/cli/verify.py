@@ -29,8 +29,7 @@ def verify(run: str | None, as_json: bool) -> None:
     id, an experiment with one run, or a folder; the newest run if it is left out. Exit 0 if all is equal, 1 if
     something differs.
     """
-    from hpc_gpt.launch.verification import MEANS
-    from hpc_gpt.launch.verification import verify as verify_run
+    from hpc_gpt.launch.verification import MEANS, verify_run
 
     found = verify_run(find_run(run_meant(run), logs_folder()))
     if as_json:

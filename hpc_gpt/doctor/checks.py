@@ -84,7 +84,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     found += _check_scheduler(resolved, script, profile)
     found += check_versions()
     if resolved is not None:
-        found += check_gpus(resolved)
+        found += check_gpus_here(resolved)
         found += guarded("inputs", lambda: check_needs(resolved, beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
             found.append(check_init(resolved))
@@ -168,7 +168,7 @@ def check_versions() -> list[Check]:
     return [Check("versions", "ok", versions)]
 
 
-def check_gpus(resolved: Resolved) -> list[Check]:
+def check_gpus_here(resolved: Resolved) -> list[Check]:
     gpus = list_gpus()
     if gpus:
         names = ", ".join(dict.fromkeys(f"{gpu['name']} {gpu['memory_gib']} GiB" for gpu in gpus))

@@ -20,7 +20,7 @@ _FOLLOWS = ("optimizer_mode",)  # `resolve` gives it a value
 _NO_DATA = Data(source="random")
 
 
-class Command(EngineFacts):
+class CommandEngine(EngineFacts):
     order = 70
     trains_our_model = False
     is_program = True
@@ -69,4 +69,4 @@ class Command(EngineFacts):
         return False
 
 
-ENGINE = Command()
+ENGINE = CommandEngine()

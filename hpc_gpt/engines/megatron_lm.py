@@ -97,7 +97,7 @@ class MegatronLm(EngineFacts):
         """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment."""
         own = resolved.engine.megatron_args
         words = megatron_arguments(resolved, "checkpoints", "prefix")
-        twice = sorted(set(names_of(words[: len(words) - len(own)])).intersection(names_of(own)))
+        twice = sorted(set(option_names(words[: len(words) - len(own)])).intersection(option_names(own)))
         if twice:
             raise ConfigError(
                 f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
@@ -111,7 +111,7 @@ class MegatronLm(EngineFacts):
         """
         checkout = checkout_of(resolved, environment)
         if resolved.cluster.container is None:
-            check_checkout(checkout, names_of(megatron_arguments(resolved, "checkpoints", "prefix")))
+            check_checkout(checkout, option_names(megatron_arguments(resolved, "checkpoints", "prefix")))
 
     # --- as the planner sees it
 
@@ -273,7 +273,7 @@ def _shape_arguments(model: ModelShape) -> dict[str, object]:
     return arguments
 
 
-def names_of(arguments: Sequence[str]) -> list[str]:
+def option_names(arguments: Sequence[str]) -> list[str]:
     """The names of the options in a command line."""
     return [word.split("=")[0] for word in arguments if word.startswith("--")]
 

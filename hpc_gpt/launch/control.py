@@ -25,7 +25,7 @@ from hpc_gpt.process import send
 from hpc_gpt.runs.end_policy import cannot_continue
 from hpc_gpt.runs.failures import GOOD, LIVE
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.live import RunRequest, answer_of, ask
+from hpc_gpt.runs.live import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.runs.run_state import newest_chain, newest_submission
 from hpc_gpt.settings.engines import can_resume
@@ -83,7 +83,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
         # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run, status)
     if open_ is not None:
-        request = ask(open_, verb)
+        request = write_request(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         return Asked(run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import script_directives
-from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib, room_needed_gib
+from hpc_gpt.runs.room import checkpoint_bytes, free_gib, room_needed_gib
 from hpc_gpt.runs.work_folder import describe_copy
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, cut, show_bytes

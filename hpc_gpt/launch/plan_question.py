@@ -17,7 +17,7 @@ from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.hf_config import name_of
+from hpc_gpt.settings.hf_config import model_name
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape
 
@@ -134,5 +134,5 @@ def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
     sizes = {f"model.{name}" for name in ("hidden", "layers", "heads")}
     if any(request.overrides.get(key) is not None for key in sizes):
         return f"{model.layers} x {model.hidden}"
-    of_file = experiment.model.hf and name_of(Path(experiment.model.hf))
+    of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
     return experiment.model.preset or of_file or experiment.name

@@ -114,7 +114,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
     machine = machine_of(profile)
     check_reach(machine, resolved.gpus)
     # Many profiles name no device: a render then loads no more of the planner.
-    from hpc_gpt.plan.memory import fits, host_need_gib, predict_memory
+    from hpc_gpt.plan.memory import fits_in_memory, host_need_gib, predict_memory
     from hpc_gpt.plan.step_time import predict_step
     from hpc_gpt.plan.training import training_of
 
@@ -128,7 +128,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
         no_time = str(fault)
     host = host_need_gib(training, memory, machine)
     limit = machine.host_memory_gib or math.inf
-    fit = fits(memory, machine)
+    fit = fits_in_memory(memory, machine)
     # Seed 001's rows had more activations than this on such nodes: those are no reason to refuse a run.
     stored = replace(training, activations_on_host=False)
     states = host_need_gib(stored, predict_memory(stored), machine)

@@ -38,7 +38,7 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.hf_config import unread_keys
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, with_tables
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.smoke import compare, shrink
+from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def prepare_row(
     if request.smoke:
         has_gpu = profile.scheduler != "local" or bool(list_gpus())
         resolved, lines = shrunken(experiment, real, profile, has_gpu)
-        notes = (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, resolved), *lines)))
+        notes = (f"smoke: {experiment.name}", *(f"  {line}" for line in (*sizes_beside(real, resolved), *lines)))
         train = experiment.train
     else:
         resolved, notes = plan_open(real, profile, given)

@@ -16,7 +16,7 @@ from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.files import templates_dir
-from hpc_gpt.settings.command import shown
+from hpc_gpt.settings.command import command_lines
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.options import OF_JOB, options_of
@@ -174,7 +174,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
-        "command": shown(resolved.command) if resolved.command is not None else [],
+        "command": command_lines(resolved.command) if resolved.command is not None else [],
         "signal": resolved.command.stop_signal if resolved.command is not None else "",
         "tasks": resolved.tasks,
         "tasks_per_node": resolved.tasks_per_node,

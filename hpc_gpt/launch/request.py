@@ -18,7 +18,7 @@ from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
-from hpc_gpt.settings.hf_config import name_of
+from hpc_gpt.settings.hf_config import model_name
 from hpc_gpt.settings.resolve import with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
@@ -83,7 +83,7 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
         return file
     asked = request.overrides
     sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
-    of_file = asked.get("model.hf") and name_of(Path(str(asked["model.hf"])))
+    of_file = asked.get("model.hf") and model_name(Path(str(asked["model.hf"])))
     name = asked.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
     engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
     if name is None and engine in (None, own):

@@ -13,7 +13,7 @@ from hpc_gpt.launch.sweep import SubmittedSweep, SweepJob, refuse_runs
 from hpc_gpt.runs.run_folder import claim_folder
 
 
-def submit_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
+def submit_script_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
     """Write a run folder for each element, with a link by its number, and submit the array. Raises as submit_run."""
     from hpc_gpt.launch.slurm_executor import submit_own_array
 

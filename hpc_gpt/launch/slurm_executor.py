@@ -123,7 +123,7 @@ def submit_own_array(folder: Path, resolved: Resolved, runs: Mapping[int, RunFol
     return str(executor._submit_command("").job_id)
 
 
-def submit(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
+def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
     """Submit the run's job.sh, as a chain of so many jobs, and return the ids of those that Slurm accepted.
 
     `words` are further options of sbatch, for a script of the user's own.

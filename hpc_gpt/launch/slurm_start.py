@@ -40,14 +40,14 @@ class NeverStarts(JobRefused):
 
 
 @dataclass(frozen=True)
-class Start:
+class ExpectedStart:
     """What Slurm says of a job before it is submitted: its `answer`, and why the job `waits`, empty if it starts."""
 
     answer: str
     waits: str = ""
 
 
-def ask_start(resolved: Resolved, script: str) -> Start:
+def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
     """Ask `sbatch --test-only` about a script. Raises NeverStarts, JobRefused for what sbatch itself refuses, and
     SlurmUnreachable."""
     try:
@@ -55,18 +55,18 @@ def ask_start(resolved: Resolved, script: str) -> Start:
     except SlurmUnreachable as fault:
         if not has_sbatch():
             raise
-        return Start(f"{fault}: not asked when it would start")
+        return ExpectedStart(f"{fault}: not asked when it would start")
     if answer.unreachable:
         raise sbatch_failed(answer)
     partitions = _partitions(resolved.job.partition)
     if too_long := _above_time_limit(resolved, partitions):
         raise _never(resolved, too_long)
     if answer.code == 0:
-        return Start(answer.words, _closed(partitions) or _later(answer.words, time.time()))
+        return ExpectedStart(answer.words, _closed(partitions) or _later(answer.words, time.time()))
     if _NO_NODES.search(answer.stderr):
-        return Start(answer.words, _nodes_to_come(resolved, partitions, answer))
+        return ExpectedStart(answer.words, _nodes_to_come(resolved, partitions, answer))
     if _NOT_NOW.search(answer.stderr):
-        return Start(answer.words, answer.sentence)
+        return ExpectedStart(answer.words, answer.sentence)
     raise sbatch_failed(answer)
 
 

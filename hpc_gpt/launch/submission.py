@@ -13,14 +13,13 @@ from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.slurm import check_dependency, check_output_path, check_reachable, has_sbatch
-from hpc_gpt.launch.slurm_start import NeverStarts, Start, ask_start
-from hpc_gpt.preflight.lines import limit_s
+from hpc_gpt.launch.slurm_start import ExpectedStart, NeverStarts, ask_start
+from hpc_gpt.preflight.lines import preflight_limit_s
 from hpc_gpt.runs.provenance import collect, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
-from hpc_gpt.runs.unpack import KEY
-from hpc_gpt.runs.work_folder import KEY as WORK_KEY
-from hpc_gpt.runs.work_folder import snapshot_of
+from hpc_gpt.runs.unpack import CODE_KEY
+from hpc_gpt.runs.work_folder import WORK_KEY, snapshot_of
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.weights_folder import check_weights, read_folder
@@ -70,7 +69,7 @@ def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False, be
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
-    provenance = {**collect(), KEY: take_snapshot().sha256}
+    provenance = {**collect(), CODE_KEY: take_snapshot().sha256}
     faults: dict[str, UserError] = {}
     for row in rows:
         try:
@@ -93,7 +92,7 @@ def check_inputs(
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
-        limit_s()
+        preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)
     snapshot_of(resolved)
     if begins and resolved.train.init is not None:
@@ -140,11 +139,11 @@ def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm_executor import submit as submit_to_slurm
+        from hpc_gpt.launch.slurm_executor import submit_to_slurm
 
         ids = submit_to_slurm(run, resolved, jobs, words)
         return Submitted(run, "slurm", ids[0], tuple(ids))
-    from hpc_gpt.launch.local.controller import submit as start_here
+    from hpc_gpt.launch.local.controller import start_here
 
     return Submitted(run, "local", start_here(run, resolved))
 
@@ -164,15 +163,15 @@ def check_start(resolved: Resolved, script: str) -> str:
         return ""
 
 
-def dry_run(resolved: Resolved, script: str) -> Start:
+def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
     """The scheduler's answer to a script that is not submitted, or why it cannot be asked. Writes nothing. Raises
     JobRefused, also for a job that would never start."""
     if resolved.cluster.scheduler != "slurm":
-        return Start(f"would start {counted(resolved.tasks, 'rank')} on this machine")
+        return ExpectedStart(f"would start {counted(resolved.tasks, 'rank')} on this machine")
     if not has_sbatch():
-        return Start("no sbatch here to ask; the script is as it would be submitted")
+        return ExpectedStart("no sbatch here to ask; the script is as it would be submitted")
     try:
         check_reachable()  # sbatch itself would retry for 18 s
         return ask_start(resolved, script)
     except SlurmUnreachable as fault:
-        return Start(f"{fault}: it was not asked; the script is as it would be submitted")
+        return ExpectedStart(f"{fault}: it was not asked; the script is as it would be submitted")

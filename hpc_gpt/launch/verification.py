@@ -19,8 +19,8 @@ from hpc_gpt.runs.provenance import INIT, collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.runs.unpack import ARCHIVE, FOLDER, SUMS, unpacked_files
-from hpc_gpt.runs.work_folder import ARCHIVE as WORK_ARCHIVE
+from hpc_gpt.runs.unpack import CODE_ARCHIVE, FOLDER, SUMS, unpacked_files
+from hpc_gpt.runs.work_folder import WORK_ARCHIVE
 from hpc_gpt.runs.work_folder import changed_since as changed_in
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
@@ -78,7 +78,7 @@ class Verification:
         }
 
 
-def verify(run: RunFolder) -> Verification:
+def verify_run(run: RunFolder) -> Verification:
     """Compare a run with what is here now. Raises RunFolderError or ConfigError if its settings cannot be read."""
     resolved = run.resolved()
     notes: list[str] = []
@@ -107,15 +107,15 @@ def verify(run: RunFolder) -> Verification:
 def _code(run: Path) -> Iterator[Difference]:
     """Compare the archive with its SHA-256, and the code here and the unpacked code with the archive."""
     submitted = submitted_sha256(run)
-    if submitted is None and not (run / ARCHIVE).exists():
+    if submitted is None and not (run / CODE_ARCHIVE).exists():
         raise LookupError("the run has no snapshot of its code: it is older, or has not started yet")
     try:
         sha256, archived = read_archive(run)
     except RunFolderError as fault:
-        yield Difference("archive", ARCHIVE, str(fault))
+        yield Difference("archive", CODE_ARCHIVE, str(fault))
         return
     if submitted not in (None, sha256):
-        yield Difference("archive", ARCHIVE, f"SHA-256 {sha256[:12]}…, but {str(submitted)[:12]}… was submitted")
+        yield Difference("archive", CODE_ARCHIVE, f"SHA-256 {sha256[:12]}…, but {str(submitted)[:12]}… was submitted")
     archived.pop(SUMS, None)
     here = {name: path.read_bytes() for name, path in code_files().items()}
     yield from _files("code", archived, here)

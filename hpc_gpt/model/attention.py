@@ -160,7 +160,7 @@ def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False) -> Ten
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     groups = heads // key.shape[1]
     if groups > 1 and expands:
-        key, value = expand(key, value, heads)
+        key, value = expand_heads(key, value, heads)
     elif groups > 1:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
@@ -168,7 +168,7 @@ def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False) -> Ten
     return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
 
-def expand(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def expand_heads(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """[batch, key heads, seq, width], twice -> [batch, heads, seq, width]: each as often as queries use it."""
     groups = heads // key.shape[1]
     return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

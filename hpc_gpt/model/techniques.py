@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from hpc_gpt.formulas import Recompute
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
 from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
-from hpc_gpt.settings.experiment import Engine, Recompute
+from hpc_gpt.settings.experiment import Engine
 
 # fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
 # 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale comes in the backward pass, in fp32.

@@ -12,9 +12,9 @@ from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import json_in, read_json
+from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers
@@ -48,7 +48,7 @@ class LeftOut:
     reason: str
 
 
-def read_records(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
+def read_measured(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
     """The records of a file or folder as steps of the profile's machine, as no record states the network of its nodes.
 
     A record of another cluster or device, or of our own run on a CPU, is left out; one of another program that states

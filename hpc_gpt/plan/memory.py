@@ -16,6 +16,7 @@ from typing import Literal, overload
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.formulas import GIB
 from hpc_gpt.plan.layers import (
     LayerBytes,
     gradients_of_layer,
@@ -30,7 +31,6 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.shape_split import layer_params, vocab_rows
 
 Moment = Literal["backward pass", "optimizer step", "evaluation"]
-GIB = 2.0**30
 # Share of the bytes renewed in a step for which PyTorch's allocator finds no hole: large blocks are segments of their
 # own and are not joined. Between 0.8 and 1 on each of seed 001's logs and the BLOOM tables.
 RENEWED_SLACK = 0.9
@@ -100,7 +100,7 @@ def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
 
 
-def fits(memory: Memory, machine: Machine) -> bool:
+def fits_in_memory(memory: Memory, machine: Machine) -> bool:
     """Whether the deciding stage fits on the machine's card, by what nvidia-smi would show of it."""
     return memory.stages[memory.deciding].nvidia_smi <= machine.memory_gib
 

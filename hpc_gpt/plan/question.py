@@ -13,9 +13,10 @@ from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, Partition, Recompute
+from hpc_gpt.settings.experiment import Engine, Experiment, Partition
 from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape

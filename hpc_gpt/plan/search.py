@@ -21,7 +21,7 @@ from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import Memory, StageMemory, fits, host_need_gib, predict_memory
+from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
 from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import StepTime, predict_step
@@ -36,7 +36,7 @@ NEAR = 1.01
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
 # Offload that makes training slower by more than this is worth a word.
-SLOW = 20
+SLOW_LAYOUT = 20
 _DAY_S = 86400.0
 FAMILY = (
     "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
@@ -250,7 +250,7 @@ def _tried(
             tally.asked += 1
             host = host_need_gib(training, memory, machine)
             candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
-            fit = fits(memory, machine) and candidate.host_share <= 1
+            fit = fits_in_memory(memory, machine) and candidate.host_share <= 1
             tally.fitting += fit
             yield candidate, fit
             if fit:

@@ -37,7 +37,7 @@ _FIELDS: dict[str, Any] = {
 }
 
 
-def limit_s() -> float:
+def preflight_limit_s() -> float:
     """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S; ConfigError if it is no number of seconds."""
     return seconds_given("HPC_GPT_PREFLIGHT_S", "180", "300 where torch loads slowly")
 

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpc_gpt.formulas import GIB
 from hpc_gpt.preflight.lines import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_GIB = 2**30
 _MIB = 2**20
 
 # Long enough for the GPU's clock to rise.
@@ -60,13 +60,13 @@ def probe_device(
     probes: dict[str, Callable[[], Any]] = {
         "device": lambda: torch.cuda.get_device_name(device) if cuda else "cpu",
         "devices": torch.cuda.device_count,
-        "memory_free_gib": lambda: round(_memory_free(device) / _GIB, 2),
+        "memory_free_gib": lambda: round(_memory_free(device) / GIB, 2),
         # In half precision a CPU's rate may be that of a plain loop.
         "matmul_tflops": lambda: matmul_tflops(device, *((resolved.train.dtype, 8192) if cuda else ("fp32", 384))),
         "host_to_device_gb_s": lambda: host_to_device_gb_s(device),
         "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
         "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
-        "free_gib": lambda: round(shutil.disk_usage(attempt).free / _GIB, 3),
+        "free_gib": lambda: round(shutil.disk_usage(attempt).free / GIB, 3),
     }
     figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
     named = given.get("versions")

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.preflight.lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, limit_s
+from hpc_gpt.preflight.lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, preflight_limit_s
 from hpc_gpt.preflight.probe import Probe
 from hpc_gpt.preflight.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.runs import bad_nodes
@@ -57,7 +57,7 @@ class Preflight:
         self.resolved = run.resolved()
         self.nodes = list(dict.fromkeys(nodes))
         self.command = list(command)
-        self.limit_s = limit_s()
+        self.limit_s = preflight_limit_s()
         self.findings: list[Finding] = []
         self.chosen: list[str] = []
         self.took_s = 0.0

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.preflight.lines import COMMAND, encode, limit_s
+from hpc_gpt.preflight.lines import COMMAND, encode, preflight_limit_s
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 
@@ -35,7 +35,7 @@ def main(choose_device: ChooseDevice) -> None:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
     local = int(os.environ.get("SLURM_LOCALID", "0"))
     # A collective cannot be interrupted, so the whole process ends.
-    last = threading.Timer(limit_s(), lambda: os._exit(0))
+    last = threading.Timer(preflight_limit_s(), lambda: os._exit(0))
     last.daemon = True
     last.start()
 

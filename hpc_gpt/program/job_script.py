@@ -48,7 +48,7 @@ _SAID = re.compile(r"""\b(?:echo|printf)\s+(?:-\w+\s+)*(?:"[^"$`]*(?:\$[^("`][^"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Caution:
     """A line of the script that is worth a look."""
 
     line: int
@@ -139,7 +139,7 @@ def _head(data: bytes) -> Iterator[bytes]:
         yield line
 
 
-def scan(script: JobScript) -> list[Finding]:
+def scan(script: JobScript) -> list[Caution]:
     """The lines of the body that are worth a look, with what they mean under the chain."""
     found = []
     for number, line in enumerate(script.data.decode(errors="replace").splitlines(), 1):
@@ -148,9 +148,9 @@ def scan(script: JobScript) -> list[Finding]:
             continue
         shown = hide_secrets(text)
         if shown != text:
-            found.append(Finding(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
+            found.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
         bare = _SAID.sub("", line.partition(" #")[0])
-        found += [Finding(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
+        found += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
     return found
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpc_gpt.formulas import GIB
+
 # What a line that matches is about:
 #   step      the figures of one optimizer step, or their mean over the steps since the line before; without a step
 #             number they belong to the step that another dialect prints next
@@ -148,7 +150,6 @@ def raised(names: str, about: str = "") -> str:
     return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,400}}|\.?$))"
 
 
-GIB = 2.0**30
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.
 UNITS: dict[str, tuple[str, float]] = {
     "step_ms": ("step_s", 1e-3),

@@ -26,7 +26,7 @@ Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 # The columns that a table may have: those of a log's lines, and two that only our own metrics have.
-COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
+STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
 # Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
 
@@ -82,7 +82,7 @@ class StepTable:
 
     def __getitem__(self, name: str) -> StepColumn:
         """Return the values of a field, all NaN if no line has it."""
-        assert name in COLUMNS, name
+        assert name in STEP_COLUMNS, name
         return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
 
     def __contains__(self, name: str) -> bool:
@@ -117,7 +117,7 @@ class StepTable:
         totals = {name: sum(table.totals.get(name, 0.0) for table in tables) for each in tables for name in each.totals}
         beside: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in tables]) for name in _BESIDE}
         return StepTable(
-            {name: np.concatenate([table[name] for table in tables]) for name in COLUMNS if name in known},
+            {name: np.concatenate([table[name] for table in tables]) for name in STEP_COLUMNS if name in known},
             **beside,
             files={number: file for table in tables for number, file in table.files.items()},
             stride=max(table.stride for table in tables),
@@ -331,10 +331,10 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
 # How the note on step times that spread widely begins.
 SPREAD = "step times spread widely"
 WIDE = 1.5  # the 90th percentile over the 10th
-SLOW = 1.25
+SLOW_STEP = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
 RULE = (
-    f"warm-up: each attempt's first step, and those after it while above {SLOW} x the median of its later half, "
+    f"warm-up: each attempt's first step, and those after it while above {SLOW_STEP} x the median of its later half, "
     "at most half of them; steps whose time holds an evaluation or a save, and those of a skip or a NaN, set apart"
 )
 
@@ -409,7 +409,7 @@ def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
     plain = step_s if apart.all() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True
-    settled_s = SLOW * float(np.median(plain[len(plain) // 2 :]))
+    settled_s = SLOW_STEP * float(np.median(plain[len(plain) // 2 :]))
     looked_at = np.flatnonzero(~apart)
     looked_at = looked_at[looked_at > 0]
     fast = np.flatnonzero(step_s[looked_at] <= settled_s)

@@ -17,15 +17,15 @@ from itertools import groupby
 from hpc_gpt.launch.render import script_directives
 from hpc_gpt.runs.hosts import expand_hosts
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.slurm.options import options_of, read_options
+from hpc_gpt.slurm.options import options_of, options_table
 
 _OPTIONS = {
     "sbatch": options_of("sbatch"),
     "srun": options_of("srun"),
-    "scontrol": read_options("", "", "oneliner/o"),
-    "squeue": read_options("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
-    "scancel": read_options("signal/s state/t", "", "quiet/Q"),
-    "sacct": read_options("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
+    "scontrol": options_table("", "", "oneliner/o"),
+    "squeue": options_table("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
+    "scancel": options_table("signal/s state/t", "", "quiet/Q"),
+    "sacct": options_table("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
 }
 # Options that start anything but a job's script and its ranks.
 _NOT_REHEARSED = {"sbatch": ("array", "wrap"), "srun": ("het-group", "jobid", "multi-prog", "no-allocate")}

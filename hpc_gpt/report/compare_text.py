@@ -62,7 +62,7 @@ def percent_text(interval: Interval) -> tuple[str, str]:
     return f"{abs(interval.change):,.{max(0, digits - 1)}f}", f"{low:,.{digits}f} to {high:,.{digits}f}"
 
 
-def as_text(comparison: Comparison, a: str, b: str) -> str:
+def comparison_text(comparison: Comparison, a: str, b: str) -> str:
     """The verdict, its figures, what differs and how both ended, a line each."""
     lines = [
         (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)

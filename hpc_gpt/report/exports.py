@@ -32,11 +32,11 @@ from hpc_gpt.report.compare import flat_settings, tokens_per_step
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
 TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
-FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
+_FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
 ANOTHER = "name another folder for the export"
 # TensorBoard reads every file with `tfevents` in its name, in the order of names.
 EVENT_FILE = "events.out.tfevents.0000000000.hpc-gpt"
-MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
+EXPORT_MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
 _LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
 
@@ -59,7 +59,7 @@ class Exported:
         return {key: value if is_plain[key] else plain_text(str(value))[:1000] for key, value in found.items()}
 
 
-def check_target(folder: Path, package: str) -> None:
+def check_export_target(folder: Path, package: str) -> None:
     """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
     may be an hour of reading."""
     _need(package)
@@ -167,7 +167,7 @@ def _write(wandb: Any, run: Exported, folder: str) -> Path:
     place = Path(made.settings.sync_dir)
     for step, at, row in run.rows:
         made.log({**row, "_timestamp": at}, step=step)
-    figures = {key: float(value) for key in FIGURES if (value := getattr(record, key)) is not None}
+    figures = {key: float(value) for key in _FIGURES if (value := getattr(record, key)) is not None}
     made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     made.finish()
     return place
@@ -183,9 +183,9 @@ def _put(made: Path, place: Path, former: Path) -> None:
     """Moves what wandb wrote to its place, without wandb's logs. RunFolderError if the place is taken and not ours."""
     for inner in ("logs", "tmp"):
         shutil.rmtree(made / inner, ignore_errors=True)
-    (made / MARK).write_text(json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n", encoding="utf-8")
+    (made / EXPORT_MARK).write_text(json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n", encoding="utf-8")
     if os.path.lexists(place):
-        if place.is_symlink() or not (place / MARK).is_file():
+        if place.is_symlink() or not (place / EXPORT_MARK).is_file():
             raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
         place.rename(former / f"former-{place.name}")
     made.rename(place)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.readers.runs.discovery import discover, notes, shown
+from hpc_gpt.readers.runs.discovery import discover, notes, shown_path
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.report.seed_tables import named_sweep, sweep_of
@@ -86,7 +86,7 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
             gathered.unread.append(str(fault))
     gathered.runs += foreign
     for why, skipped in found.skipped.items():
-        gathered.unread += [f"{shown(path)}: {why}" for path in skipped if path in paths]
+        gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
     gathered.notes += [words for words in notes(found) if words not in as_errors]
     return gathered
@@ -174,14 +174,14 @@ def read_one(name: str, logs: Path) -> RunRead:
         return runs[0]
     if not runs:
         raise NoSuchRun(
-            f"no run in {shown(name)}", "give a log with training steps, a run folder, a run id or a job id"
+            f"no run in {shown_path(name)}", "give a log with training steps, a run folder, a run id or a job id"
         )
     named = some([str(run.record.run) for run in runs], 5)
     benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
     hint = (
         f"name one row, such as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
     )
-    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {named}", hint)
+    raise NoSuchRun(f"{len(runs)} runs in {shown_path(name)}: {named}", hint)
 
 
 def read_compared(name: str, logs: Path) -> RunRead:

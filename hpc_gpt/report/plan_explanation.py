@@ -18,7 +18,7 @@ _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buf
 _OPTIONAL = ("host", "evaluation")
 
 
-def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
+def explain_plan(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
     """The text of `plan --why`. `figures` is None if it does not fit."""
     return "\n".join(_lines(candidate, machine, figures)) + "\n"
 

@@ -13,13 +13,13 @@ from typing import Any
 from hpc_gpt import __version__
 from hpc_gpt.files import replace_whole
 from hpc_gpt.plan.search import Candidate, Figures, Searched
-from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
+from hpc_gpt.report.page import asset, check_page_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
 from hpc_gpt.report.plan_table import PARTS, candidate_texts, figures_lines, heading, left_out_text, unchecked
 
-LINES = 40
+_LINES = 40
 CHARTED = 6
-MARKER = '<meta name="generator" content="hpc-gpt plan'
+_MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 _REST = "not allocated: reserved, context"
 # A chart has at most so many stages, evenly spread.
@@ -34,22 +34,22 @@ _HATCHES = (
 
 
 def check_page(path: Path) -> None:
-    """ConfigError unless `write_page` may write there: only a plan's page is overwritten."""
-    check_target(path, MARKER, "plan")
+    """ConfigError unless `write_plan_page` may write there: only a plan's page is overwritten."""
+    check_page_target(path, _MARKER, "plan")
 
 
-def write_page(
+def write_plan_page(
     path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
 ) -> None:
     """Writes the page, whole or not at all. `figures` are of the candidates, in order."""
     check_page(path)
-    replace_whole(path, build_page(searched, figures, name, params, command))
+    replace_whole(path, build_plan_page(searched, figures, name, params, command))
 
 
-def build_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
+def build_plan_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
     """The page's text: a pure function of the search and this version."""
     best = searched.best_of_layouts
-    shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
+    shown = [*best[:_LINES], *searched.too_large[: _LINES // 2]]
     charted = [*best[:CHARTED], *searched.too_large[:1]]
     style = asset("page.css") + asset("plan.css")
     page: str = page_environment().get_template("report/plan.html.j2").render(
@@ -71,7 +71,7 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
         figures=figures_lines(figures[0], searched.question.gpus) if figures else [],
         command=command,
         memories=memory_section(charted),
-        times=time_section(best[:LINES]),
+        times=time_section(best[:_LINES]),
     )  # fmt: skip
     return page
 

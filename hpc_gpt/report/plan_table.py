@@ -12,7 +12,7 @@ from hpc_gpt.columns import Column, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.memory import StageMemory
-from hpc_gpt.plan.search import KEPT, NEAR, SLOW, Candidate, Figures, Searched
+from hpc_gpt.plan.search import KEPT, NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
 
@@ -317,7 +317,7 @@ def unchecked(searched: Searched) -> str:
 def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
     """That the best, which offloads, is far slower than `other`, which does not; empty if it is not. `what` is what
     `other` is."""
-    if other is None or other.tokens_per_s < SLOW * best.tokens_per_s:
+    if other is None or other.tokens_per_s < SLOW_LAYOUT * best.tokens_per_s:
         return ""
     ratio = other.tokens_per_s / best.tokens_per_s
     return f"slow: {what} has {other.tokens_per_s:,.0f} tokens/s, {ratio:,.0f} times as many"

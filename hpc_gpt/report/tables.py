@@ -158,13 +158,13 @@ def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
     return grid(filled(columns, records) if columns is COLUMNS else columns, records)
 
 
-def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
+def records_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
     """csv with a heading for each key of the record and figures in full; a missing figure is an empty cell."""
     keys = [key for column in columns for key in column.keys]
     return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
 
 
-def as_json(records: Sequence[Record]) -> str:
+def records_json(records: Sequence[Record]) -> str:
     """`{"schema": 1, "records": [...]}`, every key of every record."""
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
@@ -178,9 +178,9 @@ def as_jsonl(records: Sequence[Record]) -> str:
 def records_text(records: Sequence[Record], form: str, width: int | None, columns: Sequence[Column]) -> str:
     """The records as table, md, csv, json or jsonl; an empty text for a table without records."""
     if form in ("json", "jsonl"):
-        return as_json(records) if form == "json" else as_jsonl(records)
+        return records_json(records) if form == "json" else as_jsonl(records)
     if form in ("csv", "md"):
-        return as_csv(records, columns) if form == "csv" else as_markdown(records, columns)
+        return records_csv(records, columns) if form == "csv" else as_markdown(records, columns)
     return as_table(records, width, columns) if records else ""
 
 

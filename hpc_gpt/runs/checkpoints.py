@@ -29,7 +29,7 @@ class CheckpointFault:
     damaged: bool = True
 
 
-def folder_name(step: int) -> str:
+def checkpoint_folder_name(step: int) -> str:
     """The name of a complete checkpoint."""
     return f"step-{step:08d}"
 
@@ -72,13 +72,13 @@ def faults_of(path: Path, most_bytes: float = math.inf) -> Iterator[tuple[str, C
     files = read_marker(path).get("files", {})
     if not files:
         yield COMPLETE, CheckpointFault(f"{COMPLETE} is missing or damaged")
-    read = checkpoint_bytes(path) <= most_bytes
+    read = stored_bytes(path) <= most_bytes
     for name, sums in files.items():
         if (fault := check_file(path, name, sums, read)).text:
             yield name, fault
 
 
-def checkpoint_bytes(path: Path) -> int:
+def stored_bytes(path: Path) -> int:
     """The bytes of all files of a checkpoint, by its complete.json."""
     sizes = (sums.get("bytes") for sums in read_marker(path).get("files", {}).values() if isinstance(sums, dict))
     return sum(size for size in sizes if isinstance(size, int))

@@ -29,6 +29,8 @@ LATE_SIGNAL_S = 300.0
 # {signal that every rank handles, and that nothing else in a job may end on: the reason that it is}. `sbatch --signal`
 # sends the first before the time limit (SIGUSR1 is NCCL's).
 SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+# Written in the attempt's folder by the task that is asked to stop, and read by all.
+STOP = "stop.json"
 # {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
 # a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
 REASONS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
-from hpc_gpt.runs.checkpoints import checkpoint_bytes, newest_sound, read_marker
+from hpc_gpt.runs.checkpoints import newest_sound, read_marker, stored_bytes
 from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.run_state import done_by
@@ -134,7 +134,7 @@ def resume_point(run: RunFolder) -> ResumePoint | None:
         notes += [f"checkpoint {name} is not sound, and is passed over: {fault.text}" for name, fault in passed.items()]
         if sound is None:
             continue
-        if (size := checkpoint_bytes(sound)) > _MOST_READ_BYTES:
+        if (size := stored_bytes(sound)) > _MOST_READ_BYTES:
             notes.append(
                 f"of checkpoint {sound.name}, {size / 2**30:.0f} GiB, only the sizes of its files were checked; "
                 f"hpc-gpt verify {run.run_id} reads them"

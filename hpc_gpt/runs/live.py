@@ -157,7 +157,7 @@ class RunRequest:
         return attempt.asked / f"{self.verb}-{self.number}.done.json"
 
 
-def ask(attempt: Attempt, verb: str) -> RunRequest:
+def write_request(attempt: Attempt, verb: str) -> RunRequest:
     """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"

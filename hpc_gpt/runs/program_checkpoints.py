@@ -63,10 +63,10 @@ def saved_step(run: RunFolder, command: Command) -> int:
     if command.checkpoints is None:
         return max((_last_step(each.last_metrics()) for each in run.attempts()), default=0)
     path = newest_checkpoint(run, command)
-    return step_of(run, command, path) if path is not None else 0
+    return checkpoint_step(run, command, path) if path is not None else 0
 
 
-def step_of(run: RunFolder, command: Command, path: Path) -> int:
+def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     """The step of one checkpoint, as in `saved_step`."""
     assert command.checkpoints is not None
     number = _number(path, command.checkpoints)

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from hpc_gpt.engines import engine_named
-from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
-from hpc_gpt.runs.checkpoints import folder_name
+from hpc_gpt.formulas import GIB
+from hpc_gpt.runs.checkpoints import checkpoint_folder_name
+from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolved import Resolved
 
-GIB = 2**30
 # Bytes of the optimizer's fp32 moments for each parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
 
@@ -42,7 +42,7 @@ def newest_checkpoint_bytes(run: RunFolder) -> int | None:
     step = newest_step(run)
     if step is None:
         return None
-    return bytes_of(run.checkpoints / folder_name(step)) or None
+    return bytes_of(run.checkpoints / checkpoint_folder_name(step)) or None
 
 
 def steps_between_saves(train: Train, step_s: float) -> int:

@@ -28,7 +28,7 @@ from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import give_name, templates_dir, write_once
 from hpc_gpt.runs import unpack as unpack_module
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.runs.unpack import ARCHIVE, KEY, SUMS, UnpackFault, sums_text
+from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY, SUMS, UnpackFault, sums_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
@@ -67,7 +67,7 @@ class Snapshot(Archive):
     """The archive of the code, as it is now."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        super().__init__(ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
+        super().__init__(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
 
 
 @functools.cache
@@ -111,18 +111,18 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
     """(SHA-256, {name: content}) of a run's archive. RunFolderError if it is missing or damaged."""
     try:
-        return unpack_module.read_archive(run)
+        return unpack_module.read_code_archive(run)
     except UnpackFault as fault:
         raise RunFolderError(str(fault), _TOO_LATE) from None
 
 
 def submitted_sha256(run: Path) -> str | None:
     """The SHA-256 of the code in provenance.json; None in a run of an older version."""
-    found = read_stored(run / "provenance.json").get(KEY)
+    found = read_stored(run / "provenance.json").get(CODE_KEY)
     return str(found) if found else None
 
 
-def unpack(run: Path) -> Path:
+def unpack_code(run: Path) -> Path:
     """Unpack a run's archive to code/, as job.sh does, and return that folder. A code/ that differs is set aside.
 
     Raises RunFolderError if the archive is not the submitted one, or if the disk refuses.
@@ -150,9 +150,9 @@ def check_path(folder: Path) -> None:
 def ready_code(run: Path) -> Path:
     """The code/ of a run, unpacked from its archive; without an archive from the code here. Raises as unpack."""
     check_path(run)
-    if not (run / ARCHIVE).exists():
+    if not (run / CODE_ARCHIVE).exists():
         begin(run)
-    return unpack(run)
+    return unpack_code(run)
 
 
 def begin(run: Path) -> None:
@@ -161,13 +161,13 @@ def begin(run: Path) -> None:
 
     snapshot = take_snapshot()
     if submitted_sha256(run) not in (None, snapshot.sha256):
-        raise RunFolderError(f"{run / ARCHIVE} is gone, and the code here is not what was submitted", _TOO_LATE)
+        raise RunFolderError(f"{run / CODE_ARCHIVE} is gone, and the code here is not what was submitted", _TOO_LATE)
     try:
         snapshot.place(run)
     except OSError as fault:
-        raise RunFolderError(f"cannot write {run / ARCHIVE}: {fault.strerror}", "is the disk full?") from None
+        raise RunFolderError(f"cannot write {run / CODE_ARCHIVE}: {fault.strerror}", "is the disk full?") from None
     if submitted_sha256(run) is None:
-        write_once(run / "provenance.json", json.dumps({**collect(), KEY: snapshot.sha256}, indent=1) + "\n")
+        write_once(run / "provenance.json", json.dumps({**collect(), CODE_KEY: snapshot.sha256}, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:

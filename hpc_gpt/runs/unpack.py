@@ -22,10 +22,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-ARCHIVE = "code.tar.gz"
+CODE_ARCHIVE = "code.tar.gz"
 FOLDER = "code"
 # In provenance.json: the SHA-256 of the uncompressed archive.
-KEY = "code_sha256"
+CODE_KEY = "code_sha256"
 # The first file of the archive: a line for each other file, as sha256sum writes it.
 SUMS = "SHA256SUMS"
 
@@ -34,16 +34,16 @@ class UnpackFault(Exception):
     """The archive cannot be read, is not the submitted one, or the disk refuses."""
 
 
-def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
+def read_code_archive(run: Path) -> tuple[str, dict[str, bytes]]:
     """(SHA-256, {name: content}) of a run's archive. UnpackFault if it is missing or damaged."""
     try:
-        tar = gzip.decompress((run / ARCHIVE).read_bytes())
+        tar = gzip.decompress((run / CODE_ARCHIVE).read_bytes())
         with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
             members = [entry for entry in opened if entry.isfile() and _is_inside(entry.name)]
             files = {entry.name: file.read() for entry in members if (file := opened.extractfile(entry))}
     except (OSError, EOFError, tarfile.TarError, ValueError) as fault:
         words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-        raise UnpackFault(f"cannot read {run / ARCHIVE}: {words}") from None
+        raise UnpackFault(f"cannot read {run / CODE_ARCHIVE}: {words}") from None
     return hashlib.sha256(tar).hexdigest(), files
 
 
@@ -75,9 +75,9 @@ def unpack(run: Path, submitted: str | None) -> Path:
 
     A folder that differs is set aside; several starts may run at once. Raises UnpackFault.
     """
-    sha256, files = read_archive(run)
+    sha256, files = read_code_archive(run)
     if submitted not in (None, sha256):
-        raise UnpackFault(f"{run / ARCHIVE} is not what was submitted: its SHA-256 differs")
+        raise UnpackFault(f"{run / CODE_ARCHIVE} is not what was submitted: its SHA-256 differs")
     files.pop(SUMS, None)
     folder, aside = run / FOLDER, run / f".{FOLDER}.{os.getpid()}.{secrets.token_hex(2)}"
     try:
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     run = Path(arguments[0])
     submitted = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        submitted = json.loads((run / "provenance.json").read_text(encoding="utf-8")).get(KEY)
+        submitted = json.loads((run / "provenance.json").read_text(encoding="utf-8")).get(CODE_KEY)
     try:
         unpack(run, submitted)
     except UnpackFault as fault:

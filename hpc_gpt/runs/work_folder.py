@@ -31,10 +31,10 @@ from hpc_gpt.settings.experiment import Command
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, show_bytes
 
-ARCHIVE = "work.tar.gz"
+WORK_ARCHIVE = "work.tar.gz"
 # In provenance.json: the SHA-256 of the uncompressed archive.
-KEY = "work_sha256"
-MOST_BYTES = 64 << 20
+WORK_KEY = "work_sha256"
+_MOST_BYTES = 64 << 20
 _NEVER = frozenset((".git", "__pycache__"))
 # Seconds in which the sizes of what is not kept are counted.
 _COUNTS_S = 2.0
@@ -50,7 +50,7 @@ class WorkArchive(Archive):
     the name; `whole` is false if these were not all counted."""
 
     def __init__(self, tar: bytes, sizes: Mapping[str, int], left_out: Mapping[str, int], whole: bool) -> None:
-        super().__init__(ARCHIVE, tar)
+        super().__init__(WORK_ARCHIVE, tar)
         self.sizes, self.left_out, self.whole = sizes, left_out, whole
 
 
@@ -96,11 +96,11 @@ def take_work(folder: str) -> WorkArchive:
     logs = logs_folder().absolute()
     names = sorted(name for name in _names(root) if not (root / name).absolute().is_relative_to(logs))
     sizes = {name: os.lstat(root / name).st_size for name in names}
-    if sum(sizes.values()) > MOST_BYTES:
+    if sum(sizes.values()) > _MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
         words = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
         raise ConfigError(
-            f"command.workdir {folder} has {sum(sizes.values()) / 2**20:.0f} MiB, above the {MOST_BYTES >> 20} MiB "
+            f"command.workdir {folder} has {sum(sizes.values()) / 2**20:.0f} MiB, above the {_MOST_BYTES >> 20} MiB "
             f"that a run keeps of it; the largest: {words}",
             "name what is no code in .gitignore, or set command.snapshot = false to run in the folder itself",
         )
@@ -192,9 +192,9 @@ def unpack_work(run: Path) -> Path:
     if folder.is_dir():
         return folder
     try:
-        content = gzip.decompress((run / ARCHIVE).read_bytes())
-        if read_stored(run / "provenance.json").get(KEY) not in (None, hashlib.sha256(content).hexdigest()):
-            words = f"{run / ARCHIVE} is not what was submitted: its SHA-256 differs"
+        content = gzip.decompress((run / WORK_ARCHIVE).read_bytes())
+        if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, hashlib.sha256(content).hexdigest()):
+            words = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
             raise RunFolderError(words, "submit the experiment again, or put the archive back")
         with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
             own.mkdir()
@@ -203,7 +203,7 @@ def unpack_work(run: Path) -> Path:
     except (OSError, EOFError, tarfile.TarError) as fault:
         if not folder.is_dir():
             words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-            raise RunFolderError(f"cannot unpack {run / ARCHIVE}: {words}", "is the disk full?") from None
+            raise RunFolderError(f"cannot unpack {run / WORK_ARCHIVE}: {words}", "is the disk full?") from None
     return folder
 
 
@@ -246,7 +246,7 @@ def missing_in_copy(run: Path, command: Command, text: str) -> str:
 def changed_since(run: Path) -> list[str]:
     """The files of work/ that are not as they were submitted; a program may write over its own files."""
     changed = []
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress((run / ARCHIVE).read_bytes()))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress((run / WORK_ARCHIVE).read_bytes()))) as tar:
         for entry in tar:
             path = run / WORK / entry.name
             if entry.isfile() and (file := tar.extractfile(entry)) is not None:

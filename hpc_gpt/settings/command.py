@@ -77,7 +77,7 @@ def _quoted(value: str, quote: str) -> str:
     return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
 
 
-def shown(command: Command) -> list[str]:
+def command_lines(command: Command) -> list[str]:
     """The command as lines of text, with what sets it up, for a comment."""
     if command.script is not None:
         return [plain(shlex.join([command.script, *command.args]), " ")]
@@ -86,14 +86,14 @@ def shown(command: Command) -> list[str]:
     return [plain(line, " ") for line in lines]
 
 
-def words_of(command: Command) -> tuple[str, ...]:
+def command_words(command: Command) -> tuple[str, ...]:
     """The command as a list: of a line for bash its one text."""
     return (command.run,) if isinstance(command.run, str) else command.run
 
 
 def _faults(command: Command) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault."""
-    has_run = any(word.strip() for word in words_of(command)[:1])
+    has_run = any(word.strip() for word in command_words(command)[:1])
     if command.script is not None:
         beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
         if beside:
@@ -102,7 +102,7 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
         yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
     elif not has_run:
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
-    texts = {f"command.run[{index}]": word for index, word in enumerate(words_of(command))}
+    texts = {f"command.run[{index}]": word for index, word in enumerate(command_words(command))}
     texts = {"command.run": command.run} if isinstance(command.run, str) else texts
     every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}
     every |= {f"command.setup[{index}]": line for index, line in enumerate(command.setup)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.formulas import Recompute
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 # An engine is a module of hpc_gpt/engines, and its name is the file's.
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     EngineName = str
 else:
     EngineName = Literal[ENGINE_NAMES]
-Recompute = Literal["none", "selective", "full"]
 Compile = Literal["none", "block", "edges", "whole"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
-Mlp = Literal["gelu", "swiglu"]
+MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rope"]
 Bias = Literal["all", "qkv", "none"]
@@ -124,7 +124,7 @@ class Model:
     "Width of a head, even with rotation; by default hidden / heads; for example 128."
     ffn: int | None = key(None, "never", "speed", added=True)
     "Width inside the MLP, a multiple of tp; by default 4 x hidden; for example 14336."
-    mlp: Mlp | None = key(None, "never", "speed", added=True)
+    mlp: MlpKind | None = key(None, "never", "speed", added=True)
     "The MLP: gelu, two matrices, or swiglu, three, of which one is a gate; by default gelu."
     norm: NormKind | None = key(None, "never", "speed", added=True)
     "The norm before attention, MLP and head; by default layernorm."

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.experiment import RopeScaling
-from hpc_gpt.settings.hf_keys import ARCHITECTURES, Keys, model_type_of, read_json
+from hpc_gpt.settings.hf_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shape
 from hpc_gpt.words import and_more
 
@@ -50,7 +50,7 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
 
 def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     file = path / "config.json" if path.is_dir() else path
-    config = read_json(file)
+    config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
@@ -62,14 +62,14 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
 def architecture_in(path: Path) -> str:
     """The class of transformers that a folder's config.json names. Raises ConfigError as `read_config`."""
     file = path / "config.json"
-    return ARCHITECTURES[model_type_of(read_json(file), file)]
+    return ARCHITECTURES[model_type_of(read_config_json(file), file)]
 
 
-def name_of(path: Path) -> str:
+def model_name(path: Path) -> str:
     """A model's name by its file: that of the folder.
 
-    >>> name_of(Path("models/Qwen3-8B/config.json")), name_of(Path("models/Qwen2.5-7B")), name_of(Path("a/b.json"))
-    ('Qwen3-8B', 'Qwen2.5-7B', 'b')
+    >>> model_name(Path("models/Qwen3-8B/config.json")), model_name(Path("a/b.json"))
+    ('Qwen3-8B', 'b')
     """
     path = path.absolute()
     return path.parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else path.name
@@ -265,7 +265,7 @@ def begun_in(path: Path) -> Begun:
 
     Raises ConfigError as `read_config`.
     """
-    config = read_json(path / "config.json")
+    config = read_config_json(path / "config.json")
     kind = model_type_of(config, path / "config.json")
     own = dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
     kept: dict[str, Any] = {key: config.get(key, own[key]) for key in _TOKENS}
@@ -278,7 +278,7 @@ def begun_in(path: Path) -> Begun:
     generation = None
     if (path / GENERATION).is_file():
         with contextlib.suppress(ConfigError):
-            generation = read_json(path / GENERATION)
+            generation = read_config_json(path / GENERATION)
     return Begun(ARCHITECTURES[kind], kept, generation)
 
 

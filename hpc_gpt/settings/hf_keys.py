@@ -72,7 +72,7 @@ _REFUSED = {
 }
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_config_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises ConfigError if it cannot be read."""
     try:
         config = json_in(file)

@@ -44,7 +44,7 @@ _MATRICES = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v
 _MATRICES |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj"}
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """A parameter of transformers' class: rows `start` to `end` of ours, all of them if `end` is None; transposed or
     not."""
 
@@ -59,11 +59,11 @@ class Part(NamedTuple):
         return rows.t() if self.transposed else rows
 
 
-def parts_of(shape: ModelShape, full_name: str) -> list[Part]:
+def parts_of(shape: ModelShape, full_name: str) -> list[WeightPart]:
     """The parameters of transformers' class that have the values of ours, in the order of its rows.
 
     >>> parts_of(ModelShape(768, 12, 12), "blocks.3.attention.qkv.weight")
-    [Part(name='transformer.h.3.attn.c_attn.weight', start=0, end=None, transposed=True)]
+    [WeightPart(name='transformer.h.3.attn.c_attn.weight', start=0, end=None, transposed=True)]
     >>> llama = ModelShape(64, 2, 4, kv_heads=2, ffn=96, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none")
     >>> [part.name for part in parts_of(llama, "blocks.0.feed_forward.up.weight")]
     ['model.layers.0.mlp.gate_proj.weight', 'model.layers.0.mlp.up_proj.weight']
@@ -74,13 +74,13 @@ def parts_of(shape: ModelShape, full_name: str) -> list[Part]:
     if shape.positions == "learned":
         before = f"transformer.h.{block[1]}." if block else ""
         is_linear = block is not None and kind == "weight" and not own.startswith("norm")
-        return [Part(f"{before}{_GPT2[own]}.{kind}", transposed=is_linear)]
+        return [WeightPart(f"{before}{_GPT2[own]}.{kind}", transposed=is_linear)]
     before = f"model.layers.{block[1]}." if block else ""
     if own in _LLAMA:
-        return [Part(f"{before}{_LLAMA[own]}.{kind}")]
+        return [WeightPart(f"{before}{_LLAMA[own]}.{kind}")]
     found, start = [], 0
     for matrix in shape.products[own]:
-        found.append(Part(f"{before}{_MATRICES[matrix.name]}.{kind}", start, start + matrix.rows))
+        found.append(WeightPart(f"{before}{_MATRICES[matrix.name]}.{kind}", start, start + matrix.rows))
         start += matrix.rows
     return found
 

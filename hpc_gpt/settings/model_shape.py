@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.experiment import Bias, Mlp, NormKind, Positions, RopeScaling
+from hpc_gpt.settings.experiment import Bias, MlpKind, NormKind, Positions, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormShape:
     """A normalisation over `width`, with or without a bias; whole on every rank."""
 
     name: str
@@ -79,7 +79,7 @@ class ModelShape:
     kv_heads: int | None = None
     head_dim: int | None = None
     ffn: int | None = None
-    mlp: Mlp = "gelu"
+    mlp: MlpKind = "gelu"
     norm: NormKind = "layernorm"
     positions: Positions = "learned"
     bias: Bias = "all"
@@ -163,19 +163,19 @@ class ModelShape:
         ]
 
     @property
-    def norms(self) -> tuple[Norm, ...]:
+    def norms(self) -> tuple[NormShape, ...]:
         """The norms of one layer."""
         of_heads = ("attention.query_norm", "attention.key_norm") if self.qk_norm else ()
         return (
-            *(Norm(name, self.hidden, self.norm == "layernorm") for name in ("norm1", "norm2")),
-            *(Norm(name, self.head_width, False) for name in of_heads),
+            *(NormShape(name, self.hidden, self.norm == "layernorm") for name in ("norm1", "norm2")),
+            *(NormShape(name, self.head_width, False) for name in of_heads),
         )
 
     @property
-    def outer_norms(self) -> tuple[Norm, ...]:
+    def outer_norms(self) -> tuple[NormShape, ...]:
         """The norms outside the layers: the last one, and one of the embedding if there is one."""
         names = ("embedding_norm", "norm") if self.embedding_norm else ("norm",)
-        return tuple(Norm(name, self.hidden, self.norm == "layernorm") for name in names)
+        return tuple(NormShape(name, self.hidden, self.norm == "layernorm") for name in names)
 
     @property
     def position_params(self) -> int:

@@ -154,7 +154,7 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
     return list(partition)
 
 
-def stage_params(shape: ModelShape, blocks: Sequence[int], tp: int = 1) -> list[float]:
+def params_of_stages(shape: ModelShape, blocks: Sequence[int], tp: int = 1) -> list[float]:
     """Parameters of each stage on one of `tp` ranks, from its transformer layers."""
     each, pp = layer_params(shape, tp), len(blocks)
     return [count * each + outer_params(shape, tp, pp, stage) for stage, count in enumerate(blocks)]
@@ -175,7 +175,7 @@ def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
                     yield [first, *(stage_layers(left, middle) if middle else []), last]
 
     def unevenness(blocks: list[int]) -> tuple[float, float]:
-        params = stage_params(shape, blocks)
+        params = params_of_stages(shape, blocks)
         return max(params), sum(count * count for count in params)
 
     return min(candidates(), key=unevenness)

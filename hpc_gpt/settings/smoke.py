@@ -16,7 +16,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted
 
-STEPS = 5
+SMOKE_STEPS = 5
 HIDDEN = 64
 SEQ = 64
 LAYERS_A_STAGE = 2
@@ -97,7 +97,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
     return Smoke(small, tuple(notes))
 
 
-def compare(real: Resolved, small: Resolved) -> list[str]:
+def sizes_beside(real: Resolved, small: Resolved) -> list[str]:
     """The shrunken run beside the real one, a line for each of layout, model and batch."""
     return [
         f"{name:<7} {before}  ->  {after}"
@@ -175,13 +175,13 @@ def _train(train: Train, dtype: Dtype) -> Train:
     """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
     return replace(
         train,
-        steps=STEPS,
+        steps=SMOKE_STEPS,
         init=None,
         minutes=None,
         dtype=dtype,
         warmup_steps=min(1, train.warmup_steps),
         log_every=1,
-        eval_every=STEPS if train.eval_every else 0,
+        eval_every=SMOKE_STEPS if train.eval_every else 0,
         eval_batches=min(1, train.eval_batches),
-        save_every=STEPS if train.save_every else 0,
+        save_every=SMOKE_STEPS if train.save_every else 0,
     )

@@ -16,7 +16,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.weights_folder import CONFIG, INDEX, SINGLE, StoredWeight, WeightsFolder
 from hpc_gpt.words import and_more
 
-BLOCK = 4096  # bytes
+EDGE = 4096  # bytes
 _SHOWN = 5
 # Of a file, what a copy or a restore changes; the rest says what is in it.
 _OF_THE_DISK = ("mtime_ns", "inode")
@@ -37,7 +37,7 @@ class Changes:
             return ""
         return (
             f"{', '.join(self.copied)}: another modification time or inode than at submission, as after a copy or a "
-            f"restore; size, header, and first and last {BLOCK} bytes of each tensor are equal"
+            f"restore; size, header, and first and last {EDGE} bytes of each tensor are equal"
         )
 
 
@@ -108,7 +108,7 @@ def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
 def _blocks(weight: StoredWeight) -> Iterable[tuple[int, int]]:
     """The bytes of the first and the last block; of a small tensor all at once."""
     begin, end = weight.begin, weight.end
-    return [(begin, end)] if end - begin <= 2 * BLOCK else [(begin, begin + BLOCK), (end - BLOCK, end)]
+    return [(begin, end)] if end - begin <= 2 * EDGE else [(begin, begin + EDGE), (end - EDGE, end)]
 
 
 def _listed(names: list[str]) -> str:

@@ -43,20 +43,20 @@ OF_JOB = {
 }  # fmt: skip
 # Those of them that a site has its own way with: keys of a profile, too.
 OF_SITE = ("partition", "account", "qos", "constraint", "reservation", "mem", "time")
-Kind = Literal["valued", "optional", "plain"]
+OptionKind = Literal["valued", "optional", "plain"]
 
 
 class Options(NamedTuple):
     """{long name: whether it takes a value}, and {letter: long name}."""
 
-    kinds: dict[str, Kind]
+    kinds: dict[str, OptionKind]
     letters: dict[str, str]
 
 
-def read_options(valued: str, optional: str, plain: str) -> Options:
+def options_table(valued: str, optional: str, plain: str) -> Options:
     """The options of three lists of `name` or `name/letter`."""
     found = Options({}, {})
-    kinds: tuple[tuple[Kind, str], ...] = (("valued", valued), ("optional", optional), ("plain", plain))
+    kinds: tuple[tuple[OptionKind, str], ...] = (("valued", valued), ("optional", optional), ("plain", plain))
     for kind, entries in kinds:
         for entry in entries.split():
             name, _, letter = entry.partition("/")
@@ -69,4 +69,4 @@ def read_options(valued: str, optional: str, plain: str) -> Options:
 @functools.cache
 def options_of(command: Literal["sbatch", "srun"]) -> Options:
     """The options of sbatch or of srun."""
-    return read_options(*_OPTIONS[command])
+    return options_table(*_OPTIONS[command])

@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import aside, give_name, sync
-from hpc_gpt.tokens.sources import END
+from hpc_gpt.tokens.sources import DOCUMENT_END
 from hpc_gpt.tokens.token_file import TokenFile
 from hpc_gpt.tokens.tokenizer import Tokenizer
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
-DTYPES: dict[int, np.dtype[Any]] = {
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
 # So many tokens are checked before a run: all of a smaller file, evenly spread parts of a larger one.
@@ -104,23 +104,23 @@ def _read_index(path: Path) -> _Index:
     size = _size(path)
     try:
         with open(path, "rb") as file:
-            head = file.read(HEADER.size)
+            head = file.read(_HEADER.size)
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", _REBUILD) from None
-    if head[: len(MAGIC)] != MAGIC:
+    if head[: len(_MAGIC)] != _MAGIC:
         raise DataError(
-            f"{path} is not an index of Megatron-LM: it starts with {head[: len(MAGIC)]!r} at byte 0", _REBUILD
+            f"{path} is not an index of Megatron-LM: it starts with {head[: len(_MAGIC)]!r} at byte 0", _REBUILD
         )
-    if len(head) < HEADER.size:
-        raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {HEADER.size}", _REBUILD)
-    _, version, code, sequences, entries = HEADER.unpack(head)
-    if version != VERSION or code not in DTYPES:
+    if len(head) < _HEADER.size:
+        raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {_HEADER.size}", _REBUILD)
+    _, version, code, sequences, entries = _HEADER.unpack(head)
+    if version != _VERSION or code not in _DTYPES:
         raise DataError(
-            f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {VERSION}, "
-            f"types {min(DTYPES)} to {max(DTYPES)}",
+            f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {_VERSION}, "
+            f"types {min(_DTYPES)} to {max(_DTYPES)}",
             _REBUILD,
         )
-    expected = HEADER.size + 12 * sequences + 8 * entries
+    expected = _HEADER.size + 12 * sequences + 8 * entries
     # A multimodal index has one more byte for each sequence.
     if size not in (expected, expected + sequences):
         raise DataError(
@@ -129,18 +129,18 @@ def _read_index(path: Path) -> _Index:
             _REBUILD,
         )
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    lengths_end, starts_end = HEADER.size + 4 * sequences, HEADER.size + 12 * sequences
-    lengths = data[HEADER.size : lengths_end].view("<i4").astype(np.int64)
+    lengths_end, starts_end = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
+    lengths = data[_HEADER.size : lengths_end].view("<i4").astype(np.int64)
     starts = data[lengths_end:starts_end].view("<i8")
     documents = data[starts_end:expected].view("<i8")
-    dtype = DTYPES[code]
+    dtype = _DTYPES[code]
     ends = np.cumsum(lengths) * dtype.itemsize
     wrong = (lengths < 0) | (starts != ends - lengths * dtype.itemsize)
     if wrong.any():
         first = int(np.argmax(wrong))
         raise DataError(
             f"{path} is damaged: sequence {first} has {lengths[first]} tokens and begins at byte {starts[first]}, as "
-            f"bytes {HEADER.size + 4 * first} and {lengths_end + 8 * first} say; they do not follow the one before",
+            f"bytes {_HEADER.size + 4 * first} and {lengths_end + 8 * first} say; they do not follow the one before",
             _REBUILD,
         )
     if not sequences:
@@ -166,8 +166,8 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
     if one exists. With `same` an existing .bin, which another builder made of the same text, is kept.
     """
     bin_path, idx_path = paths(prefix)
-    dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]
-    code = next(code for code, kind in DTYPES.items() if kind == dtype)
+    dtype = _DTYPES[8] if tokenizer.vocab < 65500 else _DTYPES[4]
+    code = next(code for code, kind in _DTYPES.items() if kind == dtype)
     lengths: list[int] = []
     bin_path.parent.mkdir(parents=True, exist_ok=True)
     with aside(bin_path) as bin_aside, aside(idx_path) as idx_aside:
@@ -186,7 +186,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         sizes = np.array(lengths, dtype="<i4")
         starts = (np.cumsum(sizes, dtype="<i8") - sizes) * dtype.itemsize
         with open(idx_aside, "xb") as file:
-            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+            file.write(_HEADER.pack(_MAGIC, _VERSION, code, len(lengths), len(lengths) + 1))
             file.write(sizes.tobytes() + starts.astype("<i8").tobytes())
             file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
         sync(idx_aside)
@@ -210,4 +210,4 @@ def _one_document(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     piece: bytes | None = first
     while piece is not None:
         yield piece
-        piece = None if piece is END else next(pieces, None)
+        piece = None if piece is DOCUMENT_END else next(pieces, None)

@@ -42,7 +42,7 @@ _LOOK_S = 2.0
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 
 # How often a shard was read to its end, and how many samples were taken since.
-Place = tuple[int, int]
+StreamPlace = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReaderTask:
     """The shards that a reader reads, with the place in each, and how."""
 
     folder: str
-    places: dict[str, Place]
+    places: dict[str, StreamPlace]
     tokenizer: str
     seq: int
     seed: int

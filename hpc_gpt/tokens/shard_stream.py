@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.reader_process import Chunk, Place, ReaderProcess, ReaderTask, read_chunks, read_windows
+from hpc_gpt.tokens.reader_process import Chunk, ReaderProcess, ReaderTask, StreamPlace, read_chunks, read_windows
 from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
 
@@ -125,7 +125,7 @@ class Position:
     A change of position is also a `Position`, with only the shards that have moved.
     """
 
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, StreamPlace] = field(default_factory=dict)
     turn: int = 0
     faults: dict[str, str] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Reads text: a text file, a jsonl file, either of them compressed, or a folder of such files, in a fixed order.
 
-Documents come in pieces, so a file may be larger than memory; `END` follows each document. A file compressed by gzip
-(.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz.
+Documents come in pieces, so a file may be larger than memory; `DOCUMENT_END` follows each document. A file compressed
+by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _End(bytes):
     """A class of its own, because Python has one object for all equal bytes of length 1."""
 
 
-END = _End(b"\0")
+DOCUMENT_END = _End(b"\0")
 
 
 def find_path(name: str) -> Path:
@@ -78,7 +78,7 @@ def pieces(source: Path) -> Iterator[bytes]:
 
 
 def file_pieces(path: Path) -> Iterator[bytes]:
-    """Yields the documents of one file as bytes in pieces, with the object `END` after each.
+    """Yields the documents of one file as bytes in pieces, with `DOCUMENT_END` after each.
 
     A text file is one document; a jsonl file has one in each line, under the key "text". Raises DataError, with file
     and offset, if the file cannot be read, its compressed data are damaged or truncated, or a jsonl line has no text.
@@ -92,7 +92,7 @@ def file_pieces(path: Path) -> Iterator[bytes]:
             for piece in _content(path):
                 yield piece
             if piece:
-                yield END
+                yield DOCUMENT_END
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", "give a text file, a jsonl file or a folder") from None
 
@@ -184,7 +184,7 @@ def _jsonl_pieces(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:
                 ) from None
             if document:
                 yield document
-                yield END
+                yield DOCUMENT_END
         offset += len(line) + 1
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import json_in
 from hpc_gpt.settings.requirements import check_package
-from hpc_gpt.tokens.sources import END, find_path
+from hpc_gpt.tokens.sources import DOCUMENT_END, find_path
 
 BYTE, CHAR, TIKTOKEN = "byte", "char", "tiktoken:"
 TABLE_SUFFIX = ".vocab.json"
@@ -245,7 +245,7 @@ def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None
         return start, text
 
     for piece in pieces:
-        if piece is END:
+        if piece is DOCUMENT_END:
             if begun:
                 yield take(len(begun))
             yield offset, None

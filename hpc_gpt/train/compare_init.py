@@ -25,7 +25,7 @@ TOKENS = 64
 LIMIT = 1e-4  # of the largest number compared
 
 
-def compare(resolved: Resolved) -> dict[str, str]:
+def compare_logits(resolved: Resolved) -> dict[str, str]:
     """The result of the comparison. Raises UserError for a folder that cannot be read."""
     from transformers import AutoModelForCausalLM
 
@@ -84,7 +84,7 @@ def _keep(layer: nn.Module, outputs: dict[tuple[int, bool], Tensor], key: tuple[
 
 def main() -> int:
     try:
-        found = compare(Resolved.from_json(sys.stdin.read()))
+        found = compare_logits(Resolved.from_json(sys.stdin.read()))
     except UserError as fault:
         found = {"level": "fail", "words": " ".join(str(fault).split()), "hint": fault.hint}
     print(json.dumps(found))

@@ -15,7 +15,7 @@ from hpc_gpt.errors import ConfigError, DataError, RunFolderError, UserError
 from hpc_gpt.runs.end_policy import End, asks_to_requeue, class_of_sigterm
 from hpc_gpt.runs.rank_end import LOST_PEER
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.train.full_disk import is_disk_full, release
+from hpc_gpt.train.full_disk import is_disk_full, release_reserve
 from hpc_gpt.train.signals import Signals
 
 # Messages of gloo, NCCL and the store after another rank has died. A path or a taken port must not match.
@@ -36,7 +36,7 @@ _PATIENCE_S = 10.0
 def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     """Writes ended.json, with the wish for a requeue, and a line in the log. Called on rank 0."""
     requeue = asks_to_requeue(run, attempt, end)
-    release(attempt)
+    release_reserve(attempt)
     attempt.write_ended(end.ended, end.cause, step, requeue)
     if requeue and attempt.ended().get("requeue"):
         # If their python dies, scripts of earlier versions look for this file, not for the key.
@@ -50,7 +50,7 @@ def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals) -> End:
     return class_of_sigterm(run, attempt, signals.job_at_sigterm(), signals.terminated_at or time.time())
 
 
-def classify(error: BaseException) -> tuple[str, int]:
+def classify_exception(error: BaseException) -> tuple[str, int]:
     """(class of `state.ENDED`, exit code) for an exception that ends an attempt."""
     name = type(error).__name__
     text = str(error)
@@ -71,11 +71,11 @@ def classify(error: BaseException) -> tuple[str, int]:
     return "error", 1
 
 
-def explain(error: BaseException) -> BaseException:
+def explain_exception(error: BaseException) -> BaseException:
     """ConfigError with what to set if torch.compile failed or the GPU's driver is too old; all else as it is."""
     text = str(error).partition("\nSet TORCHDYNAMO_VERBOSE")[0]
     said = " ".join(text.split("\n", 2)[:2]).strip() or type(error).__name__
-    if classify(error)[0] != "error" or "out of memory" in said:
+    if classify_exception(error)[0] != "error" or "out of memory" in said:
         return error
     if _OLD_DRIVER.search(said):
         hint = "update NVIDIA's driver on this node, or use a torch that was built for its version of CUDA"
@@ -86,7 +86,7 @@ def explain(error: BaseException) -> BaseException:
     return error
 
 
-def is_lost_peer(error: BaseException) -> bool:
+def lost_peer(error: BaseException) -> bool:
     """Whether another rank died, and this one only lost its connection."""
     text = str(error)
     return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(text)) and not _NEVER_MET.search(text)
@@ -99,10 +99,10 @@ def report_failure(error: BaseException, rank: int, attempt: Attempt | None, ste
     The first rank that writes ended.json decides. A rank that only lost its connection first waits for the other rank
     to write, or for the launcher, which knows the dead rank's exit code.
     """
-    error = explain(error)
-    ended, code = classify(error)
+    error = explain_exception(error)
+    ended, code = classify_exception(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
-    if is_lost_peer(error):
+    if lost_peer(error):
         cause = f"rank {rank} {LOST_PEER}: {_one_line(error)}"
         print(cause, flush=True)
         _await_ended(attempt)
@@ -123,7 +123,7 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
             # Half a checkpoint is of no use, and its room is enough for ended.json.
             for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
                 shutil.rmtree(aside, ignore_errors=True)
-            release(attempt)
+            release_reserve(attempt)
         try:
             attempt.write_ended(ended, cause, step)
         except RunFolderError:

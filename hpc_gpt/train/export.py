@@ -40,7 +40,7 @@ from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # A tokenizer's files, of which a model has some.
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -103,7 +103,7 @@ def write_hf(
     """
     with aside(folder) as own:
         own.mkdir(parents=True)
-        files = _write_weights(to_hf(shape, weights), own, piece_bytes, DTYPES[dtype])
+        files = _write_weights(to_hf(shape, weights), own, piece_bytes, _DTYPES[dtype])
         for other in others:
             shutil.copyfile(other, own / other.name)
             files.append(other.name)
@@ -112,7 +112,7 @@ def write_hf(
             files.append(GENERATION)
         config = config_of(shape, begun=begun)
         first = {key: config[key] for key in ("architectures", "model_type")}
-        text = json.dumps({**first, "dtype": str(DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
+        text = json.dumps({**first, "dtype": str(_DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
         (own / "config.json").write_text(text, encoding="utf-8")
         for written in (*own.iterdir(), own):
             sync(written)

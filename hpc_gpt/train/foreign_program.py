@@ -26,7 +26,7 @@ from hpc_gpt.process import stat_of
 from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.ending import classify, is_lost_peer
+from hpc_gpt.train.ending import classify_exception, lost_peer
 from hpc_gpt.train.full_disk import KeptLines
 from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.watchdog import Watchdog
@@ -62,7 +62,7 @@ class StepLine:
     memory_reserved_gib: float | None = None
 
 
-def step_of(row: Mapping[str, float], gpus: int) -> StepLine:
+def step_line_of(row: Mapping[str, float], gpus: int) -> StepLine:
     """The figures of a step as `readers.live` found them; its rate of a GPU is that of one of so many."""
     rate = row.get("tokens_per_s")
     if rate is None and "tokens_per_s_gpu" in row:
@@ -130,9 +130,9 @@ class LastLines:
                     return "disk_full", cause, False
                 if _NAN.search(line):
                     return "nan", cause, False
-                # `classify` takes an exception; a foreign program leaves only its name and text.
+                # `classify_exception` takes an exception; a foreign program leaves only its name and text.
                 fault = type(name, (RuntimeError,), {})(text)
-                return classify(fault)[0], cause, is_lost_peer(fault)
+                return classify_exception(fault)[0], cause, lost_peer(fault)
         return "error", self.end(code), True
 
     def end(self, code: int) -> str:

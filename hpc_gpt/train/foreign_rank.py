@@ -21,18 +21,16 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.ports import held_port
-from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.runs.end_policy import STOP, End, end_for, first_reason, limits_reached
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import end_of_sigterm, write_end
 from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
-from hpc_gpt.train.full_disk import release
+from hpc_gpt.train.full_disk import release_reserve
 from hpc_gpt.train.signals import Inbox, Signals
 
-# Written by the task that is asked to stop, and read by all.
-STOP = "stop.json"
 OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
 WAIT_S = 900
 TURN_S = 0.1
@@ -44,7 +42,7 @@ _ENDED_S = 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskPlace:
     """`rank` of `size` tasks, and its number on its node, from job.sh."""
 
     rank: int
@@ -61,7 +59,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Start:
+class ProgramStart:
     """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
     `resumed`: the step after which it continues, 0 without a checkpoint."""
 
@@ -80,7 +78,7 @@ class ForeignRank:
         self._attempt = attempt
         self._signals = signals
         self._resolved = run.resolved()
-        self._place = identify(os.environ, self._resolved)
+        self._place = identify_task(os.environ, self._resolved)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Stop | None = None
         self._looked = 0.0
@@ -95,11 +93,11 @@ class ForeignRank:
         """The last step that is known."""
         return int(self._attempt.last_metrics().get("step") or 0)
 
-    def prepare(self) -> Start:
+    def prepare(self) -> ProgramStart:
         """What is to be started. Raises UserError."""
         raise NotImplementedError
 
-    def watch(self, start: Start) -> ForeignWatch:
+    def watch(self, start: ProgramStart) -> ForeignWatch:
         """Who watches it for hangs."""
         raise NotImplementedError
 
@@ -268,7 +266,7 @@ class ForeignRank:
         while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
             time.sleep(TURN_S)
         cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
-        release(self._attempt)  # the disk may be full
+        release_reserve(self._attempt)  # the disk may be full
         self._attempt.write_ended(ended, cause, self.step)
         return code if code > 0 else 1
 
@@ -316,7 +314,7 @@ class ForeignRank:
         raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
 
 
-def identify(environment: Mapping[str, str], resolved: Resolved) -> Place:
+def identify_task(environment: Mapping[str, str], resolved: Resolved) -> TaskPlace:
     """The place of this task. Raises ConfigError, LayoutError."""
     values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(value.isdigit() for value in values):
@@ -324,7 +322,7 @@ def identify(environment: Mapping[str, str], resolved: Resolved) -> Place:
             "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
             "start runs with hpc-gpt submit, or sbatch job.sh",
         )
-    place = Place(*map(int, values))
+    place = TaskPlace(*map(int, values))
     if place.size != resolved.tasks:
         raise LayoutError(
             f"{place.size} ranks were started, but layout {resolved.layout} has {resolved.tasks}",

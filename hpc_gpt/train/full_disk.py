@@ -26,7 +26,7 @@ from hpc_gpt.files import hint_on
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.words import show_bytes
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file in the attempt's folder whose room is freed for ended.json.
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 1 << 16
@@ -50,7 +50,7 @@ class Refusal:
 
     @property
     def is_full(self) -> bool:
-        return self.number in FULL
+        return self.number in _FULL
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -58,7 +58,7 @@ def is_disk_full(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError) and cause.errno in FULL:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
@@ -117,7 +117,7 @@ def reserve(attempt: Attempt) -> None:
         (attempt.folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
 
-def release(attempt: Attempt) -> None:
+def release_reserve(attempt: Attempt) -> None:
     """Frees that room for the next write."""
     with contextlib.suppress(OSError):
         (attempt.folder / _RESERVE).unlink(missing_ok=True)
@@ -235,7 +235,7 @@ class PatientOutput(io.RawIOBase):
                 del self._waiting[: os.write(self._number, bytes(self._waiting))]
             self._refused = False
         except OSError as fault:
-            if fault.errno not in FULL:
+            if fault.errno not in _FULL:
                 self._waiting.clear()
                 raise
             self._refused = True

@@ -134,7 +134,9 @@ class HangVerdict:
     silent: tuple[int, ...] = ()
 
 
-def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = "") -> HangVerdict | None:
+def judge_heartbeats(
+    seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = ""
+) -> HangVerdict | None:
     """The verdict over all ranks; None as long as one that lives may still be at work.
 
     A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded` is what

@@ -15,7 +15,7 @@ from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
-from hpc_gpt.train.engines.protocol import Engine
+from hpc_gpt.train.engines.protocol import TrainingEngine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
@@ -35,7 +35,7 @@ class Loop:
         self,
         resolved: Resolved,
         ranks: Ranks,
-        engine: Engine,
+        engine: TrainingEngine,
         samples: Samples | ShardSet,
         checkpoints: Checkpoints,
         progress: Progress,

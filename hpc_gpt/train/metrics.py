@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.files import read_json_lines
+from hpc_gpt.formulas import GIB
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.full_disk import KeptLines, Refusal
 
-_GIB = 2.0**30
 # Without evaluations the mean over so many steps counts: a single batch may be an easy one.
 WINDOW = 20
 _TAIL_BYTES = 1 << 22
-Moment = float | torch.cuda.Event
+_Moment = float | torch.cuda.Event
 
 
 @dataclass
@@ -39,8 +39,8 @@ class _Step:
 
     step: int
     result: StepResult
-    began: Moment
-    ended: Moment
+    began: _Moment
+    ended: _Moment
     time: float
     loss_eval: Tensor | None = None
 
@@ -105,7 +105,7 @@ class Metrics:
         self._file = KeptLines(path)
         # Why lines still wait for the disk.
         self.refusal = Refusal()
-        self._began: Moment | None = None
+        self._began: _Moment | None = None
 
     def recall(self, step: int) -> None:
         """Reads the lines of earlier attempts up to `step`, from which this one continues."""
@@ -231,7 +231,7 @@ class Metrics:
         self.bad_in_row = 0 if finite and not skipped else self.bad_in_row + 1
         self.unsound = not math.isfinite(loss) or not (finite or skipped)
 
-    def _now(self) -> Moment:
+    def _now(self) -> _Moment:
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -241,10 +241,10 @@ class Metrics:
 
 def _gib(memory_bytes: tuple[int, ...]) -> list[float] | None:
     """Peak memory, one figure for each stage; null on a CPU."""
-    return [round(value / _GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
+    return [round(value / GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
 
 
-def _seconds(began: Moment, ended: Moment) -> float:
+def _seconds(began: _Moment, ended: _Moment) -> float:
     if isinstance(began, float) or isinstance(ended, float):
         assert isinstance(began, float)
         assert isinstance(ended, float)

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.runs.checkpoints import checkpoint_bytes as bytes_of
+from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
+from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.runs.end_policy import End
-from hpc_gpt.runs.room import GIB, checkpoint_bytes, free_gib
+from hpc_gpt.runs.room import checkpoint_bytes, free_gib
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import SaveOutcome
-from hpc_gpt.train.engines.protocol import Engine
+from hpc_gpt.train.engines.protocol import TrainingEngine
 from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Peers
@@ -68,7 +69,7 @@ class Saver:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        engine: Engine,
+        engine: TrainingEngine,
         ranks: Peers,
         metrics: Metrics,
         inbox: Inbox,

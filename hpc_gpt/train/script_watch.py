@@ -29,7 +29,7 @@ from hpc_gpt.runs.end_policy import first_reason, limits_reached
 from hpc_gpt.runs.program_checkpoints import newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, StepLine, step_of
+from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, StepLine, step_line_of
 from hpc_gpt.train.heartbeat import LEAVING
 from hpc_gpt.train.script_files import link_outputs
 from hpc_gpt.train.signals import Inbox
@@ -124,7 +124,7 @@ class ScriptWatch:
 
     def _read(self, line: str) -> StepLine | None:
         row = self._lines.take(line)
-        return None if row is None else step_of(row, self._resolved.gpus)
+        return None if row is None else step_line_of(row, self._resolved.gpus)
 
     def _take_lines(self) -> None:
         came = False

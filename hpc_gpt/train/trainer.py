@@ -25,7 +25,7 @@ from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.ending import end_of_sigterm, write_end
 from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.private_parts import without_compiler
-from hpc_gpt.train.engines.protocol import Engine, build_engine
+from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.full_disk import reserve, when_there_is_room
 from hpc_gpt.train.heartbeat import STARTING, Heartbeat
 from hpc_gpt.train.loop import Loop
@@ -139,7 +139,7 @@ class Trainer:
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
         return end.exit_code
 
-    def _resume(self, resolved: Resolved, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
+    def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues."""
         runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
@@ -210,7 +210,7 @@ class Trainer:
     def _report_start(
         self,
         resolved: Resolved,
-        engine: Engine,
+        engine: TrainingEngine,
         progress: Progress,
         samples: Samples | ShardSet,
         failed_kernels: list[dict[str, str]],

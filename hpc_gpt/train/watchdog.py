@@ -8,8 +8,9 @@ After the time limit of a phase:
 
 1. Every rank that can run writes its threads' stacks, `stacks/<rank>.txt`, and torch's flight recorder of the last
    collectives, `flight/<rank>.json`.
-2. The first rank that lives watches the heartbeats of all, until it knows which ones do not grow (`heartbeat.judge`).
-   If a rank that lives may be at work, ranks watch again, more rarely in a large run (`heartbeat.next_watch_s`).
+2. The first rank that lives watches the heartbeats of all, until it knows which ones do not grow
+   (`heartbeat.judge_heartbeats`). If a rank that lives may be at work, ranks watch again, more rarely in a large run
+   (`heartbeat.next_watch_s`).
 3. It writes `ended.json`, and every rank that lives leaves with 1, without asking rank 0, whose store may be gone. A
    rank that cannot leave is ended by srun's --kill-on-bad-exit, or by the controller of a local run.
 
@@ -38,7 +39,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.live import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.heartbeat import HangVerdict, Heartbeat, Seen, judge, name_ranks, next_watch_s
+from hpc_gpt.train.heartbeat import HangVerdict, Heartbeat, Seen, judge_heartbeats, name_ranks, next_watch_s
 
 _TICK_S = 1.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
@@ -168,7 +169,7 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
         # On a thread of its own, because NCCL may be stuck.
         record = (self._attempt, self._rank)
-        threading.Thread(target=write_record, args=record, name="flight recorder", daemon=True).start()
+        threading.Thread(target=write_flight_record, args=record, name="flight recorder", daemon=True).start()
 
     def _watch_others(self, quiet_s: float) -> None:
         """Reads all heartbeats from time to time after this rank's turn has come, and ends the attempt on a verdict."""
@@ -190,7 +191,7 @@ class Watchdog:
         if self._awake_s - self._began_s < self._silent_s:
             return
         seen = {rank: Seen(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
-        verdict = judge(seen, self._silent_s, quiet_s, read_records(self._attempt))
+        verdict = judge_heartbeats(seen, self._silent_s, quiet_s, read_flight_records(self._attempt))
         if verdict is None:
             self._since_s = None
             self._watches += 1
@@ -268,7 +269,7 @@ def _collective(frame: Frame) -> str:
     return next((name for file, name in known if frame.file.endswith(file)), "")
 
 
-def write_record(attempt: Attempt, rank: int) -> None:
+def write_flight_record(attempt: Attempt, rank: int) -> None:
     """Writes this rank's flight record if torch has one."""
     # torch is loaded here: the rank of a foreign program has none, and never calls this.
     from torch._C import _distributed_c10d as c10d
@@ -291,7 +292,7 @@ def write_record(attempt: Attempt, rank: int) -> None:
                 return
 
 
-def read_records(attempt: Attempt) -> str:
+def read_flight_records(attempt: Attempt) -> str:
     """What the flight records of an attempt say together; empty if there are none, or they say nothing."""
     files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
     return find_open_collective({rank: read_json(path) for rank, path in files.items()})

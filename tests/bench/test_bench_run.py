@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.bench import bench_run
 from hpc_gpt.bench.bench_run import Bench, make_folder
-from hpc_gpt.bench.measurement import row_of
+from hpc_gpt.bench.measurement import measurement_row
 from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.errors import RunFolderError
@@ -120,7 +120,10 @@ def test_a_cpu_has_no_mfu_and_that_is_said(tmp_path, measured):
 def test_the_rows_come_back_as_they_were(tmp_path):
     folder = make_folder(tmp_path, "gpt 2")
     assert folder.path.parent.name == "gpt_2-bench"
-    rows = [row_of("ddp", folder.name_of(0), [good(0.03), good(0.06)]), row_of("big", folder.name_of(1), [bad()])]
+    rows = [
+        measurement_row("ddp", folder.name_of(0), [good(0.03), good(0.06)]),
+        measurement_row("big", folder.name_of(1), [bad()]),
+    ]
     folder.write(rows[:1])
     folder.write(rows)
     assert is_bench(folder.file)

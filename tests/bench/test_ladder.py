@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench.ladder import LADDERS, as_json, as_text, outcome, prepare_ladder, savings_of
+from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_ladder, savings_of
 from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.bench.preparation import BenchAsked
 from hpc_gpt.bench.this_machine import profile_here, with_predicted_memory
@@ -150,13 +150,15 @@ def test_the_colab_ladder_has_its_seeds_columns_and_the_ratio_of_the_last_rung()
         baseline={"tokens_per_s": 40_000.0, "memory_reserved_gib": [30.0]},
         workers={"tokens_per_s": 410_000.0, "memory_reserved_gib": [28.5]},
     )
-    text = as_text(LADDERS["colab"], RUNGS["colab"], rows)
+    text = ladder_text(LADDERS["colab"], RUNGS["colab"], rows)
     assert cells(text, "baseline")[1:6] == ["28", "30.0", "37", "40,000", "16939.79"]
     assert cells(text, "workers")[1:6] == ["64", "28.5", "38.7", "410,000", "146766.49"]
     _, beside, _ = text.split("\n\n")
     assert beside.splitlines()[0].startswith("Against baseline: x base is the time of as many tokens")
     switched = "tf32, dtype fp16, vocab_multiple 64, tied, workers 2, compile whole, attention flash, micro_batch 64"
-    (last,) = [each for each in as_json(LADDERS["colab"], RUNGS["colab"], rows)["savings"] if each["row"] == "workers"]
+    (last,) = [
+        each for each in ladder_json(LADDERS["colab"], RUNGS["colab"], rows)["savings"] if each["row"] == "workers"
+    ]
     assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
     assert last["time_ratio"] == pytest.approx(40 / 410)
     assert last["predicted_memory_gib"] > 10
@@ -175,7 +177,7 @@ def test_the_memory_ladder_is_judged_by_the_plain_run_of_the_same_batch():
     assert (found.ratio, found.time) == (pytest.approx(0.45), pytest.approx(1.2))
     words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (published: 0.516 at 1.54 x)"
     assert found.line() == words
-    assert as_text(LADDERS["memory"], RUNGS["memory"], rows).splitlines()[-1] == words
+    assert ladder_text(LADDERS["memory"], RUNGS["memory"], rows).splitlines()[-1] == words
 
 
 def test_the_mingpt_ladder_compares_flops():
@@ -194,18 +196,18 @@ def test_the_mingpt_ladder_compares_flops():
     ],
 )
 def test_what_is_missing_is_not_measured(name, end):
-    assert as_text(LADDERS[name], RUNGS[name], []).splitlines()[-1] == end
+    assert ladder_text(LADDERS[name], RUNGS[name], []).splitlines()[-1] == end
 
 
 def test_a_shrunken_run_is_no_measure_of_its_rung():
     smoke = {"tokens_per_s": 1000.0, "name": "colab-ladder-baseline-smoke"}
     rows = measured(RUNGS["colab"], baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
     assert outcome(LADDERS["colab"], RUNGS["colab"], rows).ratio is None
-    text = as_text(LADDERS["colab"], RUNGS["colab"], rows)
+    text = ladder_text(LADDERS["colab"], RUNGS["colab"], rows)
     small = {"tokens_per_s": 1000.0, "memory_allocated_gib": [1.0], "name": "memory-techniques-base-smoke"}
     (base,) = [
         each
-        for each in as_json(LADDERS["memory"], RUNGS["memory"], measured(RUNGS["memory"], base=small))["savings"]
+        for each in ladder_json(LADDERS["memory"], RUNGS["memory"], measured(RUNGS["memory"], base=small))["savings"]
         if each["row"] == "base"
     ]
     assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
@@ -219,7 +221,7 @@ def test_a_rung_without_figures_says_why():
     oom = {"ended": "gpu_memory", "cause": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
     broken = {"ended": "error", "cause": "RuntimeError: " + "x" * 300}
     rows = measured(RUNGS["memory"], batch32=oom, batch64=broken)
-    text = as_text(LADDERS["memory"], RUNGS["memory"], rows)
+    text = ladder_text(LADDERS["memory"], RUNGS["memory"], rows)
     table, savings, _ = text.split("\n\n")
     assert "out of memory" in table
     assert cells(table, "batch32")[-2:] == ["gpu_memory", "bench#1"]
@@ -232,7 +234,7 @@ def test_a_rung_without_figures_says_why():
 def test_a_rung_that_fits_but_barely_is_marked_as_seed_000_marks_its_batch_8():
     rungs = rungs_of("mingpt", gpus=4)
     rows = measured(rungs, b7={"step_s": 0.7}, b8={"step_s": 1.7, "allocator_retries": 12})
-    text = as_text(LADDERS["mingpt"], rungs, rows)
+    text = ladder_text(LADDERS["mingpt"], rungs, rows)
     assert "slowed down by allocator retries" in next(line for line in text.splitlines() if line.startswith("b8 "))
     assert text.count("slowed down") == 1
 
@@ -262,14 +264,14 @@ def test_savings_and_costs_are_against_the_base_of_each_group():
     assert (lost.step_s, lost.time_ratio, lost.saved_gib, lost.ended) == (None, None, None, "host_memory")
     assert lost.predicted_memory_gib > 1
     assert lost.switched_on == "deepspeed-zero, zero_stage 3, offload full"
-    line = next(line for line in as_text(ladder, RUNGS["memory"], rows).splitlines() if "loss_chunks 8" in line)
+    line = next(line for line in ladder_text(ladder, RUNGS["memory"], rows).splitlines() if "loss_chunks 8" in line)
     assert line.split()[:4] == ["loss-chunks", "loss_chunks", "8", "124M"]
     assert line.split()[6:10] == ["0.0420", "1.05", "8.00", "6.00"]
 
 
 def test_json_has_what_the_table_has():
     rows = measured(RUNGS["memory"], base=speed("base", 0.04, memory_allocated_gib=[14.0]))
-    page = json.loads(json.dumps(as_json(LADDERS["memory"], RUNGS["memory"], rows), allow_nan=False))
+    page = json.loads(json.dumps(ladder_json(LADDERS["memory"], RUNGS["memory"], rows), allow_nan=False))
     assert (page["sweep"], page["seed"], page["what"]) == ("memory-ladder", "004", "peak memory")
     assert (page["first"], page["last"], page["ratio"]) == ("batch128", "for-loop", None)
     assert page["seed_ratio"] == pytest.approx(0.516, abs=1e-3)
@@ -280,6 +282,6 @@ def test_json_has_what_the_table_has():
 
 def test_a_narrow_terminal_gets_a_block_a_row():
     rows = measured(RUNGS["memory"], base=speed("base", 0.04))
-    text = as_text(LADDERS["memory"], RUNGS["memory"], rows, width=60)
+    text = ladder_text(LADDERS["memory"], RUNGS["memory"], rows, width=60)
     assert max(map(len, text.splitlines())) <= 130
     assert "\nbase\n  Switched on  nothing\n" in text

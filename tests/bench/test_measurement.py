@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_table import as_text
-from hpc_gpt.bench.measurement import BenchRow, Measured, row_of
+from hpc_gpt.bench.bench_table import bench_text
+from hpc_gpt.bench.measurement import BenchRow, Measured, measurement_row
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record
 
@@ -41,7 +41,7 @@ def bad(ended: str = "gpu_memory", **more) -> Measured:
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7))
 def test_the_median_of_the_rounds_and_what_follows_from_it(steps_s):
-    row = row_of("ddp", "id#1", [good(step_s) for step_s in steps_s])
+    row = measurement_row("ddp", "id#1", [good(step_s) for step_s in steps_s])
     record = row.record
     assert record.run == "id#1"
     assert record.rounds == len(row.tokens_per_s) == len(steps_s)
@@ -59,7 +59,7 @@ def test_memory_is_the_highest_and_the_rest_is_of_all_rounds():
         good(0.031, memory_allocated_gib=[11.0], power_w=680.0, compile_s=5.0, matmul_tflops_before=760.0),
         good(0.035, memory_allocated_gib=[10.5], power_w=None, compile_s=5.0, matmul_tflops_before=740.0),
     ]
-    record = row_of("ddp", "id#1", rounds).record
+    record = measurement_row("ddp", "id#1", rounds).record
     assert record.step_s == pytest.approx(0.031)
     assert record.memory_allocated_gib == [11.0]
     assert record.power_w == 640.0
@@ -70,17 +70,17 @@ def test_memory_is_the_highest_and_the_rest_is_of_all_rounds():
 
 def test_the_tenth_step_with_the_compilers_cache_is_that_of_the_later_rounds():
     def row(*seconds: float | None) -> BenchRow:
-        return row_of("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
+        return measurement_row("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
 
     assert row(70.0).warm_tenth_step_s == 70.0
     assert row(70.0, 18.0, 20.0).warm_tenth_step_s == 19.0
     assert row(70.0, 18.0, 20.0).tenth_step_s == (70.0, 18.0, 20.0)
     assert row(None).warm_tenth_step_s is None
-    assert "18.0" in as_text([row(70.0, 18.0)])
+    assert "18.0" in bench_text([row(70.0, 18.0)])
 
 
 def test_a_row_without_memory_has_no_speed():
-    row = row_of("ddp mbs 64", "id#7", [bad(step_s=0.1, tokens_per_s=1.0)])
+    row = measurement_row("ddp mbs 64", "id#7", [bad(step_s=0.1, tokens_per_s=1.0)])
     assert row.is_out_of_memory
     assert not row.is_measured
     assert (row.record.ended, row.record.tokens_per_s, row.record.step_s) == ("gpu_memory", None, None)
@@ -88,7 +88,7 @@ def test_a_row_without_memory_has_no_speed():
 
 
 def test_a_round_that_failed_is_reported_and_not_counted():
-    row = row_of("ddp", "id#1", [good(0.03), bad("error")])
+    row = measurement_row("ddp", "id#1", [good(0.03), bad("error")])
     assert row.is_measured
     assert row.record.ended == "done"
     assert row.record.rounds == 1
@@ -98,7 +98,7 @@ def test_a_round_that_failed_is_reported_and_not_counted():
 def test_a_drift_of_the_device_is_said_from_3_percent_on():
     def flags(*rates: tuple[float, float]) -> list[str]:
         rounds = [good(0.03, matmul_tflops_before=before, matmul_tflops_after=after) for before, after in rates]
-        return row_of("ddp", "id#1", rounds).record.flags
+        return measurement_row("ddp", "id#1", rounds).record.flags
 
     assert flags((100.0, 97.1), (100.0, 102.9)) == []
     assert flags((100.0, 96.0)) == ["the device's own matmul rate moved by -4.0 %, from 100 to 96 TFLOP/s"]
@@ -107,31 +107,31 @@ def test_a_drift_of_the_device_is_said_from_3_percent_on():
 
 
 def test_allocator_retries_are_reported():
-    row = row_of("ddp", "id#1", [good(0.03, allocator_retries=0), good(0.06, allocator_retries=4)])
+    row = measurement_row("ddp", "id#1", [good(0.03, allocator_retries=0), good(0.06, allocator_retries=4)])
     assert row.record.allocator_retries == 4
     assert any("tried again 4 times" in flag for flag in row.record.flags)
-    assert not row_of("ddp", "id#1", [good(0.03, allocator_retries=0)]).record.flags
+    assert not measurement_row("ddp", "id#1", [good(0.03, allocator_retries=0)]).record.flags
 
 
 def test_random_tokens_need_not_be_learnt():
     flags = ["the loss did not fall", "step_s rests on 2 steps"]
-    assert row_of("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
+    assert measurement_row("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
 
 
 def test_an_unknown_device_has_no_mfu_unless_the_profile_says_its_peak():
     measured = [good(0.03, device="tpu-9")]
-    without = row_of("ddp", "id#1", measured).record
+    without = measurement_row("ddp", "id#1", measured).record
     assert without.tokens_per_s
     assert without.tflops_model
     assert without.mfu is None
     assert any("mfu" in flag for flag in without.flags)
-    given = row_of("ddp", "id#1", measured, {"bf16": 500.0}).record
+    given = measurement_row("ddp", "id#1", measured, {"bf16": 500.0}).record
     assert given.mfu == pytest.approx(given.tflops_model / 500)
     assert not any("mfu" in flag for flag in given.flags)
 
 
 def test_a_peer_that_tells_tokens_per_second_alone():
-    row = row_of(
+    row = measurement_row(
         "nanogpt", "id#2", [Measured(Record(ended="done", tokens_per_s=speed), Path("log")) for speed in (2, 4, 3)]
     )
     assert row.record.tokens_per_s == 3

@@ -78,7 +78,7 @@ def score(rows: Sequence[PublishedRow]) -> Score:
         if row.published.fits is not None:
             asked += 1
             found = memory.predict_memory(row.training, row.machine)
-            if memory.fits(found, row.machine) != row.published.fits:
+            if memory.fits_in_memory(found, row.machine) != row.published.fits:
                 wrong.append(row.id)
     return Score(dict(errors), wrong, asked)
 

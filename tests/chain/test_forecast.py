@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s, steps_of_job
-from hpc_gpt.chain.forecast import Known, clock, duration, make_forecast, rounded_up
+from hpc_gpt.chain.forecast import Known, duration, make_forecast, rounded_up, time_limit_text
 from hpc_gpt.chain.measured import MeasuredRun
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -304,7 +304,7 @@ def test_durations(seconds, words):
 
 @given(st.floats(0.1, 1e7))
 def test_a_limit_is_read_back_by_sbatchs_rule_and_is_long_enough(seconds):
-    limit = limit_s(clock(seconds))
+    limit = limit_s(time_limit_text(seconds))
     assert limit is not None
     assert seconds <= limit < seconds + 60 or limit == 60
 

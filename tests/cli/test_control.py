@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.cli.requests import ask as ask_named
+from hpc_gpt.cli.requests import ask_verb as ask_named
 from hpc_gpt.launch.control import Asked, ask_runs, await_answer
 from hpc_gpt.process import start_time
-from hpc_gpt.runs.live import VERBS, RunRequest, answer, ask, open_requests
+from hpc_gpt.runs.live import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.train.signals import Inbox
@@ -45,7 +45,7 @@ def test_a_running_run_is_asked_by_a_file(running, verb):
 
 def test_requests_at_once_are_several_and_none_is_overwritten(running):
     (attempt,) = running.attempts()
-    threads = [threading.Thread(target=ask, args=(attempt, "save")) for _ in range(8)]
+    threads = [threading.Thread(target=write_request, args=(attempt, "save")) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -61,11 +61,11 @@ def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
     monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
     inbox = Inbox(attempt)
     assert inbox.look() == frozenset()
-    ask(attempt, "save")
-    ask(attempt, "stop")
+    write_request(attempt, "save")
+    write_request(attempt, "stop")
     assert inbox.look() == {"save", "stop"}
     assert inbox.look() == {"stop"}
-    ask(attempt, "save")
+    write_request(attempt, "save")
     assert inbox.look() == {"save", "stop"}
     inbox.answer("save", 7, True)
     assert [request.verb for request in open_requests(attempt)] == ["stop"]
@@ -174,7 +174,7 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
     (attempt,) = running.attempts()
     (asked,) = ask_runs([running], "stop" if verb == "requeue" else verb)
     if verb == "requeue":
-        asked = type(asked)(running, verb, "", attempt=attempt, request=ask(attempt, verb))
+        asked = type(asked)(running, verb, "", attempt=attempt, request=write_request(attempt, verb))
 
     def happen(seconds: float) -> None:
         if end is None:

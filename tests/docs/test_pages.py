@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt import cli, errors
 from hpc_gpt.cli.experiment_options import variables_of
-from hpc_gpt.readers.steps import SLOW
+from hpc_gpt.readers.steps import SLOW_STEP
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.presets import PRESETS
@@ -130,7 +130,7 @@ def test_the_presets_they_name_are_all_there_are():
 
 
 def test_the_warm_up_rule_is_the_one_in_force():
-    assert f"no more than {SLOW} times the median" in " ".join(text_of("docs/reports.md").split())
+    assert f"no more than {SLOW_STEP} times the median" in " ".join(text_of("docs/reports.md").split())
 
 
 def test_the_exit_codes_are_those_of_the_errors():

@@ -41,7 +41,7 @@ def sbatch(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[list[str]]
 
 def test_a_run_is_one_job(run, monkeypatch):
     lines = sbatch(monkeypatch)
-    assert slurm_executor.submit(run, run.resolved()) == ["1"]
+    assert slurm_executor.submit_to_slurm(run, run.resolved()) == ["1"]
     (line,) = lines
     (entry,) = run.submissions()
     assert (entry["scheduler"], entry["job_id"], entry["refused"]) == ("slurm", "1", None)
@@ -55,7 +55,7 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
     chained = replace(resolved, cluster=replace(resolved.cluster, chain="singleton"))
     taken = [Answer(0, f"Submitted batch job {number}\n", "") for number in (7, 8)]
     lines = sbatch(monkeypatch, *taken, REFUSAL)
-    assert slurm_executor.submit(run, chained, 4) == ["7", "8"]
+    assert slurm_executor.submit_to_slurm(run, chained, 4) == ["7", "8"]
     entries = [(line.get("job_id"), line["link"], line["links"]) for line in run.submissions()]
     assert entries == [("7", 1, 4), ("8", 2, 4), (None, 3, 4)]
     assert all("--dependency=singleton" in line for line in lines)

@@ -13,11 +13,11 @@ import pytest
 
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.verification import MEANS, verify
+from hpc_gpt.launch.verification import MEANS, verify_run
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.runs.snapshot import take_snapshot, unpack
-from hpc_gpt.runs.unpack import ARCHIVE, KEY
+from hpc_gpt.runs.snapshot import take_snapshot, unpack_code
+from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -28,13 +28,13 @@ from tests.cli.command import hpc_gpt, in_process
 def run(tmp_path: Path) -> RunFolder:
     """A run of the demo on random tokens, with a checkpoint, as it is when nothing has changed."""
     resolved = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
-    provenance = {**collect(), KEY: take_snapshot().sha256}
+    provenance = {**collect(), CODE_KEY: take_snapshot().sha256}
     text = (experiments_dir() / "demo.toml").read_text()
     found = create_run(
         tmp_path / "logs", resolved, render_script(resolved), text, {}, provenance, archives=[take_snapshot()]
     )
     found.add_submission({"scheduler": "local", "job_id": None})
-    unpack(found.path)
+    unpack_code(found.path)
     checkpoint = found.checkpoints / "step-00000010"
     checkpoint.mkdir(parents=True)
     (checkpoint / "weights").write_bytes(b"w" * 1000)
@@ -54,7 +54,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_nothing_differs_of_a_run_just_submitted(run: RunFolder) -> None:
-    found = verify(run)
+    found = verify_run(run)
     assert (found.differences, found.not_checked) == ((), {})
     done = in_process("verify", run.path)
     assert (done.code, done.stdout) == (0, f"{run.run_id}: equal to what was submitted\n")
@@ -69,7 +69,7 @@ def _second_checkpoint(run: RunFolder) -> Path:
 
 
 DAMAGES = {
-    "archive": lambda run: replace(run.path / ARCHIVE, b"nothing"),
+    "archive": lambda run: replace(run.path / CODE_ARCHIVE, b"nothing"),
     "unpacked": lambda run: (run.path / "code" / "hpc_gpt" / "batch.py").write_text("edited"),
     "versions": lambda run: edit(run.path / "provenance.json", '"submitit": "', '"submitit": "0.'),
     "experiment": lambda run: edit(run.path / "experiment.toml", "name", "nom"),
@@ -84,7 +84,7 @@ DAMAGES = {
 @pytest.mark.parametrize("check", DAMAGES)
 def test_what_differs_is_named(run: RunFolder, check: str) -> None:
     DAMAGES[check](run)
-    found = verify(run)
+    found = verify_run(run)
     assert check in {one.check for one in found.differences}, found
     assert {one.check for one in found.differences} <= {check, "script"}  # what is rendered follows from the settings
     done = in_process("verify", run.path, "--json")
@@ -100,7 +100,7 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, fil
     complete = run.checkpoints / "step-00000010" / "complete.json"
     os.mkfifo(complete.with_name("pipe"))
     complete.write_text(json.dumps({"schema": 1, "step": 10, "data": 5, "files": files}))
-    (found,) = [one for one in verify(run).differences if one.check == "checkpoints"]
+    (found,) = [one for one in verify_run(run).differences if one.check == "checkpoints"]
     assert "complete.json is damaged" in found.words
     done = in_process("verify", run.path).stdout
     assert "none is sound: submit --resume refuses the run" in done
@@ -127,7 +127,7 @@ def test_the_experiments_file_is_found_though_it_goes_by_another_name(run: RunFo
     provenance = run.path / "provenance.json"
     provenance.write_text(json.dumps({**json.loads(provenance.read_text()), "experiment_file": str(file)}))
     edit(run.path / "resolved.json", '"name": "demo"', '"name": "another"')
-    (found,) = [one for one in verify(run).differences if one.check == "experiment"]
+    (found,) = [one for one in verify_run(run).differences if one.check == "experiment"]
     assert found.name == str(file)
     file.unlink()
-    assert "no experiment 'another'" in verify(run).not_checked["experiment"]
+    assert "no experiment 'another'" in verify_run(run).not_checked["experiment"]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_gpt.files import read_json
-from hpc_gpt.launch.local.controller import RunController, submit
+from hpc_gpt.launch.local.controller import RunController, start_here
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import Attempt
@@ -158,7 +158,7 @@ def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("hpc_gpt.launch.local.controller.subprocess.Popen", Interrupted)
         with pytest.raises(KeyboardInterrupt):
-            submit(run, run.resolved())
+            start_here(run, run.resolved())
     assert read_status([run])[0].state == "running"
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.engines.base.megatron_checkout import known_options
-from hpc_gpt.engines.megatron_lm import ENGINE, megatron_arguments, names_of
+from hpc_gpt.engines.megatron_lm import ENGINE, megatron_arguments, option_names
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile, Container
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
@@ -330,7 +330,7 @@ def test_an_older_parser_lies_elsewhere(tmp_path):
 def test_every_option_is_in_the_stand_ins_parser_by_one_spelling():
     found = set()
     for parts in ALL:
-        found |= set(names_of(megatron_arguments(settle(**parts), "c", "d")))
+        found |= set(option_names(megatron_arguments(settle(**parts), "c", "d")))
     assert len(found) > 45
     assert all(option == option.lower() and "_" not in option for option in found)
 
@@ -339,7 +339,7 @@ def test_further_words_stand_behind_ours_and_never_against_them():
     own = ["--transformer-impl", "local", "--num-workers=4"]
     words = megatron_arguments(settle(engine={"megatron_args": tuple(own)}), "/run/checkpoints", "/data/text")
     assert words[-3:] == own
-    assert {"--transformer-impl", "--num-workers"} <= set(names_of(words))
+    assert {"--transformer-impl", "--num-workers"} <= set(option_names(words))
     for twice in ("--num-layers=3", "--lr"):
         with pytest.raises(ConfigError, match=rf"megatron_args holds {twice.split('=')[0]}, which follows") as refusal:
             settle(engine={"megatron_args": (twice, "1")})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.attention import Attention, expand, mix
+from hpc_gpt.model.attention import Attention, expand_heads, mix
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.rotation import Rotation, frequencies
 from hpc_gpt.model.techniques import Techniques
@@ -111,7 +111,7 @@ def test_expanded_keys_and_values_give_the_same() -> None:
         losses.append(model(*tokens_of(shape)))
     torch.testing.assert_close(*losses)
     query, key = torch.randn(2, 6, 5, 4), torch.randn(2, 2, 5, 4)
-    wide, _ = expand(key, key, 6)
+    wide, _ = expand_heads(key, key, 6)
     assert torch.equal(wide[:, 2], key[:, 0])
     assert torch.equal(wide[:, 3], key[:, 1])
     turned = [part.transpose(1, 2) for part in (query, key, wide)]

@@ -13,7 +13,7 @@ from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.training import OptimizerMode, Training
 from hpc_gpt.plan.layers import stage_params
 from hpc_gpt.plan.machine import machine_named
-from hpc_gpt.plan.memory import StageMemory, fits, predict_memory
+from hpc_gpt.plan.memory import StageMemory, fits_in_memory, predict_memory
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import traits_of
 from hpc_gpt.settings.experiment import Engine
@@ -390,9 +390,9 @@ def test_what_is_reserved_stays_within_the_card_while_what_is_allocated_does() -
         SEED_18B, shape=ModelShape(8192, 48, 32, vocab=50688, seq=1024), pp=8, micro_batch=6, micro_batches=128
     )
     wished = predict_memory(training)
-    assert not fits(wished, card)
-    assert fits(predict_memory(training, card), card)
-    assert not fits(predict_memory(replace(training, micro_batch=16), card), card)
+    assert not fits_in_memory(wished, card)
+    assert fits_in_memory(predict_memory(training, card), card)
+    assert not fits_in_memory(predict_memory(replace(training, micro_batch=16), card), card)
 
 
 @settings(max_examples=20)
@@ -477,4 +477,4 @@ def test_what_cuda_and_nccl_take_must_fit_on_the_card_too() -> None:
     for share, fit in ((0.5, False), (1.5, True)):
         size = 1.03 * stage.allocated + share * context
         card = replace(machine_named("a100-80g", 8, None), memory_gib=size)
-        assert fits(predict_memory(SEED_18B, card), card) == fit
+        assert fits_in_memory(predict_memory(SEED_18B, card), card) == fit

@@ -15,7 +15,7 @@ from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import LayoutError, UserError
 from hpc_gpt.plan import search as module
 from hpc_gpt.plan.machine import Machine, machine_named
-from hpc_gpt.plan.memory import fits, predict_memory
+from hpc_gpt.plan.memory import fits_in_memory, predict_memory
 from hpc_gpt.plan.question import Question, question_of
 from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, family, largest, search
 from hpc_gpt.plan.step_time import predict_step
@@ -86,8 +86,8 @@ def test_what_does_not_fit_is_never_ranked_and_the_rest_always(asked, engines, g
     card = machine(gib)
     found = search(question_of(asked, PROFILE, engines=engines), card, keep=10**6)
     assert len(found.candidates) == found.fitting
-    assert all(fits(predict_memory(each.training, card), card) for each in found.candidates)
-    assert all(not fits(each.memory, card) for each in found.too_large)
+    assert all(fits_in_memory(predict_memory(each.training, card), card) for each in found.candidates)
+    assert all(not fits_in_memory(each.memory, card) for each in found.too_large)
     assert not {each.layout for each in found.candidates} & {each.layout for each in found.too_large}
 
 
@@ -131,7 +131,7 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     question = question_of(asked, PROFILE, engines=engines)
     found = search(question, card, keep=10**6)
     # Chunks are no key of an experiment but Megatron's own words; the slow way does not try them.
-    runs = {run for run in every_run(asked, engines) if fits(predict_memory(run, card), card)}
+    runs = {run for run in every_run(asked, engines) if fits_in_memory(predict_memory(run, card), card)}
     assert {each.training for each in found.candidates if each.training.vp == 1} == runs
     usual = search(question, card)
     timed = [Candidate(run, predict_memory(run, card), gib, predict_step(run, card)) for run in runs]
@@ -154,7 +154,7 @@ def test_nothing_that_fits_was_left_out_unasked(question):
     for run in series:
         for micro_batch, micro_batches in question.batches(run.dp):
             grown = replace(run, micro_batch=micro_batch, micro_batches=micro_batches)
-            assert (grown in fitting) == fits(predict_memory(grown, BIG), BIG)
+            assert (grown in fitting) == fits_in_memory(predict_memory(grown, BIG), BIG)
 
 
 @given(

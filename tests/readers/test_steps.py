@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.steps import SLOW, measure_steps, warmup_count
+from hpc_gpt.readers.steps import SLOW_STEP, measure_steps, warmup_count
 
 
 def measured(*seconds, apart=(), attempts=None):
@@ -100,7 +100,7 @@ def counted_one_by_one(seconds, apart):
     plain = [second for second, is_apart in zip(seconds, apart, strict=True) if not is_apart] or list(seconds)
     if len(plain) < 2:
         return min(1, len(seconds)), True
-    settled_s = SLOW * float(np.median(plain[len(plain) // 2 :]))
+    settled_s = SLOW_STEP * float(np.median(plain[len(plain) // 2 :]))
     count, most = 1, max(1, len(seconds) // 2)
     for index in range(1, len(seconds)):
         if apart[index]:

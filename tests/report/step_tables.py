@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.steps import COLUMNS, StepTable
+from hpc_gpt.readers.steps import STEP_COLUMNS, StepTable
 
 
 def step_table(**given: Any) -> StepTable:
     """A table of the columns and the other arrays named; `skipped` may be a mask."""
-    columns = {name: np.asarray(given.pop(name), np.float64) for name in COLUMNS if name in given}
+    columns = {name: np.asarray(given.pop(name), np.float64) for name in STEP_COLUMNS if name in given}
     return StepTable(columns, **given)

@@ -11,7 +11,7 @@ from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.compare import compare_runs
-from hpc_gpt.report.compare_text import as_tables, as_text
+from hpc_gpt.report.compare_text import as_tables, comparison_text
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -110,7 +110,7 @@ def test_two_rows_are_compared_by_pairs_of_rounds(logs):
     assert found.speeds[0].name == "tokens_per_s"
     assert interval.change == pytest.approx(100 * (math.exp(mean) - 1))
     assert 8 < interval.low < interval.change < interval.high < 13
-    words = as_text(found, "A", "B")
+    words = comparison_text(found, "A", "B")
     assert "faster by" in words
     assert "90 -> 100, medians of 3 rounds each" in words
     assert "the interval is that of the 3 ratios of rounds" in words
@@ -121,7 +121,7 @@ def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):
     a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0, 112.0)), ({}, (110.0, 10.0, 60.0)), ({}, ()))
     found = compare_runs(a, b)
     assert found.verdict == "no_interval"
-    assert "A has 1 round, but an interval needs 3" in as_text(found, "A", "B")
+    assert "A has 1 round, but an interval needs 3" in comparison_text(found, "A", "B")
     found = compare_runs(b, c)
     assert found.verdict == "no_difference"
     assert compare_runs(a, d).verdict == "no_interval"
@@ -133,7 +133,7 @@ def test_rows_of_two_benches_have_no_pairs(logs):
     (b,) = rows_of(logs, ({}, (50.0, 50.5, 49.5, 50.1)))
     found = compare_runs(a, b)
     assert (found.verdict, found.rounds) == ("slower", (3, 4))
-    assert "their rounds are not pairs" in as_text(found, "A", "B")
+    assert "their rounds are not pairs" in comparison_text(found, "A", "B")
     assert found.speeds[0].interval.change == pytest.approx(-50, abs=0.2)
 
 
@@ -156,7 +156,7 @@ def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
 def test_a_row_and_a_run_have_no_interval_and_the_words_say_what_has(bench, logs):
     found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
     assert found.verdict == "no_interval"
-    assert "is a row of a bench" in as_text(found, "A", "B")
+    assert "is a row of a bench" in comparison_text(found, "A", "B")
 
 
 def test_rounds_that_are_no_speeds_are_none(bench, logs):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.tables import as_csv, as_markdown, as_table, choose_columns, look_up, sort_records
+from hpc_gpt.report.tables import as_markdown, as_table, choose_columns, look_up, records_csv, sort_records
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import Grid
 
@@ -26,7 +26,7 @@ def test_columns_stand_in_the_order_asked_for():
 
 
 def test_csv_has_the_chosen_keys_in_full():
-    rows = list(csv.reader(io.StringIO(as_csv([SLOW], columns=choose_columns(["memory_allocated_gib", "gpus"])))))
+    rows = list(csv.reader(io.StringIO(records_csv([SLOW], columns=choose_columns(["memory_allocated_gib", "gpus"])))))
     assert rows == [["memory_allocated_gib", "gpus"], ["[3.0, 21.586]", "64"]]
 
 
@@ -74,7 +74,7 @@ def test_a_name_from_a_log_obeys_no_terminal_and_no_spreadsheet():
     for text in (as_table([hostile]), as_table([hostile], width=20), as_markdown([hostile])):
         assert "\x1b" not in text
         assert "\nx" not in text
-    rows = list(csv.DictReader(io.StringIO(as_csv([hostile]))))
+    rows = list(csv.DictReader(io.StringIO(records_csv([hostile]))))
     assert rows[0]["run"].startswith("'=")
     assert rows[0]["gpus"] == "1"
 

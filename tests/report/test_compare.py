@@ -12,7 +12,7 @@ from hypothesis import given
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
-from hpc_gpt.report.compare_text import as_tables, as_text, percent_text, title, verdict_text
+from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
 from hpc_gpt.report.difference import Interval
 from hpc_gpt.runs.record import Record
 from tests.report.any_run import any_run
@@ -69,7 +69,7 @@ def test_faster_in_plain_words():
     interval = comparison.speeds[0].interval
     assert interval.low < 4 < interval.high
     assert verdict_text(comparison, "A", "B").startswith("faster by 4.0 % (3.6")
-    assert "step time  100.0 -> 96.1 s, medians of 199 and 199 steady steps" in as_text(comparison, "A", "B")
+    assert "step time  100.0 -> 96.1 s, medians of 199 and 199 steady steps" in comparison_text(comparison, "A", "B")
 
 
 def test_slower_is_of_speed_too():
@@ -103,7 +103,7 @@ def test_percent_have_the_digits_that_the_interval_carries(interval, shown):
 def test_too_few_steps_make_no_claim():
     comparison = compare_runs(made(1), made(2, step_s=50, count=6))
     assert comparison.verdict == "no_interval"
-    text = as_text(comparison, "A", "B")
+    text = comparison_text(comparison, "A", "B")
     assert text.startswith("B against A: no interval can be given: B has 5 steady steps, but an interval needs 8\n")
     assert "faster by" not in text
 
@@ -121,7 +121,7 @@ def test_nothing_known_makes_no_claim():
     for a, b in ((empty, made(1)), (made(1), empty), (empty, RunRead(Record(run="y")))):
         comparison = compare_runs(a, b)
         assert comparison.verdict == "no_interval"
-        assert as_text(comparison, "A", "B")
+        assert comparison_text(comparison, "A", "B")
         assert title(a)
         json.dumps(as_tables([comparison], ["a", "b"]), allow_nan=False)
 
@@ -135,13 +135,13 @@ def test_the_same_run_and_copies_of_a_log():
 
 def test_two_logs_of_one_job_are_told_of():
     comparison = compare_runs(made(1, job_id="4711"), made(2, job_id="4711"))
-    assert "both are of job 4711" in as_text(comparison, "A", "B")
+    assert "both are of job 4711" in comparison_text(comparison, "A", "B")
 
 
 def test_equal_losses_are_told_of():
     losses = np.linspace(6, 2, 200)
     comparison = compare_runs(made(1, losses=losses), made(2, losses=losses))
-    text = as_text(comparison, "A", "B")
+    text = comparison_text(comparison, "A", "B")
     assert "loss       the same to the last digit at all 200 common steps" in text
     assert "equal losses: two logs of one run, or a repeat of the same training" in text
     assert comparison.losses.diverge is False
@@ -152,7 +152,7 @@ def test_another_batch_is_compared_by_tokens():
     assert [speed.name for speed in comparison.speeds] == ["tokens_per_s"]
     assert comparison.speeds[0].interval.change == pytest.approx(100 * (200 / 190 - 1), abs=0.6)
     assert comparison.speeds[0].a == pytest.approx(2048 * 2048 / 100, rel=0.01)
-    text = as_text(comparison, "A", "B")
+    text = comparison_text(comparison, "A", "B")
     assert "B against A: faster by 5" in text
     assert "global_batch is not the same, so a step is not the same work: tokens/s are compared" in text
     assert comparison.losses is None
@@ -166,7 +166,7 @@ def test_other_gpus_are_compared_by_tokens_and_per_gpu():
     assert comparison.verdict == "faster"
     assert per_s.interval.low > 60
     assert per_gpu.interval.high < -14
-    line = next(line for line in as_text(comparison, "A", "B").splitlines() if "per GPU" in line)
+    line = next(line for line in comparison_text(comparison, "A", "B").splitlines() if "per GPU" in line)
     assert "655 -> 547, lower by 16.7 % (16.36 to " in line
 
 
@@ -188,7 +188,7 @@ def test_unequal_work_of_unknown_size_makes_no_claim():
     a, b = made(1, seq=None, tokens_per_s=None), made(2, step_s=50, seq=None, tokens_per_s=None, global_batch=1024)
     comparison = compare_runs(a, b)
     assert comparison.verdict == "no_interval"
-    text = as_text(comparison, "A", "B")
+    text = comparison_text(comparison, "A", "B")
     assert "no interval can be given: a step is not the same work in both" in text
     assert "global_batch is not the same, so a step is not the same work, and its tokens are not known" in text
 
@@ -203,7 +203,7 @@ def test_a_vocabulary_that_is_padded_otherwise_is_no_other_work(key):
 def test_whatever_a_log_says_it_can_be_compared(a, b):
     comparison = compare_runs(a, b)
     assert comparison.verdict in VERDICTS
-    text = title(a) + as_text(comparison, "A", "B")
+    text = title(a) + comparison_text(comparison, "A", "B")
     assert text.replace("\n", "").isprintable()
     json.dumps(as_tables([comparison], ["a", "b"]), allow_nan=False)
 
@@ -287,30 +287,32 @@ def test_settings_apart_come_in_the_order_of_what_decides_speed():
     ]  # fmt: skip
     assert not found[-1].is_stated
     assert "hub_token" not in flat_settings(a)
-    text = as_text(compare_runs(RunRead(a), RunRead(b)), "A", "B")
+    text = comparison_text(compare_runs(RunRead(a), RunRead(b)), "A", "B")
     assert "hf_" not in text
     assert "only B states 1 setting: versions.cuda" in text
 
 
 def test_settings_are_shown_in_full():
-    text = as_text(compare_runs(made(1, settings={"lr": 0.00012}), made(2, settings={"lr": 0.0001200001})), "A", "B")
+    text = comparison_text(
+        compare_runs(made(1, settings={"lr": 0.00012}), made(2, settings={"lr": 0.0001200001})), "A", "B"
+    )
     assert "lr  0.00012 -> 0.0001200001" in text
 
 
 def test_many_settings_are_cut_and_counted():
     a, b = ({f"key{number}": f"{side}{number}" for number in range(40)} for side in "ab")
-    text = as_text(compare_runs(made(1, settings=a), made(2, settings=b)), "A", "B")
+    text = comparison_text(compare_runs(made(1, settings=a), made(2, settings=b)), "A", "B")
     assert "16 more settings differ: --json lists them" in text
 
 
 def test_a_difference_under_the_same_settings_is_of_something_else():
     comparison = compare_runs(made(1, config_hash="c"), made(2, step_s=90, config_hash="c", node_list="n1"))
-    assert "the difference is from the nodes, their load or the day" in as_text(comparison, "A", "B")
+    assert "the difference is from the nodes, their load or the day" in comparison_text(comparison, "A", "B")
 
 
 def test_hostile_names_and_settings_are_text():
     wild = {"{a}{0}\x1b[2J": "\x1b]0;x\x07{b}", "k" * 500: "v" * 5000}
-    text = as_text(compare_runs(made(1, settings=wild), made(2, settings={**wild, "k" * 500: "w"})), "A", "B")
+    text = comparison_text(compare_runs(made(1, settings=wild), made(2, settings={**wild, "k" * 500: "w"})), "A", "B")
     assert "\x1b" not in text
     text = title(made(1, name="\x1b[2J\n<script>"))
     assert "\x1b" not in text

@@ -13,7 +13,7 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.report.plan_explanation import explain
+from hpc_gpt.report.plan_explanation import explain_plan
 from hpc_gpt.report.plan_table import (
     LINES,
     candidate_settings,
@@ -162,7 +162,7 @@ def test_offload_that_is_twenty_times_slower_is_said():
 def test_an_explanation_shows_the_sums_it_states(place):
     searched, model = searched_for()
     one, figures = searched.candidates[place], figures_for(searched, model)[place]
-    text = explain(one, searched.machine, figures)
+    text = explain_plan(one, searched.machine, figures)
     run = one.training
     assert f"tp {run.tp} x pp {run.pp} x dp {run.dp} = 64" in text
     assert f"= {run.global_batch} samples" in text
@@ -179,7 +179,7 @@ def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
     searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
     one = searched.candidates[0]
     assert (one.training.engine, str(one.layout)) == ("deepspeed-3d", "tp4-pp16-dp1")
-    text = explain(one, searched.machine, None)
+    text = explain_plan(one, searched.machine, None)
     stage = one.memory.deciding
     params = float(re.search(r"= ([\d,.]+)e6 of one GPU", text)[1].replace(",", "")) * 1e6
     assert re.search(rf"parameters   stage {stage}: 4 layers x 201\.\d+e6 \+ ", text)
@@ -193,7 +193,7 @@ def test_interleaving_is_explained():
     machine = Machine("a100-80g", 79, {"bf16": 312.0}, 2000, 8, 300, 100, 25)
     run = Training(ModelShape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
     one = Candidate(run, candidate().memory, 79.0, STEP)
-    text = explain(one, machine, None)
+    text = explain_plan(one, machine, None)
     assert "4 stages: 2 a stage, in 2 chunks" in text
     assert "min(8, pp 4 - 0) and those of the chunks = " in text
     assert ModelShape(1024, 8, 8).params > 0

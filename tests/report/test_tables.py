@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.tables import COLUMNS, as_block, as_csv, as_json, as_markdown, as_table, print_record
+from hpc_gpt.report.tables import COLUMNS, as_block, as_markdown, as_table, print_record, records_csv, records_json
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
@@ -112,7 +112,7 @@ def test_a_wide_terminal_gets_the_table():
 
 
 def test_csv_holds_figures_in_full_under_the_records_keys():
-    (row,) = csv.DictReader(io.StringIO(as_csv([SEED_RUN])))
+    (row,) = csv.DictReader(io.StringIO(records_csv([SEED_RUN])))
     assert float(row["step_s"]) == 146.0
     assert float(row["step_s_p90"]) == 150.1
     assert int(row["params"]) == 51_970_000_000
@@ -121,7 +121,7 @@ def test_csv_holds_figures_in_full_under_the_records_keys():
 
 
 def test_csv_of_an_odd_name():
-    (row,) = csv.DictReader(io.StringIO(as_csv([replace(SEED_RUN, name='a,"b"\nc')])))
+    (row,) = csv.DictReader(io.StringIO(records_csv([replace(SEED_RUN, name='a,"b"\nc')])))
     assert row["name"] == 'a,"b"\nc'
 
 
@@ -146,15 +146,15 @@ def test_markdown_is_a_table_of_equal_columns():
 
 
 def test_json_is_one_object_with_every_key():
-    page = json.loads(as_json([SEED_RUN, EMPTY]))
+    page = json.loads(records_json([SEED_RUN, EMPTY]))
     assert page["schema"] == 1
     assert [record["run"] for record in page["records"]] == [SEED_RUN.run, EMPTY.run]
     assert list(page["records"][1]) == list(Record().to_tables())
 
 
 def test_no_record_at_all():
-    assert json.loads(as_json([])) == {"schema": 1, "records": []}
-    assert len(as_csv([]).splitlines()) == 1
+    assert json.loads(records_json([])) == {"schema": 1, "records": []}
+    assert len(records_csv([]).splitlines()) == 1
 
 
 def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.report.exports import MARK, PROJECT, write_offline_runs
+from hpc_gpt.report.exports import EXPORT_MARK, PROJECT, write_offline_runs
 from tests.report.exported_runs import log_run, restarted_run
 from tests.report.wandb_file import read_records
 
@@ -99,7 +99,7 @@ def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
     assert sorted(entry.name for entry in others.parent.iterdir()) == sorted([others.name, first[0].name])
     assert (others / "run-theirs.wandb").read_bytes() == b"theirs"
     # What stands in its place and is not ours is left as it is.
-    (first[0] / MARK).unlink()
+    (first[0] / EXPORT_MARK).unlink()
     with pytest.raises(RunFolderError, match="not from an export"):
         write_offline_runs([run], tmp_path / "out")
     assert len(rows(first[0])) == 8

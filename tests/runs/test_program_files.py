@@ -81,7 +81,7 @@ def files_of(folder: Path, to: Path) -> dict[str, str]:
     work.take_work.cache_clear()
     to.mkdir()
     work.take_work(str(folder)).place(to)
-    with tarfile.open(to / work.ARCHIVE) as tar:
+    with tarfile.open(to / work.WORK_ARCHIVE) as tar:
         return {
             entry.name: entry.linkname if entry.issym() else tar.extractfile(entry).read().decode()  # type: ignore[union-attr]
             for entry in tar
@@ -153,7 +153,7 @@ def test_it_is_unpacked_once_with_its_modes_and_what_changes_is_seen(folder: Pat
 
 def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_path: Path) -> None:
     files_of(folder, tmp_path / "run")
-    (tmp_path / "run" / "provenance.json").write_text(f'{{"{work.KEY}": "{"0" * 64}"}}')
+    (tmp_path / "run" / "provenance.json").write_text(f'{{"{work.WORK_KEY}": "{"0" * 64}"}}')
     with pytest.raises(RunFolderError, match="not what was submitted"):
         work.unpack_work(tmp_path / "run")
 

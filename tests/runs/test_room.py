@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.runs.room import GIB, checkpoints_to_come, free_gib, room_needed_gib, steps_between_saves
+from hpc_gpt.formulas import GIB
+from hpc_gpt.runs.room import checkpoints_to_come, free_gib, room_needed_gib, steps_between_saves
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve

@@ -26,9 +26,9 @@ from hpc_gpt.runs.snapshot import (
     ready_code,
     submitted_sha256,
     take_snapshot,
-    unpack,
+    unpack_code,
 )
-from hpc_gpt.runs.unpack import ARCHIVE, SUMS
+from hpc_gpt.runs.unpack import CODE_ARCHIVE, SUMS
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -78,20 +78,20 @@ def test_the_runs_of_a_sweep_share_one_file(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
         snapshot.place(folder)
-    first, second = (folder / ARCHIVE for folder in folders)
+    first, second = (folder / CODE_ARCHIVE for folder in folders)
     assert first.stat().st_ino == second.stat().st_ino
     assert read_archive(folders[1])[0] == snapshot.sha256
-    (folders[1] / ARCHIVE).unlink()
-    (folders[0] / ARCHIVE).unlink()  # the one that would be linked is gone
+    (folders[1] / CODE_ARCHIVE).unlink()
+    (folders[0] / CODE_ARCHIVE).unlink()  # the one that would be linked is gone
     snapshot.place(folders[1])
     assert read_archive(folders[1])[1][SUMS].count(b"\n") == len(FILES)
 
 
 def test_what_is_unpacked_is_what_was_submitted_and_what_differs_is_set_aside(run: Path) -> None:
-    code = unpack(run)
+    code = unpack_code(run)
     assert (code / "templates/b.j2").read_bytes() == FILES["templates/b.j2"]
     (code / "hpc_gpt/__init__.py").write_text("edited")
-    assert unpack(run) == code
+    assert unpack_code(run) == code
     (aside,) = run.glob("code.changed-*")
     assert (aside / "hpc_gpt/__init__.py").read_text() == "edited"
     assert (code / "hpc_gpt/__init__.py").read_bytes() == FILES["hpc_gpt/__init__.py"]
@@ -117,7 +117,7 @@ def import_from(code: Path) -> None:
 @pytest.mark.parametrize("link", [False, True])
 def test_a_cache_that_was_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path, link: bool) -> None:
     begin(tmp_path)
-    code, ran = unpack(tmp_path), tmp_path / "ran"
+    code, ran = unpack_code(tmp_path), tmp_path / "ran"
     plant_cache(code, ran)
     import_from(code)
     assert ran.exists(), "it would run"
@@ -134,29 +134,29 @@ def test_a_cache_that_was_put_beside_the_code_is_not_run_and_none_is_left(tmp_pa
 
 
 def test_another_archive_is_refused_and_so_is_a_damaged_one(run: Path) -> None:
-    (run / ARCHIVE).unlink()
+    (run / CODE_ARCHIVE).unlink()
     Snapshot({**FILES, "sitecustomize.py": b""}).place(run)
     with pytest.raises(RunFolderError, match="not what was submitted"):
-        unpack(run)
-    cut_off(run / ARCHIVE)
+        unpack_code(run)
+    cut_off(run / CODE_ARCHIVE)
     with pytest.raises(RunFolderError, match="cannot read"):
-        unpack(run)
+        unpack_code(run)
     assert not (run / "code").exists()
 
 
 def test_many_starts_at_once_end_with_one_whole_folder(run: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert {str(code) for code in pool.map(unpack, [run] * 16)} == {str(run / "code")}
-    assert sorted(path.name for path in run.iterdir()) == ["code", ARCHIVE, "provenance.json"]
+        assert {str(code) for code in pool.map(unpack_code, [run] * 16)} == {str(run / "code")}
+    assert sorted(path.name for path in run.iterdir()) == ["code", CODE_ARCHIVE, "provenance.json"]
 
 
 def test_a_run_of_plain_sbatch_gets_the_code_that_is_here_and_keeps_to_it(tmp_path: Path) -> None:
     begin(tmp_path)
     assert submitted_sha256(tmp_path) == take_snapshot().sha256 == read_archive(tmp_path)[0]
     assert read_json(tmp_path / "provenance.json")["versions"]["hpc-gpt"]
-    (tmp_path / ARCHIVE).unlink()
+    (tmp_path / CODE_ARCHIVE).unlink()
     assert ready_code(tmp_path) == tmp_path / "code"  # the code here is still the same
-    (tmp_path / ARCHIVE).unlink()
+    (tmp_path / CODE_ARCHIVE).unlink()
     text = (tmp_path / "provenance.json").read_text().replace(take_snapshot().sha256, "0" * 64)
     (tmp_path / "provenance.json").write_text(text)
     with pytest.raises(RunFolderError, match="is gone, and the code here is not what was submitted"):
@@ -169,10 +169,10 @@ def test_a_path_that_pythonpath_cannot_carry_is_refused(tmp_path: Path) -> None:
 
 
 def test_sha256sum_agrees(run: Path) -> None:
-    code = unpack(run)
+    code = unpack_code(run)
     done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=code, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    with tarfile.open(run / ARCHIVE) as tar:
+    with tarfile.open(run / CODE_ARCHIVE) as tar:
         assert {(entry.uid, entry.gid, entry.mtime, entry.mode) for entry in tar} == {(0, 0, 0, 0o644)}
 
 
@@ -181,11 +181,11 @@ def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
     program = (
         "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.runs import snapshot; snapshot.main([sys.argv[2]])"
     )
-    program += "; from pathlib import Path; snapshot.unpack(Path(sys.argv[2]))"
-    for path in (run / ARCHIVE, run / "provenance.json"):
+    program += "; from pathlib import Path; snapshot.unpack_code(Path(sys.argv[2]))"
+    for path in (run / CODE_ARCHIVE, run / "provenance.json"):
         path.unlink()
     subprocess.run([sys.executable, "-c", program, str(mask), str(run)], check=True, cwd=REPOSITORY)
-    assert {path.name for path in run.iterdir()} == {"code", ARCHIVE, "provenance.json"}
+    assert {path.name for path in run.iterdir()} == {"code", CODE_ARCHIVE, "provenance.json"}
     for path in run.rglob("*"):
         assert not path.stat().st_mode & mask, path
 
@@ -210,8 +210,8 @@ def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert {future.result() for future in [pool.submit(start) for _ in range(4)]} == {f"{run}/code:/behind"}
-    assert sorted(path.name for path in run.iterdir()) == ["code", ARCHIVE, "provenance.json"]
-    assert unpack(run) == run / "code"  # Python finds it whole, too
+    assert sorted(path.name for path in run.iterdir()) == ["code", CODE_ARCHIVE, "provenance.json"]
+    assert unpack_code(run) == run / "code"  # Python finds it whole, too
     (run / "code" / "hpc_gpt" / "batch.py").write_text("edited")
     assert start() == f"{run}/code:/behind"
     (aside,) = run.glob("code.changed-*")
@@ -228,6 +228,6 @@ def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
     import_from(run / "code")
     assert not (tmp_path / "ran").exists()
     (run / "provenance.json").write_text('{"code_sha256": "0"}')
-    assert start() == f"refused: {run}/{ARCHIVE} is not what was submitted: its SHA-256 differs"
-    cut_off(run / ARCHIVE)
+    assert start() == f"refused: {run}/{CODE_ARCHIVE} is not what was submitted: its SHA-256 differs"
+    cut_off(run / CODE_ARCHIVE)
     assert start().startswith("refused: cannot ")

@@ -15,10 +15,10 @@ from hpc_gpt.settings.shape_split import (
     check_split,
     default_tp,
     layer_params,
+    params_of_stages,
     partition_layers,
     replicated_params,
     stage_layers,
-    stage_params,
 )
 
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
@@ -151,7 +151,7 @@ def test_stages_hold_all_layers_as_even_as_can_be(layers, pp):
 def test_stages_hold_every_parameter_and_a_tied_head_twice(shape, pp):
     pp = min(pp, shape.layers)
     for partition in ("layers", "parameters"):
-        held = stage_params(shape, partition_layers(shape, pp, partition))
+        held = params_of_stages(shape, partition_layers(shape, pp, partition))
         copies = shape.padded_vocab * shape.hidden if shape.tied and pp > 1 else 0
         assert sum(held) == shape.params + copies
 
@@ -169,8 +169,8 @@ def test_by_parameters_no_other_split_has_a_smaller_largest_stage(shape, pp):
     assert len(stages) == pp
     assert sum(stages) == shape.layers
     assert min(stages) >= 1
-    best = min(max(stage_params(shape, other)) for other in all_partitions(shape.layers, pp))
-    assert max(stage_params(shape, stages)) == best
+    best = min(max(params_of_stages(shape, other)) for other in all_partitions(shape.layers, pp))
+    assert max(params_of_stages(shape, stages)) == best
 
 
 def test_a_large_vocabulary_takes_layers_from_the_first_and_the_last_stage():

@@ -18,7 +18,7 @@ from hpc_gpt.settings.model_shape import architecture_of
 from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.smoke import compare, shrink
+from hpc_gpt.settings.smoke import shrink, sizes_beside
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")
@@ -184,7 +184,7 @@ def test_the_real_layout_stands_beside_the_small_one():
     experiment = load_experiment("gpt2-meg-ds-3d")
     real = resolve(experiment, load_profile("generic-slurm"))
     small = resolve(shrink(experiment, real, has_gpu=True).experiment, HERE)
-    assert compare(real, small)[0] == "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs"
+    assert sizes_beside(real, small)[0] == "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs"
 
 
 @pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if shape.positions == "rope"])

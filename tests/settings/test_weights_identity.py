@@ -15,7 +15,7 @@ from hpc_gpt.settings.hf_config import config_of
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.weights_folder import read_folder
-from hpc_gpt.settings.weights_identity import BLOCK, changes_since, check_unchanged, identity_of
+from hpc_gpt.settings.weights_identity import EDGE, changes_since, check_unchanged, identity_of
 from tests.settings.test_weights_folder import LLAMA, write_file, write_folder
 
 
@@ -56,7 +56,7 @@ def test_other_weights_of_equal_shapes_are_refused_by_tensor_and_kept_times_do_n
     times = file.stat()
     found = read_folder(folder).weights
     embedding, other = found["transformer.wte.weight"], found["transformer.h.1.ln_1.bias"]
-    assert embedding.end - embedding.begin > 4 * BLOCK
+    assert embedding.end - embedding.begin > 4 * EDGE
     for at in (embedding.begin, embedding.end - 1, other.begin + 5):
         overwrite(file, at)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens.sources import END, file_pieces, text_files
+from hpc_gpt.tokens.sources import DOCUMENT_END, file_pieces, text_files
 
 LINES = b'{"text": "one\\n"}\n{"text": "\\u0000"}\n\n{"text": ""}\r\n{"text": "tw\\u00f6", "id": 2}'
 
@@ -20,7 +20,7 @@ LINES = b'{"text": "one\\n"}\n{"text": "\\u0000"}\n\n{"text": ""}\r\n{"text": "t
 def documents(path: Path) -> list[bytes]:
     found, begun = [], b""
     for piece in file_pieces(path):
-        if piece is END:
+        if piece is DOCUMENT_END:
             found.append(begun)
             begun = b""
         else:

@@ -17,7 +17,7 @@ from hpc_gpt.errors import ConfigError, DataError
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import ensure_data, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples
-from hpc_gpt.tokens.sources import END
+from hpc_gpt.tokens.sources import DOCUMENT_END
 from hpc_gpt.tokens.token_file import open_tokens
 from hpc_gpt.tokens.tokenizer import (
     Tokenizer,
@@ -34,7 +34,7 @@ TEXT = "Fünf Boxkämpfer jagen\nViktor quer über den Deich. 日本 🙂\n"
 
 
 def encoded(tokenizer: Tokenizer, *documents: str) -> list[int]:
-    pieces = (piece for document in documents for piece in (document.encode(), END))
+    pieces = (piece for document in documents for piece in (document.encode(), DOCUMENT_END))
     return [int(token) for array in tokenizer.encode(pieces, "there") for token in array]
 
 
@@ -56,7 +56,7 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_characters_come_out_as_they_went_in(documents: list[str]) -> None:
-    table = collect_characters((piece for text in documents for piece in (text.encode(), END)), "there")
+    table = collect_characters((piece for text in documents for piece in (text.encode(), DOCUMENT_END)), "there")
     tokens = encoded(table, *documents)
     assert table.vocab == 1 + len(set("".join(documents)))
     assert "".join("\0\0" if token == 0 else table.characters[token - 1] for token in tokens) == "".join(
@@ -115,7 +115,7 @@ def test_a_table_that_is_there_is_kept_and_a_failed_build_leaves_none(tmp_path: 
 
 
 def test_a_character_outside_the_table_is_named(tmp_path: Path) -> None:
-    table = collect_characters([b"abc", END], "there")
+    table = collect_characters([b"abc", DOCUMENT_END], "there")
     with pytest.raises(DataError, match=r"there has the character 'ü' at byte 2 of its text"):
         encoded(table, "abü")
 
@@ -200,8 +200,8 @@ def test_tiktoken_makes_tokens_without_any_network(tmp_path: Path, monkeypatch: 
 @settings(max_examples=50)
 def test_bytes_are_tokens_whatever_the_pieces(text: bytes, size: int) -> None:
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    tokens = np.concatenate(list(open_tokenizer("byte").encode([*pieces, END], "there")))
-    assert bytes(tokens.tolist()) == text + END
+    tokens = np.concatenate(list(open_tokenizer("byte").encode([*pieces, DOCUMENT_END], "there")))
+    assert bytes(tokens.tolist()) == text + DOCUMENT_END
 
 
 @pytest.mark.parametrize("line", ["a line of text\n", "no end of it 日本", "🙂🙂🙂", "日本語"])
@@ -210,7 +210,7 @@ def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
     chunks = []
     for size in (1 << 24, 7_777):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        chunks.append([chunk for _, chunk in texts([*pieces, END], "there")])
+        chunks.append([chunk for _, chunk in texts([*pieces, DOCUMENT_END], "there")])
     assert chunks[0] == chunks[1]
     assert chunks[0][-1] is None
     assert "".join(chunk or "" for chunk in chunks[0]).encode() == text
@@ -222,7 +222,7 @@ def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
 @pytest.mark.parametrize("before", [b"", b"a line\n" * 20_000, b"\xc3\xa4" * 70_000])
 def test_what_is_no_utf8_is_named_by_its_offset_in_the_whole_text(before: bytes) -> None:
     with pytest.raises(DataError, match=f"there is not UTF-8 at byte {len(before) + 3} of its text"):
-        list(texts([before + b"abc\xff", END], "there"))
+        list(texts([before + b"abc\xff", DOCUMENT_END], "there"))
 
 
 def test_a_text_gets_none_of_the_tokens_that_a_prompt_begins_with(tokenizer_json: Path, tmp_path: Path) -> None:

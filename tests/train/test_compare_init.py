@@ -13,7 +13,7 @@ from hpc_gpt.doctor.checks import check_init
 from hpc_gpt.model.rotation import Rotation
 from hpc_gpt.settings.experiment import Engine, RopeScaling
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.compare_init import compare
+from hpc_gpt.train.compare_init import compare_logits
 from tests.train.launch import settings
 from tests.train.test_hf_folders import FAMILIES, write
 
@@ -29,7 +29,7 @@ def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "smollm3"])
 def test_they_are_equal(name: str, tmp_path: Path) -> None:
-    found = compare(run_of(name, tmp_path / "out"))
+    found = compare_logits(run_of(name, tmp_path / "out"))
     assert found["level"] == "ok", found["words"]
 
 
@@ -44,7 +44,7 @@ def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeyp
     from hpc_gpt.model import rotation
 
     rotation._rotation.cache_clear()
-    found = compare(run)
+    found = compare_logits(run)
     rotation._rotation.cache_clear()
     assert found["level"] == "fail"
     assert "first in layer 0" in found["words"]

@@ -18,7 +18,14 @@ from hpc_gpt.files import append_line, write_once
 from hpc_gpt.runs.end_policy import End
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.run_state import read_end
-from hpc_gpt.train.ending import classify, end_of_sigterm, explain, is_lost_peer, report_failure, write_end
+from hpc_gpt.train.ending import (
+    classify_exception,
+    end_of_sigterm,
+    explain_exception,
+    lost_peer,
+    report_failure,
+    write_end,
+)
 from hpc_gpt.train.ranks import RankIdentity, identify
 from tests.made_runs import add_attempt, make_run
 
@@ -103,21 +110,21 @@ def test_only_a_training_that_ran_off_is_no_orderly_end():
     ],
 )
 def test_classes_and_exit_codes(error: BaseException, expected: tuple[str, int]) -> None:
-    assert classify(error) == expected
+    assert classify_exception(error) == expected
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_known_behind_our_own_words() -> None:
     with pytest.raises(RunFolderError) as caught:
         append_line(Path("/dev/full"), "x" * 100_000)
-    assert classify(caught.value) == ("disk_full", 1)
+    assert classify_exception(caught.value) == ("disk_full", 1)
 
 
 def test_the_first_rank_to_fail_names_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attempt = Attempt(tmp_path)
     assert report_failure(DataError("too short", "give more"), 3, attempt, 7) == 2
     lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:16048")
-    assert is_lost_peer(lost)
+    assert lost_peer(lost)
     assert report_failure(lost, 0, attempt, 7) == 1
     end = attempt.ended()
     assert (end["ended"], end["cause"], end["step"], end["requeue"]) == ("data", "rank 3: too short", 7, False)
@@ -144,7 +151,7 @@ def test_the_first_rank_to_fail_names_the_cause(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_only_a_lost_connection_is_a_lost_peer(words: str, expected: bool) -> None:
-    assert is_lost_peer(torch.distributed.DistNetworkError(words)) is expected
+    assert lost_peer(torch.distributed.DistNetworkError(words)) is expected
 
 
 def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +164,9 @@ def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_driver_that_is_too_old_is_one_line_and_what_to_do() -> None:
-    said = explain(RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update"))
+    said = explain_exception(
+        RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update")
+    )
     assert isinstance(said, ConfigError)
     assert "11040" in str(said)
     assert "update NVIDIA's driver" in said.hint
@@ -167,7 +176,7 @@ def test_a_driver_that_is_too_old_is_one_line_and_what_to_do() -> None:
     "error", [ZeroDivisionError("x"), torch.OutOfMemoryError("CUDA out of memory"), DataError("x")]
 )
 def test_other_errors_stay_as_they_are(error: BaseException) -> None:
-    assert explain(error) is error
+    assert explain_exception(error) is error
 
 
 def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:

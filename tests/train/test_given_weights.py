@@ -12,7 +12,7 @@ import torch
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.resumption import check_resumption
-from hpc_gpt.launch.verification import verify
+from hpc_gpt.launch.verification import verify_run
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.provenance import begun_of, weights_of
@@ -46,7 +46,7 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     resolved = begun_from(tmp_path / "weights", tokens)
     run = run_of(tmp_path, resolved)
     (tmp_path / "weights" / "model.safetensors").touch()  # as if it were restored
-    found = verify(run)
+    found = verify_run(run)
     assert not [one for one in found.differences if one.check == "init"]
     assert "model.safetensors: another modification time or inode than at submission" in "".join(found.notes)
     launch = train(run, 1)
@@ -55,7 +55,7 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
     first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
     assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
-    assert not [one for one in verify(run).differences if one.check == "init"]
+    assert not [one for one in verify_run(run).differences if one.check == "init"]
     assert f"begins from {tmp_path / 'weights'}" in " ".join(as_block(read_run(run), 300).split())
     shutil.rmtree(tmp_path / "weights")
     longer = replace(resolved, train=replace(resolved.train, steps=4))
@@ -63,7 +63,7 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     launch = train(run, 1)
     assert launch.ended == ("done", 4, False), launch.log
     assert "resumed after step 2 of 4" in launch.log
-    assert "init" in verify(run).not_checked
+    assert "init" in verify_run(run).not_checked
 
 
 def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     write(SHAPE, tmp_path / "weights", larger=2)  # of the same names and shapes
     config = tmp_path / "weights" / "config.json"
     config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": false'))
-    found = {Path(one.name).name: one.words for one in verify(run).differences if one.check == "init"}
+    found = {Path(one.name).name: one.words for one in verify_run(run).differences if one.check == "init"}
     assert list(found) == ["config.json", "model.safetensors"]
     assert found["model.safetensors"].startswith("other numbers in model.")
     with pytest.raises(ConfigError, match="has changed since the run was submitted"):
@@ -142,7 +142,7 @@ def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> 
         (run.path / name).unlink()  # sbatch job.sh writes job.sh and resolved.json alone
     assert train(run, 1).ended == ("done", 2, False)
     assert json.loads((run.path / "provenance.json").read_text())["init"] == expected
-    assert not [one for one in verify(run).differences if one.check == "init"]
+    assert not [one for one in verify_run(run).differences if one.check == "init"]
 
 
 def test_the_folder_is_beside_the_experiment_and_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpc_gpt.formulas import GIB
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.plan.memory import GIB, predict_memory
+from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -37,7 +38,7 @@ from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
 from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.export import write_hf
-from hpc_gpt.train.watchdog import write_record
+from hpc_gpt.train.watchdog import write_flight_record
 from tests.distributed.equality_cases import EVALUATION, MODELS, Case, micro_batches, whole_batch
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored
@@ -314,7 +315,7 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
     dist.all_reduce(torch.ones(7, device=device))
     torch.cuda.synchronize()
     attempt = Attempt(tmp_path)
-    write_record(attempt, 0)
+    write_flight_record(attempt, 0)
     entries = json.loads((tmp_path / "flight" / "0.json").read_text())["entries"]
     assert any(entry["profiling_name"] == "nccl:all_reduce" and [7] in entry["input_sizes"] for entry in entries)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.live import ask, read_heartbeats
+from hpc_gpt.runs.live import read_heartbeats, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
 
@@ -55,7 +55,7 @@ def test_a_rank_that_cannot_run_is_named_by_its_beat(tmp_path: Path, tokens: Pat
     run = run_of(tmp_path, tokens, engine)
     launch = Launch(run, 4, SLURMD_NODENAME="n7")
     launch.await_words("step 4/")
-    ask(launch.attempt, "save")
+    write_request(launch.attempt, "save")
     launch.await_words("saved after step")
     # A save may take its time, as the steps behind it may not.
     saved = max(line["step"] for line in lines(run))

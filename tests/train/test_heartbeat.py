@@ -18,7 +18,7 @@ from hpc_gpt.train.heartbeat import (
     TRAINING,
     Heartbeat,
     Seen,
-    judge,
+    judge_heartbeats,
     next_watch_s,
 )
 
@@ -118,14 +118,14 @@ def seen(*changes: dict[str, object], unchanged: dict[int, float] | None = None)
 
 def test_nobody_is_judged_while_one_that_lives_may_be_at_work() -> None:
     everyone = [{}, {}, {}, {}]
-    assert judge(seen(*everyone), 33, 320) is not None
+    assert judge_heartbeats(seen(*everyone), 33, 320) is not None
     for change in (
         {"quiet_s": 299.0},  # a step not long ago
         {"phase": "evaluating", "limit_s": 3600.0},  # an evaluation that the others wait for
         {"phase": "saving", "limit_s": 3600.0},
         {"limit_s": 0.0},  # a rank that is never one
     ):
-        assert judge(seen(*everyone[:3], change), 33, 320) is None, change
+        assert judge_heartbeats(seen(*everyone[:3], change), 33, 320) is None, change
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 100, 1000])
@@ -150,43 +150,45 @@ def test_ranks_that_come_to_no_verdict_watch_in_turns(size: int) -> None:
 
 
 def test_those_that_do_not_beat_are_named_with_their_node_and_what_the_others_wait_in() -> None:
-    verdict = judge(seen({}, {}, {}, {"quiet_s": 0.0, "step": 16}, unchanged={3: 40.0}), 33, 320)
+    verdict = judge_heartbeats(seen({}, {}, {}, {"quiet_s": 0.0, "step": 16}, unchanged={3: 40.0}), 33, 320)
     assert verdict is not None
     assert (verdict.rank, verdict.node, verdict.silent) == (3, "n2", (3,))
     assert verdict.cause == (
         "no rank made a step for 320 s; rank 3 on n2 is silent, last seen after step 16; "
         "ranks 0-2 wait in all_reduce after step 17 (loop.py:96 in run)"
     )
-    node = judge(seen({}, {}, {}, {}, unchanged={2: 40.0, 3: 40.0}), 33, 320)
+    node = judge_heartbeats(seen({}, {}, {}, {}, unchanged={2: 40.0, 3: 40.0}), 33, 320)
     assert node is not None
     assert (node.rank, node.node) == (2, "n2")
     assert "ranks 2, 3 on n2 are silent" in node.cause
-    both = judge(seen({}, {}, {}, {}, unchanged={1: 40.0, 3: 40.0}), 33, 320)
+    both = judge_heartbeats(seen({}, {}, {}, {}, unchanged={1: 40.0, 3: 40.0}), 33, 320)
     assert both is not None
     assert (both.rank, both.node) == (1, None), "two nodes: neither is known to be at fault"
 
 
 def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
     found = {**seen({}, {}), 2: Seen(None, 40.0)}
-    verdict = judge(found, 33, 320)
+    verdict = judge_heartbeats(found, 33, 320)
     assert verdict is not None
     assert (verdict.rank, verdict.node) == (2, None)
     assert "rank 2 is silent from the start" in verdict.cause
 
 
 def test_where_all_live_the_one_behind_is_named_then_the_one_in_no_collective() -> None:
-    behind = judge(seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}), 33, 320, "flight")
+    behind = judge_heartbeats(
+        seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}), 33, 320, "flight"
+    )
     assert behind is not None
     assert (behind.rank, behind.node) == (2, "n2")
     assert "; rank 2 on n2 is behind, after step 16, others after step 17, at data.py:9 in read;" in behind.cause
     assert behind.cause.endswith("; flight")
-    apart = judge(seen({}, {"collective": "", "place": "x.py:1 in spin"}, {}, {}), 33, 320)
+    apart = judge_heartbeats(seen({}, {"collective": "", "place": "x.py:1 in spin"}, {}, {}), 33, 320)
     assert apart is not None
     assert (apart.rank, apart.node) == (1, "n1")
     assert "rank 1 on n1 is in no collective, after step 17, at x.py:1 in spin" in apart.cause
-    saving = judge(seen({"phase": "saving"}, {"phase": "saving"}, {}, {"phase": "saving"}), 33, 320)
+    saving = judge_heartbeats(seen({"phase": "saving"}, {"phase": "saving"}, {}, {"phase": "saving"}), 33, 320)
     assert saving is not None
     assert saving.rank == 2, "it has not come to the save that the others are in"
-    nobody = judge(seen({}, {}, {}, {}), 33, 320)
+    nobody = judge_heartbeats(seen({}, {}, {}, {}), 33, 320)
     assert nobody is not None
     assert (nobody.rank, nobody.node) == (None, None)

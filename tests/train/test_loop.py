@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpc_gpt.runs.end_policy import REASONS, SIGNALS, End, end_for
-from hpc_gpt.runs.live import answer_of, ask
+from hpc_gpt.runs.live import answer_of, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
@@ -125,7 +125,7 @@ def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monke
         monkeypatch.setenv("HPC_GPT_STOP_AT", "7" if "budget" in pair else "")
         for reason in pair:
             if reason in ("stop", "requeue"):
-                ask(attempt, reason)
+                write_request(attempt, reason)
             elif reason in SIGNALS.values():
                 begun.signals.raised.add(reason)
         assert MegatronRank(run, attempt, begun.signals).reason() == pair[0], pair
@@ -324,7 +324,7 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 
     def ask_once(step: int) -> float:
         if step == at:
-            requests.append(ask(attempt, "save"))
+            requests.append(write_request(attempt, "save"))
         return 1.0
 
     begun.engine.loss = ask_once
@@ -347,7 +347,7 @@ def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wa
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))
-    begun.engine.loss = lambda step: float(step == at and ask(attempt, "save") is not None)
+    begun.engine.loss = lambda step: float(step == at and write_request(attempt, "save") is not None)
     assert begun.loop.run() == End("done")
     assert begun.saved() == ["step-00000005"]
 

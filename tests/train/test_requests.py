@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.runs.live import answer_of, ask, open_requests
+from hpc_gpt.runs.live import answer_of, open_requests, write_request
 from tests.train.launch import LOCAL, Launch, lines, new_run, settings
 
 LONG = 1_000_000
@@ -16,7 +16,7 @@ def test_all_save_at_one_step_and_go_on_then_stop(tmp_path: Path, tokens: Path) 
     run = new_run(tmp_path, settings(tokens, TP2_PP2, steps=LONG))
     launch = Launch(run, 4)
     launch.await_words("step 3/")
-    requests = [ask(launch.attempt, "save") for _ in range(2)]
+    requests = [write_request(launch.attempt, "save") for _ in range(2)]
     launch._await(lambda: all(answer_of(launch.attempt, request) for request in requests), "answer")
     answers = [answer_of(launch.attempt, request) for request in requests]
     step = answers[-1]["step"]
@@ -24,7 +24,7 @@ def test_all_save_at_one_step_and_go_on_then_stop(tmp_path: Path, tokens: Path) 
     assert (run.checkpoints / f"step-{step:08d}" / "complete.json").is_file()
     assert f"saved after step {step}" in launch.log
     launch.await_words(f"step {step + 3}/")
-    ask(launch.attempt, "stop")
+    write_request(launch.attempt, "stop")
     assert launch.wait() == [0] * 4, launch.log
     ended, last, requeue = launch.ended
     assert (ended, requeue) == ("stopped", False)
@@ -40,7 +40,7 @@ def test_a_requeue_leaves_the_mark_where_the_profile_has_a_queue(tmp_path: Path,
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, steps=LONG)
     run = new_run(tmp_path, replace(resolved, cluster=replace(LOCAL, chain="requeue")))
     attempt = run.new_attempt()
-    ask(attempt, "requeue")  # before a rank has started
+    write_request(attempt, "requeue")  # before a rank has started
     launch = Launch(run, 2, attempt)
     assert launch.wait() == [0, 0], launch.log
     ended, step, requeue = launch.ended

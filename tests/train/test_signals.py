@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.live import ask, open_requests
+from hpc_gpt.runs.live import open_requests, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.train.signals import Inbox, Signals, show_job
 from tests.train.filling import fill
@@ -93,7 +93,7 @@ def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(
     monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
     attempt = RunFolder(small_disk).attempt(1)
     attempt.folder.mkdir(parents=True)
-    request = ask(attempt, "save")
+    request = write_request(attempt, "save")
     own = Inbox(attempt)
     assert own.look() == {"save"}
     filler = fill(small_disk)
@@ -103,5 +103,5 @@ def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(
     os.unlink(filler)
     own.answer("save", 9, True)
     assert open_requests(attempt) == []
-    assert ask(attempt, "save") != request
+    assert write_request(attempt, "save") != request
     assert own.look() == {"save"}

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from hpc_gpt.engines.base.states import StateBytes, States, plain_states
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Recompute, Train
+from hpc_gpt.settings.experiment import Data, Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved

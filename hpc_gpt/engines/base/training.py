@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.experiment import Recompute
+from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 

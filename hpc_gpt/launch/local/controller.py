@@ -42,7 +42,7 @@ from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 
-POLL_S = 0.05
+_POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _PR_SET_PDEATHSIG = 1
@@ -141,7 +141,7 @@ class RunController(Controller):
                     self.kill_at = now + KILL_WAIT_S
             if self.kill_at is not None and now > self.kill_at:
                 self._kill_groups()
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
 
     def _kill_groups(self) -> None:
         """Send SIGKILL to what is left of the ranks and of the processes that they started."""
@@ -217,7 +217,7 @@ def _die_with_parent() -> None:
 # --- starting it
 
 
-def submit(run: RunFolder, resolved: Resolved) -> str:
+def start_here(run: RunFolder, resolved: Resolved) -> str:
     """Start the controller of a new attempt, detached from this terminal, and return its job id at once.
 
     It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError, also if the run is being trained;

@@ -48,7 +48,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Peak GiB of one rank, the highest in the log; None if the log does not print it.
 
     `at_start`: it was printed before the first step. A figure printed later replaces it, even a lower one.
@@ -89,7 +89,7 @@ class Part:
     totals: dict[str, Fact] = field(default_factory=dict)
     evals: list[tuple[float | None, float, int]] = field(default_factory=list)
     saves: list[tuple[float | None, float | None, int]] = field(default_factory=list)
-    memory: dict[int | None, Memory] = field(default_factory=dict)
+    memory: dict[int | None, PeakMemory] = field(default_factory=dict)
     rank_params: dict[str, tuple[float, Place]] = field(default_factory=dict)
     timers_s: dict[str, tuple[float, int]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)

@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.logs import Fact, Failure, Memory, Part, Place
+from hpc_gpt.readers.logs import Fact, Failure, Part, PeakMemory, Place
 from hpc_gpt.readers.logs.lines import BOUNDS, LineReader
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.steps import StepRows, StepTable
 
 Arrays = dict[str, NDArray[Any]]
 LEAST_BYTES = 1_000_000  # nothing is kept of a smaller file
-MOST_BYTES = 256 << 20  # of all that is kept
+_MOST_BYTES = 256 << 20  # of all that is kept
 _SAMPLE = 1 << 12
 _SAMPLES = 16
 _ENDS = 1 << 14  # bytes compared at the front, and at the end of what was read
@@ -159,7 +159,7 @@ def _remove_oldest(folder: Path) -> None:
             found.append((status.st_mtime_ns, status.st_size, entry.path))
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
-        if total <= MOST_BYTES:
+        if total <= _MOST_BYTES:
             return
         os.unlink(path)
         total -= size
@@ -195,7 +195,7 @@ class KeptState:
         self._kept.store(offset, {**state, "lines": lines, "begun": begun, "left_out": self._source.left_out}, arrays)
 
 
-_CLASSES: dict[str, type] = {each.__name__: each for each in (Part, Place, Fact, Failure, Memory)}
+_CLASSES: dict[str, type] = {each.__name__: each for each in (Part, Place, Fact, Failure, PeakMemory)}
 
 
 def _plain_reader(reader: LineReader) -> tuple[dict[str, Any], Arrays]:

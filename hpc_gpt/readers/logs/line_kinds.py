@@ -402,7 +402,7 @@ def kinds_for_a_log() -> LineKinds:
 
 
 @dataclass
-class Block:
+class LineBlock:
     """Lines of a log. `starts`, `stops`: where each is in `data`. `numbers`: its line number in the log.
 
     `kinds`: its number in the table of kinds. `steps`, `timers`: the indexes of the lines of steps and of timers.

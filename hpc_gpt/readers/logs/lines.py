@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.logs import Fact, Failure, Memory, Part, Place
+from hpc_gpt.readers.logs import Fact, Failure, Part, PeakMemory, Place
 from hpc_gpt.readers.logs.matches import (
     LONGEST_TEXT,
     DialectPattern,
     Found,
-    cut,
+    cut_value,
     find,
     float_of,
     rank_of,
@@ -27,7 +27,7 @@ from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scal
 from hpc_gpt.readers.steps import StepRows, StepTable, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
 
-MOST_ROWS = 1 << 17  # lines of steps that are kept of a file
+_MOST_ROWS = 1 << 17  # lines of steps that are kept of a file
 _MOST_VALUES = 8  # distinct values kept of one fact
 MOST_PARTS = 2000
 # How many are kept of a part, and of a file; the rest is counted.
@@ -46,7 +46,7 @@ LONGEST_LINE = 64_000  # characters of a line that are looked at
 MOST_GIB = 1e6  # no GPU's memory holds more
 ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
 SOME_TIMERS = 1024  # of the lines after them, one in so many
-FULL = f"lines of steps after {MOST_PARTS} restarts"
+TOO_MANY_PARTS = f"lines of steps after {MOST_PARTS} restarts"
 MOST_RANKS = 100_000
 JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
@@ -66,7 +66,7 @@ class LineReader:
         self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
         # How near the file is to its bounds.
         self.full = False  # there are so many parts that no more lines of steps are read
-        self.most_rows = MOST_ROWS  # of one dialect in one part
+        self.most_rows = _MOST_ROWS  # of one dialect in one part
         self.kept = 0  # rows of the file
         self.taken: dict[str, int] = {}  # by key of _MOST
         self.timer_lines: dict[str, int] = {}  # of this part, by name of the timer if each timer has its own lines
@@ -145,11 +145,11 @@ class LineReader:
                 key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
                 wanted = key and "value" in values and key not in part.arguments and not is_secret(key, value)
                 if wanted and self._room("arguments", len(part.arguments)):
-                    part.arguments[key] = (cut(value), place)
+                    part.arguments[key] = (cut_value(value), place)
             case "total":
                 for name, value in values.items():
                     if not pattern.weak or each.dialect.name in part.dialects:
-                        part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
+                        part.totals.setdefault(name, Fact(cut_value(value), place, each.dialect.name))
             case "progress":
                 step, planned = float_of(values, "step"), self._planned(each)
                 other = bool(planned) and values.get("steps_planned", planned[0]) not in planned
@@ -226,7 +226,7 @@ class LineReader:
         line: str,
     ) -> None:
         if self.full:
-            return self.leave_out(FULL)
+            return self.leave_out(TOO_MANY_PARTS)
         row = row_of(values, at)
         step = row.get("step")
         if step is not None and not sound_step(step):
@@ -256,7 +256,7 @@ class LineReader:
             if step is not None and last is not None and step < last:
                 self._next_part(number)
         if self.full:
-            return self.leave_out(FULL)
+            return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
         self.bound_rows(rows, rows.count - 1)
@@ -285,9 +285,9 @@ class LineReader:
         """
         most = self.most_rows
         self.kept += min(rows.count, most) - min(before, most)
-        if self.kept > MOST_ROWS:
+        if self.kept > _MOST_ROWS:
             every = [each for part in self.rows for each in part.values()]
-            while (kept := sum(min(each.count, most) for each in every)) > MOST_ROWS:
+            while (kept := sum(min(each.count, most) for each in every)) > _MOST_ROWS:
                 most //= 2
             self.most_rows, self.kept = most, kept
             for each in every:
@@ -327,7 +327,7 @@ class LineReader:
             if not math.isfinite(value):
                 return self.leave_out(f"impossible figures of {name}")
             value = int(value) if value.is_integer() else value
-        value = cut(value)
+        value = cut_value(value)
         known = part.facts.setdefault(name, [])
         if name == "steps_planned":
             self._drop_bars(value, each)
@@ -367,15 +367,15 @@ class LineReader:
         if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
             return
         at_start = not (self.rows[-1] or part.progress or "after_steps" in values)
-        old = part.memory.get(rank, Memory(None, None, place))
+        old = part.memory.get(rank, PeakMemory(None, None, place))
         if old.at_start and not at_start:
-            old = Memory(None, None, place)
+            old = PeakMemory(None, None, place)
         peaks = [
             max((each for each in (before, values.get(name)) if isinstance(each, float)), default=None)
             for before, name in zip((old.allocated_gib, old.reserved_gib), MEMORY_FIELDS, strict=True)
         ]
         if peaks != [old.allocated_gib, old.reserved_gib]:
-            part.memory[rank] = Memory(peaks[0], peaks[1], place, at_start)
+            part.memory[rank] = PeakMemory(peaks[0], peaks[1], place, at_start)
 
     def timers(self, values: Mapping[str, float | str]) -> None:
         """Add one line of timers. Of very many lines only some are added up and counted."""

@@ -130,7 +130,7 @@ def float_of(values: Mapping[str, float | str], name: str) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def cut(value: Any) -> Any:
+def cut_value(value: Any) -> Any:
     """Return the value; a text is cut and without secrets, because it may be kept on disk."""
     return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value
 

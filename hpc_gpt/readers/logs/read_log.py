@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.logs.kept import KeptState
-from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, Block, LineKind, kinds_for_a_log, zeroed
+from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, LineKind, kinds_for_a_log, zeroed
 from hpc_gpt.readers.logs.lines import (
     ALL_TIMERS,
-    FULL,
     LONGEST_LINE,
     MOST_GIB,
     OTHER_RANKS,
     PRINTED_BEFORE,
     SOME_TIMERS,
+    TOO_MANY_PARTS,
     LineReader,
 )
 from hpc_gpt.readers.logs.matches import (
@@ -136,11 +136,11 @@ class BlockReader:
         numbers = self.newlines + 1 + passed
         self.newlines = int(numbers[-1]) - 1
         self.begun = data[-1] != 10
-        block = Block(data, starts, np.append(stops, len(data)), numbers)
+        block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
         unknown = self._kinds_of(block, found, bars)
         return self._take(block, unknown)
 
-    def _kinds_of(self, block: Block, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
+    def _kinds_of(self, block: LineBlock, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
         """Look up the kind of each line; return the unknown lines by index, their digits made 0."""
         look_up = self._kinds.table.__getitem__
         unknown: dict[int, bytes] = {}
@@ -161,7 +161,7 @@ class BlockReader:
         block.kinds = np.concatenate(kinds)
         return unknown
 
-    def _take(self, block: Block, unknown: dict[int, bytes]) -> None:
+    def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
         apart = self._learn(block, unknown) if unknown else []
         if self._kinds.guarded:
             apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
@@ -178,7 +178,7 @@ class BlockReader:
             start, between = line.index + 1, {}
         take_known(self.reader, block, start, len(block.kinds), between)
 
-    def _doubtful(self, block: Block) -> list[_Apart]:
+    def _doubtful(self, block: LineBlock) -> list[_Apart]:
         """Return the lines that differ from others of their kind in a digit that a pattern asks for."""
         apart: list[_Apart] = []
         for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
@@ -188,7 +188,7 @@ class BlockReader:
                 apart.append(_Apart(index, text, find(text)))
         return apart
 
-    def _learn(self, block: Block, zeros_of: dict[int, bytes]) -> list[_Apart]:
+    def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_Apart]:
         """Return the lines to read one by one; set the kinds of the others in the block."""
         apart: list[_Apart] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
@@ -227,7 +227,7 @@ def is_between(each: DialectPattern) -> bool:
     return each.pattern.kind in ("eval", "save") and not each.pattern.facts
 
 
-def take_known(reader: LineReader, block: Block, start: int, stop: int, between: Between) -> None:
+def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Between) -> None:
     """Take the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
     if start == stop:
         return None
@@ -249,13 +249,13 @@ def take_known(reader: LineReader, block: Block, start: int, stop: int, between:
     return _stretch(reader, block, np.zeros(0, np.int64), block.timers[timer:last_timer], between)
 
 
-def _one_by_one(reader: LineReader, block: Block, lines: Places, between: Between) -> None:
+def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> None:
     for index in sorted([*lines.tolist(), *between]):
         text, found = between[index] if index in between else block.found(index)
         reader.apply(int(block.numbers[index]), text, found)
 
 
-def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int:
+def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) -> int:
     """Return the first line of steps that must be read by itself: a dialect's first, or one whose step goes back."""
     if reader.full:
         return stop
@@ -278,13 +278,13 @@ def _before(step: float | None) -> float:
     return -1.0 if step is None else step
 
 
-def _by_dialect(block: Block, rows: Places) -> list[tuple[str, Places]]:
+def _by_dialect(block: LineBlock, rows: Places) -> list[tuple[str, Places]]:
     if len(block.dialects) < 2:
         return [(block.dialects[0], rows)] if len(rows) else []
     return [(block.dialects[number], rows[block.dialect[rows] == number]) for number in np.unique(block.dialect[rows])]
 
 
-def _own(reader: LineReader, block: Block, rows: Places) -> Mask:
+def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
     """Return which lines of steps are not of other ranks."""
     step_rank = reader.parts[-1].step_rank
     if block.rank is None or step_rank is None:
@@ -293,7 +293,7 @@ def _own(reader: LineReader, block: Block, rows: Places) -> Mask:
     return np.asarray(np.isnan(ranks) | (ranks == step_rank))
 
 
-def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, between: Between) -> None:
+def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places, between: Between) -> None:
     """Add lines that all go into the last part; of their order only the first and the last line matter."""
     last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers)), between)
     later: Later = []  # facts, by line: the first ones are kept
@@ -303,7 +303,7 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, bet
         for kind, those in block.by_kind(block.steps[of_dialect]):
             _stated(reader, block, kind, int(block.steps[of_dialect[those[0]]]), later)
         if reader.full:
-            reader.leave_out(FULL, len(of_dialect))
+            reader.leave_out(TOO_MANY_PARTS, len(of_dialect))
             continue
         own = _own(reader, block, of_dialect)
         if not own.all():
@@ -330,7 +330,7 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, bet
     _take_timers(reader, block, timers)
 
 
-def _saw(reader: LineReader, block: Block, lines: Places, between: Between) -> float | None:
+def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> float | None:
     """Report the first and the last time of day of some lines to the reader; return the last."""
     seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
     for kind, those in block.by_kind(lines):
@@ -350,7 +350,7 @@ def _saw(reader: LineReader, block: Block, lines: Places, between: Between) -> f
     return max(seen)[1]
 
 
-def _stated(reader: LineReader, block: Block, kind: LineKind, index: int, later: Later) -> None:
+def _stated(reader: LineReader, block: LineBlock, kind: LineKind, index: int, later: Later) -> None:
     """Add the facts that a pattern states of every line of its kind."""
     for name, value in kind.each.pattern.facts.items():
         if name not in STEP_FIELDS:
@@ -358,7 +358,7 @@ def _stated(reader: LineReader, block: Block, kind: LineKind, index: int, later:
             later.append((index, partial(reader.fact, name, value, place, kind.each)))
 
 
-def _take_rows(reader: LineReader, block: Block, name: str, of: Places, later: Later) -> None:
+def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Later) -> None:
     """Add lines of steps of one dialect, whose steps do not go back, to its columns."""
     lines = block.steps[of]
     rows = reader.rows_of(name, None)
@@ -386,7 +386,7 @@ def _take_rows(reader: LineReader, block: Block, name: str, of: Places, later: L
     _memory(reader, block, lines)
 
 
-def _at_column(block: Block, lines: Places) -> StepColumn:
+def _at_column(block: LineBlock, lines: Places) -> StepColumn:
     found = np.full(len(lines), np.nan)
     for kind, those in block.by_kind(lines):
         places = block.starts[lines[those]]
@@ -397,7 +397,7 @@ def _at_column(block: Block, lines: Places) -> StepColumn:
     return found
 
 
-def _nan_losses(block: Block, kind: LineKind, lines: Places) -> int:
+def _nan_losses(block: LineBlock, kind: LineKind, lines: Places) -> int:
     """Return how many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
     loss = kind.columns.get("loss")
     if loss is None or loss.numeral is not None:
@@ -405,7 +405,7 @@ def _nan_losses(block: Block, kind: LineKind, lines: Places) -> int:
     return int((~np.isfinite(loss.read(block.data, block.starts[lines]))).sum())
 
 
-def _facts_of_steps(reader: LineReader, block: Block, lines: Places, later: Later) -> None:
+def _facts_of_steps(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
     for name in STEP_FACTS:
         having = lines[block.table.layout(name).forms[block.kinds[lines]] > 0]
         if not len(having):
@@ -419,7 +419,7 @@ def _facts_of_steps(reader: LineReader, block: Block, lines: Places, later: Late
             later.append((index, partial(reader.fact, name, value, place, each)))
 
 
-def _other_ranks(reader: LineReader, block: Block, rows: Places) -> None:
+def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:
     assert block.rank is not None
     known = reader.parts[-1].other_ranks
     ranks, first = np.unique(block.rank[rows], return_index=True)
@@ -428,7 +428,7 @@ def _other_ranks(reader: LineReader, block: Block, rows: Places) -> None:
             reader.saw_rank(int(rank), block.text(int(block.steps[rows[index]])))
 
 
-def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:
+def _memory_of_others(reader: LineReader, block: LineBlock, rows: Places) -> None:
     """Add peaks of memory from the lines of ranks whose steps are not read."""
     assert block.rank is not None
     ranks = block.rank[rows]
@@ -436,7 +436,7 @@ def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:
         _memory(reader, block, block.steps[rows[ranks == rank]])
 
 
-def _memory(reader: LineReader, block: Block, lines: Places) -> None:
+def _memory(reader: LineReader, block: LineBlock, lines: Places) -> None:
     """Add peaks of memory from lines of steps: only rising and impossible figures are read one by one."""
     if not any(name in kind.columns for kind, _ in block.by_kind(lines) for name in MEMORY_FIELDS):
         return
@@ -457,7 +457,7 @@ def _memory(reader: LineReader, block: Block, lines: Places) -> None:
         reader.memory(values, rank_of(block.text(line)), Place(reader.file, int(block.numbers[line])))
 
 
-def _take_timers(reader: LineReader, block: Block, timers: Places) -> None:
+def _take_timers(reader: LineReader, block: LineBlock, timers: Places) -> None:
     """Add lines of timers: all of the first ones of a part, then some."""
     if not len(timers):
         return

@@ -16,7 +16,7 @@ from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import DEVICES, peak_tflops
-from hpc_gpt.settings.experiment import Mlp
+from hpc_gpt.settings.experiment import MlpKind
 from hpc_gpt.settings.model_shape import ModelShape
 
 
@@ -181,7 +181,7 @@ def _own_shape(record: Record) -> ModelShape | None:
     if not (isinstance(model, dict) and record.hidden and record.layers and record.heads):
         return None
     sizes = {key: model[key] for key in ("kv_heads", "head_dim", "ffn") if isinstance(model.get(key), int)}
-    mlp: Mlp = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
+    mlp: MlpKind = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
     return ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
 
 

@@ -142,7 +142,7 @@ def _batch(draft: Draft) -> None:
 
 
 def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
-    plain, multiple = draft.whole("vocab_unpadded"), number(arguments, "make_vocab_size_divisible_by")
+    plain, multiple = draft.whole("vocab_unpadded"), _number(arguments, "make_vocab_size_divisible_by")
     if "vocab" in draft or not plain:
         return
     if multiple and (tp := draft.whole("tp")):
@@ -164,7 +164,7 @@ def is_on(arguments: Mapping[str, str], *names: str) -> bool:
     return any(arguments.get(name, "").strip().lower() in ("true", "1", "yes") for name in names)
 
 
-def number(arguments: Mapping[str, str], *names: str) -> int | None:
+def _number(arguments: Mapping[str, str], *names: str) -> int | None:
     """Return the first of the arguments that is a whole number."""
     for name in names:
         if re.fullmatch(r"\d{1,15}", arguments.get(name, "").strip()):
@@ -300,7 +300,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     hidden, layers, heads, rows = (size for size in sizes if size is not None)
     if max(hidden, layers, heads, rows) > 10**9:
         return None, "the shape is larger than any model"
-    if max(draft.whole("experts") or 0, number(arguments, "num_local_experts", "n_routed_experts") or 0) > 1:
+    if max(draft.whole("experts") or 0, _number(arguments, "num_local_experts", "n_routed_experts") or 0) > 1:
         return None, "a mixture of experts, whose parameters do not all follow from the shape"
     positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
     rotary = positions not in ("learned_absolute", "learned", "absolute")
@@ -318,7 +318,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     known = like_gpt2 or gated or rotary
     if not known:
         return None, "it is not known whether the model is like GPT-2"
-    seq = number(arguments, "max_position_embeddings") or draft.whole("seq")
+    seq = _number(arguments, "max_position_embeddings") or draft.whole("seq")
     if not rotary and seq is None:
         return None, "the number of positions is not known"
     kv_heads = draft.whole("kv_heads") or 0
@@ -337,7 +337,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
         tied=not untied,
         vocab_multiple=1,
         kv_heads=kv_heads or None,
-        head_dim=number(arguments, "kv_channels"),
+        head_dim=_number(arguments, "kv_channels"),
         ffn=draft.whole("ffn"),
         mlp="swiglu" if gated else "gelu",
         norm="rmsnorm" if rms_norm else "layernorm",

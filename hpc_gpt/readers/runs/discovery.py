@@ -71,11 +71,11 @@ def notes(found: Discovered) -> list[str]:
     """Return what was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
-        lines.append(f"skipped {shown(found.skipped[why][0])}{and_more(count, 1)}: {why}")
+        lines.append(f"skipped {shown_path(found.skipped[why][0])}{and_more(count, 1)}: {why}")
     return lines
 
 
-def shown(path: str) -> str:
+def shown_path(path: str) -> str:
     """Return a path as it is shown to the user."""
     return "standard input" if path == STDIN else path
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.logs import Memory, Part
+from hpc_gpt.readers.logs import Part, PeakMemory
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
@@ -34,7 +34,7 @@ from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
-MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
+_MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
 NOT_KNOWN = "has no line that a reader knows"
 # Fields without a key of the record: they are in `settings`.
 _SETTINGS = (
@@ -65,7 +65,7 @@ def read_foreign_runs(found: Discovered) -> list[RunRead]:
         else:
             logs.append((path, log.parts))
             held += _rows(log.parts)
-            if held > MOST_ROWS:
+            if held > _MOST_ROWS:
                 held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
     runs = group_logs(logs, silent)
@@ -91,7 +91,7 @@ def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
     """
     parts = [part for _, found in logs for part in found]
     longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
-    while _rows(parts) > MOST_ROWS // 2 and longest > 2:
+    while _rows(parts) > _MOST_ROWS // 2 and longest > 2:
         longest //= 2
         for part in parts:
             for name, steps in part.steps.items():
@@ -335,7 +335,7 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         draft.flag(f"memory is printed {known}: one figure, the highest")
 
 
-def _figure(memory: Memory, key: str) -> float | None:
+def _figure(memory: PeakMemory, key: str) -> float | None:
     value: float | None = getattr(memory, key)
     return value if value is not None and 0 < value < 1e6 else None
 

@@ -22,7 +22,7 @@ from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.grouping import RunParts
 from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, log_interval, main_steps, reaches, step_span
-from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Mask, StepColumn, StepTimes, time_steps
+from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTimes, time_steps
 from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.words import counted
 
@@ -129,7 +129,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
             begins = steps["step"] - steps.interval
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():
-                slow = due & (step_s > SLOW * np.nanmedian(step_s))
+                slow = due & (step_s > SLOW_STEP * np.nanmedian(step_s))
                 apart |= slow
                 if slow.any():
                     asked.append(f"{what} every {every} steps ({draft.sources[name]})")

@@ -22,10 +22,10 @@ from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES
-from hpc_gpt.report.page.curves import choices_of, has_curve
+from hpc_gpt.report.page.curves import curve_choices, has_curve
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
-from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours
+from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.words import NOTHING, counted, show_digits
 
@@ -36,7 +36,7 @@ SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
 ENDS_COUNTED = 12
-MARKER = '<meta name="generator" content="hpc-gpt report'
+_MARKER = '<meta name="generator" content="hpc-gpt report'
 
 
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
@@ -45,11 +45,11 @@ def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -
     `notes`: what was not read or left out. Raises ConfigError if `path` exists and is not a page of ours, or its folder
     is missing; RunFolderError if it cannot be written.
     """
-    check_target(path)
+    check_page_target(path)
     replace_whole(path, build_page(runs, notes))
 
 
-def check_target(path: Path, marker: str = MARKER, verb: str = "report") -> None:
+def check_page_target(path: Path, marker: str = _MARKER, verb: str = "report") -> None:
     """ConfigError unless `write_page` may write there; cheap, so that it can be done before the reading.
 
     `marker`: a text near the beginning of every page of that verb.
@@ -84,7 +84,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     detailed, charted = order[:DETAILED_RUNS], set(_charted(runs, order))
     headings, lines, few = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    choices = choices_of(runs, labels, order)
+    choices = curve_choices(runs, labels, order)
     over = [choice.place for choice in choices][:SERIES]
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
@@ -105,7 +105,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         best=best,
         not_ranked=not_ranked,
         shown_groups=SHOWN_GROUPS,
-        hours=gpu_hours(runs),
+        hours=gpu_hours_of(runs),
         by_cause=failures_by_cause(runs),
         failures=failures[:MOST_ANOMALIES],
         more_failures=max(0, len(failures) - MOST_ANOMALIES),

@@ -39,7 +39,7 @@ class ChartSeries:
 
 
 @dataclass(frozen=True)
-class Marks:
+class ChartMarks:
     """What is drawn over the lines: (step, text) of restarts, skipped steps, steps without a finite figure.
 
     `level`: (low, middle, high), a band with its median. `points`: (x, y) of figures that are not on the line.
@@ -53,10 +53,10 @@ class Marks:
 
 
 def line_chart(
-    title: str, words: str, unit: str, series: Sequence[ChartSeries], anchor: str, marks: Marks | None = None
+    title: str, words: str, unit: str, series: Sequence[ChartSeries], anchor: str, marks: ChartMarks | None = None
 ) -> Svg:
     """A chart of figures in `unit` over steps. `words`: its description for a screen reader. `anchor`: its id."""
-    marks = marks or Marks()
+    marks = marks or ChartMarks()
     across = [one.x for one in series] + ([marks.points[0]] if marks.points else [])
     up = [one.y for one in series] + ([marks.points[1]] if marks.points else [])
     # Runs of a hundred and of a hundred thousand steps in one chart need a logarithmic axis.
@@ -104,10 +104,10 @@ def _frame(x: Axis, y: Axis, unit: str) -> Iterator[str]:
 
 
 def _line(one: ChartSeries, x: Axis, y: Axis) -> Iterator[str]:
-    stretches = pieces(one.attempt, one.again)
-    if len(stretches) > MOST_STRETCHES:
-        stretches = [slice(0, len(one.x))]
-    for piece in stretches:
+    found = stretches(one.attempt, one.again)
+    if len(found) > MOST_STRETCHES:
+        found = [slice(0, len(one.x))]
+    for piece in found:
         # Thinned by position, so that buckets are equally wide on a logarithmic axis.
         share = math.ceil(BUCKETS * (piece.stop - piece.start) / len(one.x))
         across, up = thinned(x.at(one.x[piece]), one.y[piece], share)
@@ -131,7 +131,7 @@ def _dots(across: Points, up: Points, style: int) -> Iterator[str]:
         yield element("path", d=path, class_=f"dot s{style % SERIES}")
 
 
-def _band(marks: Marks, y: Axis) -> Iterator[str]:
+def _band(marks: ChartMarks, y: Axis) -> Iterator[str]:
     if marks.level is None:
         return
     low, middle, high = y.at(np.array(marks.level)).tolist()
@@ -139,7 +139,7 @@ def _band(marks: Marks, y: Axis) -> Iterator[str]:
     yield element("path", d=f"M{LEFT:g} {middle:.1f}H{RIGHT:g}", class_="median")
 
 
-def _restarts(marks: Marks, x: Axis) -> Iterator[str]:
+def _restarts(marks: ChartMarks, x: Axis) -> Iterator[str]:
     named = marks.restarts if len(marks.restarts) <= NAMED_RESTARTS else ()
     places = x.at(np.array([step for step, _ in marks.restarts], np.float64))
     free = LEFT + 60  # the end of the axis' name
@@ -154,7 +154,7 @@ def _restarts(marks: Marks, x: Axis) -> Iterator[str]:
         free = at + width
 
 
-def _rails(marks: Marks, x: Axis) -> Iterator[str]:
+def _rails(marks: ChartMarks, x: Axis) -> Iterator[str]:
     """Skipped steps as strokes at the bottom, steps with NaN as crosses at the top."""
     if len(marks.skipped):
         feet = np.unique(np.round(x.at(marks.skipped), 0)).tolist()
@@ -165,7 +165,7 @@ def _rails(marks: Marks, x: Axis) -> Iterator[str]:
         yield element("path", d=path, class_="nan")
 
 
-def _apart(marks: Marks, x: Axis, y: Axis) -> Iterator[str]:
+def _apart(marks: ChartMarks, x: Axis, y: Axis) -> Iterator[str]:
     if marks.points is None:
         return
     across, up = thinned(x.at(marks.points[0]), marks.points[1], 60)
@@ -285,7 +285,7 @@ def _extremes(x: Points, y: Points, buckets: int) -> NDArray[np.int64]:
     return np.unique(np.concatenate(kept))
 
 
-def pieces(*changes: NDArray[np.generic]) -> list[slice]:
+def stretches(*changes: NDArray[np.generic]) -> list[slice]:
     """The stretches over which none of the arrays changes; all have the same length."""
     length = len(changes[0])
     if not length:
@@ -300,7 +300,7 @@ def pieces(*changes: NDArray[np.generic]) -> list[slice]:
 def unbroken(y: Points) -> list[slice]:
     """The stretches of finite values."""
     finite = np.isfinite(y)
-    return [piece for piece in pieces(finite) if finite[piece.start]]
+    return [piece for piece in stretches(finite) if finite[piece.start]]
 
 
 def line_path(x: Points, y: Points) -> str:

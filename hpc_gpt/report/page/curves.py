@@ -34,7 +34,7 @@ class Choice:
     tokens: str
 
 
-def choices_of(runs: Sequence[RunRead], labels: Sequence[str], order: Sequence[int]) -> list[Choice]:
+def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], order: Sequence[int]) -> list[Choice]:
     """The runs with a curve, in `order` of their places, at most MOST_CHOICES."""
     places = [place for place in order if has_curve(runs[place])][:MOST_CHOICES]
     buckets = max(_LEAST_BUCKETS, min(BUCKETS, _POINTS // max(1, 2 * len(places))))

@@ -16,7 +16,7 @@ import numpy as np
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ENDED_TEXTS, ended_text, is_history
-from hpc_gpt.report.page.charts import SERIES, ChartSeries, Marks, Points, line_chart, swatch
+from hpc_gpt.report.page.charts import SERIES, ChartMarks, ChartSeries, Points, line_chart, swatch
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.runs.record import RECORD_KEYS, Record
@@ -264,7 +264,7 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
     if curve.stride > 1:
         words.append(f"One of {curve.stride} steps is drawn.")
         legend.append((swatch("s0"), f"one of {curve.stride} steps"))
-    marks = Marks(restarts, skipped, nan, level, points)
+    marks = ChartMarks(restarts, skipped, nan, level, points)
     return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
 
 

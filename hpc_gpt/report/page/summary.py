@@ -94,7 +94,7 @@ def _best(
     )
 
 
-def gpu_hours(runs: Sequence[RunRead]) -> dict[str, Any] | None:
+def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
     """GPU hours spent and lost, as text; None if no run has them.
 
     Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.

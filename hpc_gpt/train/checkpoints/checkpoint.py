@@ -19,7 +19,7 @@ from hpc_gpt.runs.checkpoints import (
     SCHEMA,
     CheckpointFault,
     check_file,
-    folder_name,
+    checkpoint_folder_name,
     list_complete,
     read_marker,
 )
@@ -28,7 +28,7 @@ from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Reten
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
-from hpc_gpt.train.engines.protocol import Engine
+from hpc_gpt.train.engines.protocol import TrainingEngine
 from hpc_gpt.train.full_disk import Refusal, disk_refusal, find_room
 from hpc_gpt.train.ranks import Peers
 from hpc_gpt.words import show_bytes
@@ -99,7 +99,7 @@ class Checkpoints:
         """Whether a save has begun and is not over, the same on all ranks."""
         return self._save is not None
 
-    def save(self, engine: Engine, progress: Progress) -> SaveOutcome:
+    def save(self, engine: TrainingEngine, progress: Progress) -> SaveOutcome:
         """Saves, and waits until the save is over. Removes no other checkpoint.
 
         An existing checkpoint of this step, which a resume has skipped, is renamed.
@@ -107,7 +107,7 @@ class Checkpoints:
         return self.begin(engine, progress, wait=True) or self.finish()
 
     def begin(
-        self, engine: Engine, progress: Progress, wait: bool = False, refused: Refusal | None = None
+        self, engine: TrainingEngine, progress: Progress, wait: bool = False, refused: Refusal | None = None
     ) -> SaveOutcome | None:
         """Begins a save of the current state. Returns an outcome only if the save is already over.
 
@@ -157,7 +157,7 @@ class Checkpoints:
     def _end(self, outcome: SaveOutcome) -> None:
         self._save = None
         if not outcome.refusal:
-            self._newest = folder_name(outcome.step)
+            self._newest = checkpoint_folder_name(outcome.step)
 
     def retain(self) -> None:
         """Removes, on a thread, what need not be kept beside the newest checkpoint that was saved or resumed from.
@@ -171,7 +171,7 @@ class Checkpoints:
         """Waits until the removal is over, at most `patience_s`. To be called on rank 0."""
         self._removal.wait(patience_s)
 
-    def resume(self, engine: Engine, own: bool = False) -> Progress:
+    def resume(self, engine: TrainingEngine, own: bool = False) -> Progress:
         """Loads the newest sound checkpoint and returns its progress; `Progress()` if there is none.
 
         A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
@@ -193,7 +193,7 @@ class Checkpoints:
         Logs the others, and renames damaged ones if the checkpoints are the run's `own`.
         """
         for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
-            if step is not None and path.name != folder_name(step):
+            if step is not None and path.name != checkpoint_folder_name(step):
                 continue
             # All use what rank 0 reads: another host may see a file a moment later.
             marker = self._ranks.share(read_marker(path) if self._ranks.is_first else {})
@@ -239,7 +239,7 @@ class Checkpoints:
                 refusal = find_room(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
                 return refusal
-            (self.folder / f"{WRITING}{folder_name(step)}").mkdir()
+            (self.folder / f"{WRITING}{checkpoint_folder_name(step)}").mkdir()
         except OSError as fault:
             return disk_refusal(fault, self.folder)
         return Refusal()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.runs.checkpoints import folder_name, read_through
+from hpc_gpt.runs.checkpoints import checkpoint_folder_name, read_through
 from hpc_gpt.train.checkpoints.folders import WRITING, Removal, Sums, complete, list_files
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.full_disk import Refusal, disk_refusal
@@ -55,7 +55,7 @@ class Save:
     ) -> None:
         self.step = int(marker["step"])
         self._folder, self._ranks, self._files, self._marker = folder, ranks, files, marker
-        self._aside = folder / f"{WRITING}{folder_name(self.step)}"
+        self._aside = folder / f"{WRITING}{checkpoint_folder_name(self.step)}"
         self._removal, self._retains = removal, retains
         self._began = self._stall_s = 0.0
         self._thread: threading.Thread | None = None
@@ -148,12 +148,12 @@ class Save:
                     size, crc = read_through(self._aside / name)
                     sums[name] = {"bytes": size, "crc32": crc}
             marker = self._marker | {"time": time.time(), "files": dict(sorted(sums.items()))}
-            complete(self._aside, self._folder / folder_name(self.step), marker)
+            complete(self._aside, self._folder / checkpoint_folder_name(self.step), marker)
         except (OSError, RuntimeError) as fault:
             self._refusal = disk_refusal(fault, self._folder)
             self._discard()
             return
-        self._removed = self._removal.retain(folder_name(self.step) if self._retains else "")
+        self._removed = self._removal.retain(checkpoint_folder_name(self.step) if self._retains else "")
 
     def _discard(self) -> None:
         if self._ranks.is_first:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.attention import Attention, expand, mix, split_heads
+from hpc_gpt.model.attention import Attention, expand_heads, mix, split_heads
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts
 
@@ -137,7 +137,7 @@ class _Trial:
         """Query, key and value as the kernel gets them."""
         parts = split_heads(self._qkv, self._heads, self._key_heads)
         query, key, value = (part.transpose(1, 2) for part in parts)
-        return (query, *expand(key, value, self._heads)) if self.expands else (query, key, value)
+        return (query, *expand_heads(key, value, self._heads)) if self.expands else (query, key, value)
 
     def choice(self, kernels: list[SDPBackend]) -> SDPBackend:
         """torch's choice among the kernels. Raises _NoKernelError if it takes none."""

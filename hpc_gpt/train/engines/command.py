@@ -18,17 +18,17 @@ from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import json_in, read_json, write_once
+from hpc_gpt.formulas import GIB
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
 from hpc_gpt.runs.failures import VAGUE
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
-from hpc_gpt.runs.program_checkpoints import step_of as step_of_checkpoint
+from hpc_gpt.runs.program_checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
-from hpc_gpt.runs.room import GIB
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
-from hpc_gpt.runs.work_folder import ARCHIVE, changed_since, link_work, take_work, unpack_work
+from hpc_gpt.runs.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
@@ -39,9 +39,9 @@ from hpc_gpt.train.foreign_program import (
     LastLines,
     StepLine,
     code_words,
-    step_of,
+    step_line_of,
 )
-from hpc_gpt.train.foreign_rank import OVER, ForeignRank, Start, Stop
+from hpc_gpt.train.foreign_rank import OVER, ForeignRank, ProgramStart, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.stacks import stack_of
@@ -89,7 +89,7 @@ class CommandRank(ForeignRank):
 
     # --- the start
 
-    def prepare(self) -> Start:
+    def prepare(self) -> ProgramStart:
         command, attempt = self._command, self._attempt
         folder, checkpoint, resumed = self._begin()
         words = self._words(checkpoint)
@@ -109,7 +109,7 @@ class CommandRank(ForeignRank):
             attempt, self._resolved, self._place.rank, self._read, self._last.add, loss=lambda: self._lines.loss
         )
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
-        return Start(line, self._environment(), log, resumed, str(folder))
+        return ProgramStart(line, self._environment(), log, resumed, str(folder))
 
     def _words(self, checkpoint: Path | None) -> list[str]:
         """The command with its braces filled in, and what resumes: one line for bash, or the arguments."""
@@ -157,7 +157,7 @@ class CommandRank(ForeignRank):
             if not folder.is_dir():
                 raise ConfigError(f"no folder {folder} on {platform.node()}", "command.workdir names one on every node")
             return folder
-        if not (run.path / ARCHIVE).exists() and not folder.is_dir():  # plain sbatch
+        if not (run.path / WORK_ARCHIVE).exists() and not folder.is_dir():  # plain sbatch
             take_work(command.workdir).place(run.path)
         unpack_work(run.path)
         link_work(run.path, Path(command.workdir), command.link)
@@ -208,7 +208,7 @@ class CommandRank(ForeignRank):
 
     def _read(self, line: str) -> StepLine | None:
         row = self._lines.take(line)
-        return None if row is None else step_of(row, self._resolved.gpus)
+        return None if row is None else step_line_of(row, self._resolved.gpus)
 
     # --- its end
 
@@ -326,7 +326,7 @@ class CommandRank(ForeignRank):
 
     # --- hangs
 
-    def watch(self, start: Start) -> ForeignWatch:
+    def watch(self, start: ProgramStart) -> ForeignWatch:
         train, process = self._resolved.train, self._process
         assert process is not None
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)

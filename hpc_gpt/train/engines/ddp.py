@@ -30,7 +30,7 @@ from hpc_gpt.train.engines.protocol import TorchEngine
 
 
 class Ddp(TorchEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`. On one rank there is no wrapper and no collective."""
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`. On one rank there is no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train

@@ -20,7 +20,7 @@ __all__ = ["build", "read_weights"]
 
 
 class Deepspeed3D(DeepspeedEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`.
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`.
 
     A layout of one stage also runs in DeepSpeed's PipelineModule, so there is one path to test instead of two. It
     clones its inputs, but those are a few kB of token numbers.
@@ -49,7 +49,7 @@ class Deepspeed3D(DeepspeedEngine):
             forget_logits(self._engine)
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `Engine`."""
+        """One optimizer step; see `TrainingEngine`."""
         lr = self._set_rate()
         with self.attention():
             loss = self._engine.train_batch(micro_batches)

@@ -35,7 +35,7 @@ from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, share_s
 
 
 class DeepspeedEngine(EngineRank):
-    """See `hpc_gpt.train.engines.protocol.Engine`. A subclass makes `module` and calls `_initialize`.
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`. A subclass makes `module` and calls `_initialize`.
 
     The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. When its masters
     are there, they get the values in fp32, and what the forward pass reads gets them rounded.

@@ -58,7 +58,7 @@ _WORTH_PINNING = 1 << 20
 
 
 class DeepspeedZero(DeepspeedEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`.
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`.
 
     Under ZeRO-3 on a GPU the host waits for the device after every backward pass: DeepSpeed 0.19.8 synchronises there
     (stage3.py), and no profile on a CPU shows it. So the host cannot launch the next micro-batch ahead.

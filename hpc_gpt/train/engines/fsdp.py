@@ -39,7 +39,7 @@ __all__ = ["build", "read_weights"]
 
 
 class Fsdp(TorchEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`.
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`.
 
     The optimizer works on the shards as plain tensors, which share their memory with FSDP's.
     """

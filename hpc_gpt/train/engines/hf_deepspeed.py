@@ -20,7 +20,7 @@ from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.tensor_parallel import TensorParallel, Tile, name_parameter
 from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.hf_config import config_of
-from hpc_gpt.settings.hf_names import Part, parts_of
+from hpc_gpt.settings.hf_names import WeightPart, parts_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
@@ -115,7 +115,7 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
     _make_buffers(model)
 
 
-def _size(model: nn.Module, parts: list[Part]) -> tuple[int, ...]:
+def _size(model: nn.Module, parts: list[WeightPart]) -> tuple[int, ...]:
     """The size of our parameter, of which transformers' has the parts."""
     sizes = [part.of(model.get_parameter(part.name)).shape for part in (part._replace(end=None) for part in parts)]
     return sum(size[0] for size in sizes), *sizes[0][1:]

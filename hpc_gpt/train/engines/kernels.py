@@ -99,7 +99,7 @@ def compile_seconds() -> float | None:
     """Seconds of wall time that torch.compile took in this process; None if nothing was compiled."""
     if "torch._dynamo.utils" not in sys.modules or not private_parts.can_use(private_parts.COMPILE_TIME):
         return None
-    return private_parts.compile_seconds() or None
+    return private_parts.time_spent_compiling() or None
 
 
 def check_backend(backend: str, device: torch.device, instead: str) -> None:

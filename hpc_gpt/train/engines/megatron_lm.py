@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.engines.base.megatron_checkout import PROGRAM, check_checkout, checkout_of
-from hpc_gpt.engines.megatron_lm import megatron_arguments, names_of
+from hpc_gpt.engines.megatron_lm import megatron_arguments, option_names
 from hpc_gpt.errors import DataError
 from hpc_gpt.readers.dialects.megatron import ITERATION
 from hpc_gpt.readers.logs.matches import float_of, values_of
-from hpc_gpt.runs.end_policy import SIGNALS, End, end_of_exit_0
+from hpc_gpt.runs.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
-from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch, LastLines, StepLine, abort, step_of
-from hpc_gpt.train.foreign_rank import STOP, WAIT_S, ForeignRank, Start, Stop
+from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch, LastLines, StepLine, abort, step_line_of
+from hpc_gpt.train.foreign_rank import WAIT_S, ForeignRank, ProgramStart, Stop
 from hpc_gpt.train.heartbeat import Heartbeat
 from hpc_gpt.train.signals import Signals
 
@@ -50,13 +50,13 @@ class MegatronRank(ForeignRank):
         """The last iteration in the log or in a checkpoint."""
         return max(super().step, saved_iteration(self._saved))
 
-    def prepare(self) -> Start:
+    def prepare(self) -> ProgramStart:
         resolved, is_first = self._resolved, self._place.rank == 0
         checkout = checkout_of(resolved, os.environ)
         prefix = self._await_data()
         arguments = megatron_arguments(resolved, str(self._saved), prefix)
         resumed = saved_iteration(self._saved)
-        check_checkout(checkout, names_of(arguments) if is_first else ())
+        check_checkout(checkout, option_names(arguments) if is_first else ())
         if is_first:
             complete_run(self._run.path, resolved)
             self._report_start(checkout, resumed)
@@ -66,9 +66,9 @@ class MegatronRank(ForeignRank):
         names = " ".join(number.name for number in SIGNALS if number != signal.SIGTERM)
         ignoring = ["bash", "-c", f'trap "" {names}; exec "$@"', "rank"]
         command = [*ignoring, sys.executable, str(checkout / PROGRAM), *arguments]
-        return Start(command, self._environment(checkout), log, resumed)
+        return ProgramStart(command, self._environment(checkout), log, resumed)
 
-    def watch(self, start: Start) -> ForeignWatch:
+    def watch(self, start: ProgramStart) -> ForeignWatch:
         train, process = self._resolved.train, self._process
         assert process is not None
 
@@ -179,7 +179,7 @@ def read_iteration(line: str) -> StepLine | None:
     if "step_s" not in values:
         return None
     row = {name: value for name in _KEPT if (value := float_of(values, name)) is not None}
-    return replace(step_of(row, 1), samples=int(float_of(values, "global_batch") or 0) or None)
+    return replace(step_line_of(row, 1), samples=int(float_of(values, "global_batch") or 0) or None)
 
 
 def saved_iteration(folder: Path) -> int:

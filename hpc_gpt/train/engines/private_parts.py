@@ -411,7 +411,7 @@ def _undecorated(function: Any = None, *how: Any, **options: Any) -> Any:
     return _undecorated if function is None else function
 
 
-def compile_seconds() -> float:
+def time_spent_compiling() -> float:
     """Seconds of wall time that torch.compile took in this process."""
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 

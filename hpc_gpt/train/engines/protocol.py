@@ -51,7 +51,7 @@ class StepResult(NamedTuple):
     skipped: Tensor | bool
 
 
-class Engine(Protocol):
+class TrainingEngine(Protocol):
     """One rank's part of a training. Every method is collective: all ranks call it together."""
 
     tp_rank: int
@@ -123,7 +123,7 @@ class EngineRank:
         return self._mean(total / count)
 
     def finish(self) -> None:
-        """Nothing is left: a step updates the weights before it ends. See `Engine`."""
+        """Nothing is left: a step updates the weights before it ends. See `TrainingEngine`."""
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self.module(tokens, targets)
@@ -159,7 +159,7 @@ class TorchEngine(EngineRank):
         return self._step
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `Engine`."""
+        """One optimizer step; see `TrainingEngine`."""
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
         if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
@@ -221,26 +221,26 @@ def module_of(engine: str) -> ModuleType:
     return importlib.import_module(engine_named(engine).trainer)
 
 
-def build_engine(resolved: Resolved, device: torch.device) -> Engine:
+def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     """Builds the engine that the experiment names, ready to train on this rank.
 
     torch.distributed must be initialised with one rank for each GPU of the layout. Raises ConfigError if the device
     cannot do the arithmetic, or a compiler for it is missing.
     """
-    check_dtype(resolved.train.dtype, device, resolved.engine.name)
+    check_dtype_on(resolved.train.dtype, device, resolved.engine.name)
     check_compilers(resolved.engine, device)
     private_parts.check_torch()
     if resolved.train.deterministic:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
-    engine: Engine = module_of(resolved.engine.name).build(resolved, device)
+    engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device)
     if resolved.train.init is not None:
         _check_given(engine, getattr(engine, "given", None))
     return engine
 
 
-def _check_given(engine: Engine, given: GivenWeights | None) -> None:
+def _check_given(engine: TrainingEngine, given: GivenWeights | None) -> None:
     """Closes the files of given weights. AssertionError if a weight on this rank is not from them."""
     names = {full_name(parameter) for parameter in engine.module.parameters()}
     assert given is not None, "an engine builds its model with EngineRank.given"
@@ -248,7 +248,7 @@ def _check_given(engine: Engine, given: GivenWeights | None) -> None:
     given.close()
 
 
-def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
+def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
     """Raises ConfigError for arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 before Ampere."""
     if dtype == "fp16" and device.type == "cpu" and not engine_named(engine).trains_fp16_on_cpu:
         raise ConfigError(

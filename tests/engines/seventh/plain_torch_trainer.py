@@ -21,7 +21,7 @@ __all__ = ["build", "read_weights"]
 
 
 class PlainTorch(TorchEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`."""
+    """See `hpc_gpt.train.engines.protocol.TrainingEngine`."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)

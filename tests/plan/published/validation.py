@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.calibration import Calibrated
-from hpc_gpt.plan.memory import Memory, fits, predict_memory
+from hpc_gpt.plan.memory import Memory, fits_in_memory, predict_memory
 from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.runs.record import finite
@@ -84,7 +84,7 @@ def _predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicte
     try:
         memory = predict_memory(row.training, row.machine)
         step = predict_step(row.training, row.machine, constants)
-        predicted = Predicted(row, step, memory, fits(memory, row.machine), name)
+        predicted = Predicted(row, step, memory, fits_in_memory(memory, row.machine), name)
         if not (math.isfinite(step.step_s) and math.isfinite(predicted.memory_gib)):
             raise ValueError("the prediction is not finite")
     except (UserError, ArithmeticError, ValueError) as fault:

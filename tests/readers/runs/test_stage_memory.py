@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs import Memory, Part, Place
+from hpc_gpt.readers.logs import Part, PeakMemory, Place
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.foreign_run import add_memory
 
@@ -16,7 +16,7 @@ def settled(peaks, arguments=None, **layout):
     draft = Draft()
     for name, value in layout.items():
         draft.set(name, value, "a.log:1")
-    part = Part("a.log", memory={rank: Memory(peak, None, Place("a.log", 9)) for rank, peak in peaks.items()})
+    part = Part("a.log", memory={rank: PeakMemory(peak, None, Place("a.log", 9)) for rank, peak in peaks.items()})
     add_memory(draft, [part], arguments or {})
     return draft
 

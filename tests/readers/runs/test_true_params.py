@@ -6,7 +6,7 @@ from hpc_gpt.readers.logs import Fact, Part, Place
 from hpc_gpt.readers.runs.derived import add_params, shape_of
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import stage_params
+from hpc_gpt.settings.shape_split import params_of_stages
 
 
 def draft(engine="megatron-lm", **sizes):
@@ -55,7 +55,7 @@ def test_a_count_that_agrees_to_its_digits_is_not_told_of(value):
 
 def test_the_ranks_hold_the_embedding_twice_and_norms_as_often_as_there_are_tensor_parallel_ranks():
     shape = ModelShape(8192, 64, 32, 50688, 1024, vocab_multiple=1)
-    stages = stage_params(shape, [4] * 16)
+    stages = params_of_stages(shape, [4] * 16)
     # A rank's own: a quarter of what is split, all of what is not.
     norms = [
         4 * 6 * 8192 + (1024 * 8192 if stage == 0 else 0) + (2 * 8192 if stage == 15 else 0) for stage in range(16)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hpc_gpt.report.page.charts import BUCKETS, Axis, axis_of, pieces, thinned, unbroken
+from hpc_gpt.report.page.charts import BUCKETS, Axis, axis_of, stretches, thinned, unbroken
 
 FIGURES = st.one_of(st.floats(-1e9, 1e9), st.floats(allow_nan=False), st.just(math.nan), st.just(math.inf))
 
@@ -72,8 +72,8 @@ def test_one_step_told_many_times_is_thinned_too():
 
 def test_a_stretch_ends_where_any_array_changes():
     attempt, again = np.array([1, 1, 1, 2, 2]), np.array([False, True, True, False, False])
-    assert pieces(attempt, again) == [slice(0, 1), slice(1, 3), slice(3, 5)]
-    assert pieces(np.zeros(0)) == []
+    assert stretches(attempt, again) == [slice(0, 1), slice(1, 3), slice(3, 5)]
+    assert stretches(np.zeros(0)) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.anomalies import rank_anomalies
 from hpc_gpt.report.page.run_table import layouts_of
-from hpc_gpt.report.page.summary import best_runs, failures_by_cause, gpu_hours, seconds_of_lines
+from hpc_gpt.report.page.summary import best_runs, failures_by_cause, gpu_hours_of, seconds_of_lines
 from tests.report.page.page_runs import curve, megatron, usual_runs
 from tests.report.step_tables import step_table
 
@@ -56,11 +56,11 @@ def test_hours_are_lost_by_failures_and_by_steps_trained_again():
     again = RunRead(megatron(gpu_hours=100.0), curve(attempts=2))
     repeated = again.steps["step_s"][~again.steps.counts].sum() * 64 / 3600
     failed = RunRead(megatron(ended="hang", gpu_hours=20.0))
-    hours = gpu_hours([again, failed, RunRead(megatron(gpu_hours=None))])
+    hours = gpu_hours_of([again, failed, RunRead(megatron(gpu_hours=None))])
     assert (hours["spent"], hours["known"]) == ("120", 2)
     assert hours["lost"] == f"{20 + repeated:.1f}"
     assert hours["parts"] == f"20.0 of runs that failed, {repeated:.1f} of steps trained again"
-    assert gpu_hours([RunRead(megatron(gpu_hours=None))]) is None
+    assert gpu_hours_of([RunRead(megatron(gpu_hours=None))]) is None
     assert "228 spent; none lost" in build_page([RunRead(megatron(), curve())])
 
 

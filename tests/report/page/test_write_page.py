@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.report.page import build_page, check_target, write_page
+from hpc_gpt.report.page import build_page, check_page_target, write_page
 from tests.report.page.page_runs import usual_runs
 
 
@@ -33,12 +33,12 @@ def test_what_is_no_page_of_ours_stays_as_it_is(tmp_path, text):
 
 def test_a_folder_a_link_and_a_missing_folder_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not a regular file"):
-        check_target(tmp_path)
+        check_page_target(tmp_path)
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="is not a regular file"):
-        check_target(tmp_path / "link.html")
+        check_page_target(tmp_path / "link.html")
     with pytest.raises(ConfigError, match="is not a folder") as failure:
-        check_target(tmp_path / "a b" / "report.html")
+        check_page_target(tmp_path / "a b" / "report.html")
     assert failure.value.hint == f"make it: mkdir -p '{tmp_path}/a b'"
 
 
@@ -58,4 +58,4 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     if os.access(folder, os.W_OK):  # root may write anywhere but in what the kernel shows
         folder = Path("/proc/self")
     with pytest.raises(ConfigError, match="cannot be written to"):
-        check_target(folder / "report.html")
+        check_page_target(folder / "report.html")

@@ -12,7 +12,7 @@ import torch
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.engines.protocol import allow_tf32, build_engine, check_dtype
+from hpc_gpt.train.engines.protocol import allow_tf32, build_engine, check_dtype_on
 from hpc_gpt.train.ranks import RankIdentity, choose_device
 from tests.train.launch import LOCAL, settings
 
@@ -24,7 +24,7 @@ V100 = ClusterProfile(name="jean-zay", device="v100-32g")
 @pytest.mark.parametrize("engine", ["deepspeed-3d", "deepspeed-zero", "hf-deepspeed"])
 def test_deepspeed_has_no_fp16_on_a_cpu(engine: str) -> None:
     with pytest.raises(UserError, match=r"train\.dtype is fp16, but DeepSpeed does not train in fp16") as refused:
-        check_dtype("fp16", torch.device("cpu"), engine)
+        check_dtype_on("fp16", torch.device("cpu"), engine)
     assert "bf16" in refused.value.hint
     assert "ddp" in refused.value.hint
 
@@ -33,16 +33,16 @@ def test_deepspeed_has_no_fp16_on_a_cpu(engine: str) -> None:
     ("dtype", "engine"), [("fp32", "deepspeed-3d"), ("bf16", "deepspeed-3d"), ("fp16", "ddp"), ("fp16", "fsdp")]
 )
 def test_a_cpu_has_the_others(dtype: str, engine: str) -> None:
-    check_dtype(dtype, torch.device("cpu"), engine)
+    check_dtype_on(dtype, torch.device("cpu"), engine)
 
 
 def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with pytest.raises(UserError, match=r"Tesla V100 \(compute capability 7\.0\) has no bf16") as refused:
-        check_dtype("bf16", torch.device("cuda", 0), "ddp")
+        check_dtype_on("bf16", torch.device("cuda", 0), "ddp")
     assert "fp16" in refused.value.hint
-    check_dtype("fp16", torch.device("cuda", 0), "deepspeed-3d")
+    check_dtype_on("fp16", torch.device("cuda", 0), "deepspeed-3d")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""A public name has one meaning in the whole house."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+
+from tests.test_imports import MODULES
+
+# Each module that is found by being there has its own: of dialects, engines, verbs, programs, and what has a version;
+# and the type variable of a function.
+FOUND_BY_NAME = {"DIALECT", "ENGINE", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
+# The two sides of one thing: an engine without torch and its training; a kernel and the plain function that it equals;
+# the weights of each kind of checkpoint.
+TWINS = {
+    "Ddp", "Fsdp", "DeepspeedZero", "HfDeepspeed",
+    "gelu_gradient", "join_gradients", "losses_of", "overwrite_with_gradient",
+    "read_weights",
+}  # fmt: skip
+
+
+def public_names() -> dict[str, set[str]]:
+    """{name: modules that define it}: functions, classes and constants; of cli/, not the verbs, which are commands."""
+    found = defaultdict(set)
+    for module, path in MODULES.items():
+        if module.startswith("rehearsal."):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names = [] if module.startswith("cli.") and node.decorator_list else [node.name]
+            elif isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names = [node.target.id]
+            else:
+                continue
+            for name in names:
+                if not name.startswith("_"):
+                    found[name].add(module)
+    return found
+
+
+def test_no_public_name_is_defined_twice():
+    twice = {name: sorted(modules) for name, modules in public_names().items() if len(modules) > 1}
+    assert {name: modules for name, modules in twice.items() if name not in FOUND_BY_NAME | TWINS} == {}
+
+
+def test_each_honest_twin_is_one():
+    names = public_names()
+    assert {name for name in FOUND_BY_NAME | TWINS if len(names[name]) < 2} == set()
