@@ -113,7 +113,7 @@ def assert_same(text: str, size: int) -> None:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a short log reaches."""
-    monkeypatch.setattr(lines, "MOST_ROWS", 16)
+    monkeypatch.setattr(lines, "_MOST_ROWS", 16)
     monkeypatch.setattr(steps_module, "PENDING", 4)
     monkeypatch.setattr(lines, "MOST_PARTS", 4)
     monkeypatch.setattr(read_log, "_MOST_LINES", 3)

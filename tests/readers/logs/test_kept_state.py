@@ -137,7 +137,7 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
     small.write_bytes(MORE)
     read_log(small)
     assert not cache.exists()
-    monkeypatch.setattr(kept, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(kept, "_MOST_BYTES", 1_000_000)
     for number in range(4):
         log = tmp_path / f"{number}.out"
         log.write_bytes(LOG)

@@ -338,7 +338,7 @@ def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
 
 
 def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs_module, "MOST_ROWS", 300)
+    monkeypatch.setattr(runs_module, "_MOST_ROWS", 300)
     for number, length in enumerate((50, 200, 400)):
         write_log(tmp_path / f"exp{number}" / "train.log", dump(), iterations(1, length))
     found = {read.record.run: read for read in gather_paths([str(tmp_path)], tmp_path).runs}
