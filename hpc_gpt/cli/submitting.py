@@ -312,7 +312,9 @@ def _data_lines(prepared: Prepared) -> tuple[str, ...]:
 def _answer(resolved: Resolved, text: str, allocation: Allocation | None) -> ExpectedStart:
     """What Slurm says of a job that is not submitted, or where and until when it would run in the allocation."""
     return (
-        dry_run(resolved, text) if allocation is None else Start(f"would run now, {allocation.words(resolved, text)}")
+        dry_run(resolved, text)
+        if allocation is None
+        else ExpectedStart(f"would run now, {allocation.words(resolved, text)}")
     )
 
 
