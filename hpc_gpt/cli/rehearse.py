@@ -45,15 +45,19 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     submitted, saves, gets USR2 before its time limit, saves and is requeued, resumes, is preempted once, resumes again
     and finishes, with the same losses as an uninterrupted run. Waiting times are skipped. What cannot be shown here is
     listed. Nothing is left running, and nothing of yours is written except to --keep. Takes a minute or two. With
-    neither EXPERIMENT nor a size it is demo.
+    neither EXPERIMENT nor a size it is demo. A job script runs as it is, in its folder, and is stopped after its second
+    start.
 
     \b
     hpc-gpt rehearse demo
     hpc-gpt rehearse gpt2-meg-ds-3d --gpus 64 --pp 16 --cluster jean-zay-v100-32g
     hpc-gpt rehearse memory-ladder --row batch64 --quick --json
+    hpc-gpt rehearse --checkpoints 'out/step-*' train.slurm
 
     Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
+    from hpc_gpt.rehearsal.life import Life
+    from hpc_gpt.rehearsal.script_life import ScriptLife, script_as_it_is
     from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, with_slurm  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
@@ -67,21 +71,21 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
-    if request.script is not None:
-        raise ConfigError(
-            "a job script runs as it is: it cannot be made small from here",
-            f"hpc-gpt submit --dry-run {request.script.path}, or --cluster local runs it on this machine",
-        )
     request, note = with_slurm(request)
     if note:
         click.echo(note, err=True)
     request = with_small(request, choose_profile(request, queueing=False))
     real = prepare(request)
-    small = make_small(real.resolved, len(list_gpus()))
-    script = render_script(small.resolved, request.template)
-    prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
+    kind: type[Life] = Life
+    if real.job_script is not None:
+        small, prepared, kind = script_as_it_is(real, len(list_gpus())), real, ScriptLife
+    else:
+        small = make_small(real.resolved, len(list_gpus()))
+        script = render_script(small.resolved, request.template)
+        prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
     click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
-    for line in (*sizes_beside(real.resolved, small.resolved), *small.notes):
+    shown = sizes_beside(real.resolved, small.resolved) if real.job_script is None else ()
+    for line in (*shown, *small.notes):
         click.echo(f"  {line}", err=True)
     for line in real.notes:
         click.echo(line, err=True)
@@ -99,7 +103,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
             f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", err=as_json
         )
 
-    outcome = live(real, small, prepared, quick, keep, show, wait)
+    outcome = live(real, small, prepared, quick, keep, show, wait, kind)
     took_s = time.monotonic() - began
     if as_json:
         folder = str(keep.resolve()) if keep is not None else None

@@ -160,6 +160,7 @@ class RehearsedJob:
     environment: dict[str, str]
     eligible: float
     exclude: str | None
+    arguments: list[str] = field(default_factory=list)
     state: str = PENDING
     reason: str = "None"
     restarts: int = 0
@@ -221,7 +222,7 @@ class RehearsedJob:
             environment.pop("SLURM_RESTART_COUNT", None)
         with open(self.output, "ab" if self.request.append or self.restarts else "wb") as out:
             self.batch = subprocess.Popen(
-                [str(self.script)],
+                [str(self.script), *self.arguments],
                 cwd=self.work_folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -129,7 +129,8 @@ def ignored_options(command: str, options: Mapping[str, str]) -> list[str]:
     return [
         f"{command} --{name}{f'={value}' if value else ''}"
         for name, value in options.items()
-        if name in _IGNORED[command] or (name == "export" and value != "ALL")
+        if (name in _IGNORED[command] and value != options.get("output" if name == "error" else ""))
+        or (name == "export" and value != "ALL")
     ]
 
 

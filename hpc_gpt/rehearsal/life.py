@@ -79,7 +79,7 @@ class Life:
 
     def rehearse(self, quick: bool) -> None:
         """Rehearses the whole life. Raises RehearsalFailed, and what submit_run raises."""
-        with _environment(self.slurm.environment):
+        with in_environment(self.slurm.environment):
             resumes = can_resume(self.resolved.engine)
             self.scheduler.hold(_HOLD_AFTER_STEPS if resumes else None)
             run = self.run = self._submit("submitted")
@@ -131,13 +131,13 @@ class Life:
     def _started(self, number: int) -> None:
         assert self.run is not None
         attempt = self.run.attempt(number)
-        self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
+        self._until("started", f"the first step of attempt {number}", lambda: steps_of(attempt), attempt)
         job = self._job_of(attempt)
         ranks = len(job.steps[-1].ranks)  # steps before are a preflight's, which includes spare nodes
         wanted = self.resolved.gpus
         state = read_status([self.run])[0].state
         evidence = (
-            f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(_steps(attempt))} is done; status says {state}"
+            f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(steps_of(attempt))} is done; status says {state}"
         )
         self.say("started" if number == 1 else "resumed", evidence, ranks == wanted)
 
@@ -164,7 +164,7 @@ class Life:
 
     def _preempted(self, run: RunFolder) -> None:
         attempt = run.attempts()[-1]
-        self._until("preempted", "two steps more", lambda: len(_steps(attempt)) > 1, attempt)
+        self._until("preempted", "two steps more", lambda: len(steps_of(attempt)) > 1, attempt)
         job = self._job_of(attempt)
         self.scheduler.hold(None)
         self.scheduler.preempt(job)
@@ -194,8 +194,8 @@ class Life:
             self.say("requeued", how + waited, job.restarts == restarts + 1)
         else:
             self.say("requeued", f"job {now.id} continues{resubmitted}" + waited)
-        self._until("resumed", "its first step", lambda: _steps(following), following)
-        first = min(_steps(following))
+        self._until("resumed", "its first step", lambda: steps_of(following), following)
+        first = min(steps_of(following))
         self._started(following.number)
         if first != int(step or 0) + 1:
             raise self._failure("resumed", f"attempt {following.number} began with step {first}, not {step} + 1", None)
@@ -225,7 +225,7 @@ class Life:
             attempts = run.attempts()
             end = attempts[-1].ended() if attempts else {}
             if end and end.get("ended") != "done":
-                raise self._failure("finished", _ended_text(end), attempts[-1])
+                raise self._failure("finished", words_of_end(end), attempts[-1])
             return bool(end) and self._job_of(attempts[-1]).is_over
 
         self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_silently(run))
@@ -251,7 +251,7 @@ class Life:
         """Step -> loss over all attempts. Raises RehearsalFailed if a step is missing or has two different losses."""
         losses: dict[int, float] = {}
         for attempt in run.attempts():
-            for step, loss in _steps(attempt).items():
+            for step, loss in steps_of(attempt).items():
                 if losses.setdefault(step, loss) != loss:
                     raise self._failure("losses", f"step {step} has loss {losses[step]!r}, then {loss!r}", None)
         missing = sorted(set(range(1, STEPS + 1)) - set(losses))
@@ -278,7 +278,7 @@ class Life:
             found = bool(ready())
             ended = attempt.ended() if attempt is not None else {}
             if ended and ended.get("ended") != expected and (not found or expected is not None):
-                raise self._failure(stage, _ended_text(ended), attempt)
+                raise self._failure(stage, words_of_end(ended), attempt)
             if found:
                 return
             if self.scheduler.fault is not None:
@@ -324,19 +324,19 @@ class Life:
         return counted(self.resolved.gpus if count is None else count, "rank")
 
 
-def _steps(attempt: Attempt) -> dict[int, float]:
+def steps_of(attempt: Attempt) -> dict[int, float]:
     """Step -> loss of one attempt, as far as its metrics are written."""
     return {
         line["step"]: line["loss"] for line in read_json_lines(attempt.metrics) if isinstance(line.get("step"), int)
     }
 
 
-def _ended_text(end: Mapping[str, object]) -> str:
+def words_of_end(end: Mapping[str, object]) -> str:
     return f"ended {end.get('ended')}" + (f": {end['cause']}" if end.get("cause") else "")
 
 
 @contextlib.contextmanager
-def _environment(environment: Mapping[str, str]) -> Iterator[None]:
+def in_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Replaces this process's environment for a while, so that the launcher finds the stand-ins."""
     before = dict(os.environ)
     os.environ.clear()
@@ -379,7 +379,7 @@ def _first_cause(run: RunFolder, environment: Mapping[str, str]) -> str | None:
     why, _ = _ask("why", run, environment)
     if why is None or not why.get("ended") or why["ended"] in ("done", "pending", "running", "unknown"):
         return None
-    return _ended_text(why)
+    return words_of_end(why)
 
 
 def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:

@@ -176,8 +176,8 @@ class LocalSlurm:
     def _sbatch(
         self, options: Mapping[str, str], arguments: Sequence[str], environment: Mapping[str, str], folder: str
     ) -> CommandAnswer:
-        if len(arguments) != 1:
-            raise not_rehearsed("a script on stdin" if not arguments else "a script with arguments")
+        if not arguments:
+            raise not_rehearsed("a script on stdin")
         file = Path(folder) / arguments[0]
         if not file.is_file():
             raise RequestFault(f"Unable to open file {arguments[0]}")
@@ -191,7 +191,7 @@ class LocalSlurm:
         if "test-only" in options:
             return CommandAnswer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
         self.ignored |= dict.fromkeys(ignored_options("sbatch", request.options))
-        job = self.scheduler.submit(request, script, environment, folder)
+        job = self.scheduler.submit(request, script, environment, folder, arguments[1:])
         return CommandAnswer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
 
     def _srun(self, srun: Srun, connection: socket.socket) -> CommandAnswer:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,14 @@ class Scheduler:
 
     # --- what the stand-ins ask for ---------------------------------------------------------------------------------
 
-    def submit(self, request: JobRequest, script: str, environment: Mapping[str, str], folder: str) -> RehearsedJob:
+    def submit(
+        self,
+        request: JobRequest,
+        script: str,
+        environment: Mapping[str, str],
+        folder: str,
+        arguments: Sequence[str] = (),
+    ) -> RehearsedJob:
         """Queues a job whose sbatch was called in `folder`. Raises RequestFault for a request that cannot be met."""
         for condition in _conditions(request):
             if not re.fullmatch(r"singleton|afterany(:\d+)+", condition):
@@ -80,6 +87,7 @@ class Scheduler:
             spooled.write_text(script, encoding="utf-8", errors="surrogateescape")
             spooled.chmod(0o700)
             job = RehearsedJob(self._next, request, spooled, folder, dict(environment), request.begin, exclude)
+            job.arguments = [*arguments]
             self.jobs[job.id] = job
             self._next += 1
             return job

@@ -106,7 +106,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
 
     small, lines = shrunken(experiment_of(real), real, profile, bool(gpus), change)
     job = replace(real.job, name=small.job.name, max_gpu_hours=None, nodelist=None, exclude=None, dependency=None)
-    missing += [*_of_the_job(real), _of_the_gpus(real, ranks, gpus_here, gpus)]
+    missing += [*of_the_job(real), _of_the_gpus(real, ranks, gpus_here, gpus)]
     return SmallRun(replace(small, job=job), tuple(missing), (*notes, *lines), gpus)
 
 
@@ -169,7 +169,7 @@ def _has_interface(value: str) -> bool:
     )
 
 
-def _of_the_job(real: Resolved) -> list[Missing]:
+def of_the_job(real: Resolved) -> list[Missing]:
     """The parts of the job that only the site's own Slurm can check."""
     job, missing = real.job, []
     asked = [f"{key} {value}" for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist",
@@ -217,8 +217,9 @@ def rehearse(
     keep: Path | None,
     report: Callable[[Stage], None],
     wait: Callable[[str], None],
+    kind: type[Life] = Life,
 ) -> RehearsalOutcome:
-    """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked.
+    """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked. `kind` is how.
 
     Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
     with what is waited for. However the rehearsal ends, nothing is left running.
@@ -230,10 +231,11 @@ def rehearse(
         report(stage)
 
     began = time.monotonic()
-    data = check_data(located(real.resolved, real.data_beside))
+    is_script = real.job_script is not None
+    data = "" if is_script else check_data(located(real.resolved, real.data_beside))
     if isinstance(data, Missing):
         outcome.missing.append(data)
-    else:
+    elif data:
         note(Stage("data", data, time.monotonic() - began))
     accepted, answer = _ask_slurm(real.resolved, real.script)
     if accepted is None:
@@ -247,9 +249,10 @@ def rehearse(
     nodes = resolved.nodes + (resolved.job.spare_nodes or 0) + _MORE_NODES
     with LocalSlurm(nodes, small.gpus, also=_own_variables(small.gpus)) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
-        life = Life(prepared, small.gpus, slurm, logs, note, wait, began)
+        life = kind(prepared, small.gpus, slurm, logs, note, wait, began)
         try:
-            life.say("script", *_check_script(real.script))
+            if not is_script:
+                life.say("script", *_check_script(real.script))
             life.rehearse(quick)
         except RehearsalFailed as fault:
             outcome.cause, outcome.log = f"{fault.stage}: {fault}", fault.log

@@ -97,7 +97,7 @@ class ScriptWatch:
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
-        if self._resolved.script is not None:
+        if self._resolved.script is not None and "HPC_GPT_REHEARSAL" not in os.environ:  # whose logs go
             with contextlib.suppress(OSError):
                 link_outputs(self._attempt, self._resolved.script, os.environ, self._folder)
         self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -151,3 +152,46 @@ def _with(mark: bytes) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+SCRIPT = r"""#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=1:00:00 --output=log-%j.txt
+set -e
+n=$(ls out | sed 's/step-//' | sort -n | tail -n 1)
+export n=${n:-0}
+srun bash -c '
+trap "touch out/step-$n; exit 0" TERM
+while sleep 0.1; do
+  n=$((n + 1))
+  [ "$SLURM_PROCID" != 0 ] || echo "step $n | loss 1.0"
+  [ $((n % 10)) != 0 ] || touch "out/step-$n"
+  trap "touch out/step-$n; exit 0" TERM
+done'
+touch after.${SLURM_RESTART_COUNT:-0}
+"""
+
+
+def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, scratch: Path) -> None:
+    here = tmp_path / "here"
+    (here / "out").mkdir(parents=True)
+    (here / "train.slurm").write_text(SCRIPT)
+    words = ("--json", "--checkpoints", "out/step-*", "train.slurm")
+    done = hpc_gpt("rehearse", *words, cwd=here, environment={"TMPDIR": str(scratch)})
+    assert done.code == 0, done.stderr
+    assert f"it runs as it is, in {here}" in done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    life = ["submitted", "started", "signal", "ended", "requeued", "resumed", "stopped", "left"]
+    assert [stage["name"] for stage in stages if stage["name"] != "slurm"] == life
+    said = {stage["name"]: stage["evidence"] for stage in stages}
+    assert "attempt 1 ended walltime" in said["ended"]
+    assert re.search(r"its first step is \d+, the attempt before came to \d+; the newest checkpoint", said["resumed"])
+    assert "attempt 2 ended stopped" in said["stopped"]
+    # The lines after srun ran, both times, and no link to a log that has gone is left.
+    assert sorted(path.name for path in here.iterdir()) == ["after.0", "after.1", "out", "train.slurm"]
+    assert list(scratch.iterdir()) == []
+
+
+def test_an_array_of_a_job_script_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH --array=0-3\ntrue\n")
+    refusal, _ = error_of(in_process("rehearse", "train.slurm", cwd=tmp_path))
+    assert refusal == "an array of 4 jobs is not rehearsed"

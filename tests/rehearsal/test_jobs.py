@@ -238,7 +238,6 @@ def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_lis
         ("scancel --name=it", "scancel --name=it"),
         ("sbatch --array=0-3 job.sh", "sbatch --array=0-3"),
         ("sbatch --dependency=afterok:1 job.sh", "--dependency=afterok:1"),
-        ("sbatch job.sh with arguments", "a script with arguments"),
         ("srun --multi-prog plan", "srun --multi-prog"),
         ("sinfo -h", "sinfo"),
         ("sacctmgr show qos", "sacctmgr"),

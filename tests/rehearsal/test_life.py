@@ -26,7 +26,7 @@ def concluded(broken: dict[int, float], gpus: int) -> Stage:
 
 def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life_module, "read_status", lambda runs: [SimpleNamespace(state="running")])
-    monkeypatch.setattr(life_module, "_steps", lambda attempt: {1: 5.0})
+    monkeypatch.setattr(life_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
     steps = [SimpleNamespace(ranks=[None] * count) for count in (4, 2)]
     job = SimpleNamespace(id=7, nodes=["node1", "node2"], steps=steps)
