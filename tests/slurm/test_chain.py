@@ -24,6 +24,15 @@ BUDGET_S, LEAD_S = 45, 10
 START_S = 4
 
 
+REFUSED = """\
+#!/bin/bash
+#SBATCH --job-name=refused -N 1 --time=9
+touch trains
+until [ -e go ]; do sleep 0.1; done
+exit 7
+"""
+
+
 def chained(launcher: Launcher) -> str:
     """The site, where a run goes on by jobs that wait for each other."""
     (launcher.folder / "config" / "clusters" / "chained.toml").write_text('chain = "singleton"\n' + PROFILE)
@@ -97,6 +106,28 @@ def requeued(teller: Teller) -> Job:
         end_link(job, attempt)
     job.wait_end()
     return job
+
+
+@story
+def refused(teller: Teller) -> list[tuple[Job, str]]:
+    """A rendered run and a job script that are to be requeued, but Slurm refuses. Gives their signals' classes."""
+    run = teller.launcher.submit(*SINGLE, **paused(8))
+    folder = teller.launcher.folder / "refused"
+    folder.mkdir()
+    (folder / "train.slurm").write_text(REFUSED)
+    own = {"HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
+    script = teller.launcher.submit("train.slurm", cwd=folder, **own)
+    run.wait_paused()
+    script.wait("its start", (folder / "trains").exists)
+    for job in (run, script):
+        job.cluster.run("scontrol", "update", f"jobid={job.id}", "requeue=0", check=True)
+    job = run
+    job.cluster.run("scancel", "--signal=USR2", job.id, check=True)
+    job.hears(signal.SIGUSR2)
+    (folder / "go").touch()
+    for job in (run, script):
+        job.wait("its end", lambda job=job: job.slurm_state not in ("RUNNING", "COMPLETING"))
+    return [(run, "walltime"), (script, "error")]
 
 
 @story
@@ -273,3 +304,16 @@ def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, told: T
     assert len(job_ids(job.run)) == 2
     assert job.losses() == told(single).losses()
     assert launcher.state(job) == "done"
+
+
+@pytest.mark.story(refused)
+def test_a_requeue_that_slurm_refuses_is_said_with_what_needs_none(launcher: Launcher, told: Teller) -> None:
+    for job, ended in told(refused):
+        assert job.ended() == [ended], job.log()
+        message = job.run.attempt(1).requeue_refused()
+        assert "disabled" in message, job.log()
+        refusal = f'Slurm refuses the requeue ({message}): chain = "singleton" in the profile needs none'
+        for said in (launcher.run("status", str(job.run.path))[0], launcher.run("why", str(job.run.path))[0]):
+            assert refusal in " ".join(said.split()), said
+            assert "continues" not in said
+        assert launcher.state(job) == ended
