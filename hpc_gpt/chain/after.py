@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.chain.decisions import NEXT_MARK, classify, conclude, forget_stop, job_of, other_jobs
+from hpc_gpt.chain.decisions import NEXT_MARK, classify, conclude, forget_stop, job_of, other_jobs, with_room
 from hpc_gpt.chain.script_end import end_script
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes, lock
@@ -47,7 +47,7 @@ def decide_next(
         nodes = _exclusion(run, attempt, _left_out(found), excluded)
         return _script_line(found.get("go_on") is True, _pause_s(found), nodes, jobs)
     resolved = run.resolved()
-    end = classify(attempt, slurm, words, cancelled=run.is_cancelled(job_id))
+    end = with_room(run, classify(attempt, slurm, words, cancelled=run.is_cancelled(job_id)))
     for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
         hours = resolved.cluster.bad_node_hours
         bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)

@@ -22,8 +22,9 @@ from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.end_policy import End, cannot_continue
 from hpc_gpt.runs.failures import VAGUE, meaning
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.program_checkpoints import command_of, saved_step
-from hpc_gpt.runs.rank_end import explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.runs.rank_end import RankEnd, explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.runs.room import free_room, has_no_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import is_lost_here, read_end
 from hpc_gpt.runs.state import class_of
@@ -34,6 +35,10 @@ from hpc_gpt.settings.resolved import Resolved
 NEXT_MARK = "hpc-gpt-next"
 # srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
+# What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
+_KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
+_KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
+_EXIT = re.compile(r"exit code \d+")
 # A longer log is not read.
 _MOST_BYTES = 32 << 20
 # Megatron-LM's file with the step of its newest checkpoint.
@@ -60,10 +65,32 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
         found = _read_cause(attempt)
         if ended in VAGUE and meaning(found.ended).in_log:
             ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
-        elif ended in VAGUE:
-            cause = cause or found.cause
+        elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
+            cause = found.cause or cause
         node = node or (found.node if meaning(ended).of_node else None)
     return End(ended, str(cause) if cause else None, node)
+
+
+def _says_more(found: str | None, cause: str) -> bool:
+    """Whether a log's cause counts more than an exit code: a worker that torchrun saw killed, or what a script said."""
+    log, own = read_rank_end(found), read_rank_end(cause)
+    killed = log is not None and log.signal is not None and (own is None or own.signal is None)
+    return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
+
+
+def with_room(run: RunFolder, end: End) -> End:
+    """The end of a script; if a disk was full, with what is free where it writes. If it is the run's own disk, the log
+    had no room for what the script said."""
+    command = command_of(run)
+    if command is None or command.script is None:
+        return end
+    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and has_no_room(run.path):
+        end = replace(end, ended="disk_full")
+    if end.ended != "disk_full":
+        return end
+    saved = newest_checkpoint(run, command)
+    places = (run.path, saved.parent if saved else work_folder(run, command))
+    return replace(end, cause=f"{end.cause} ({free_room(*places)})")
 
 
 def _read_cause(attempt: Attempt) -> End:
@@ -80,8 +107,12 @@ def _read_cause(attempt: Attempt) -> End:
         cause = first_cause([part for path in readable for part in read_log(path).parts], False)
     except OSError:
         return End("unknown")
-    if cause.failure is None or cause.failure.echo or _BUSY.search(cause.words):
+    if cause.failure is None or _BUSY.search(cause.words):
         return End("unknown")
+    if cause.failure.echo:
+        killed = _KILLED_WORKER.match(cause.failure.words)
+        words = str(RankEnd(killed[1], cause.node, -int(killed[2]))) if killed else None
+        return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
     node = cause.failed_node
     return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)
 

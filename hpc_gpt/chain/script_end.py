@@ -52,6 +52,10 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
     if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
         return None
     said = f"exit code {code}"
+    resumed = int(attempt.trainer().get("resumed_step") or 0)
+    steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
+    if not code and 0 < resolved.train.steps <= steps[-1]:  # also if it was asked to end as it made the last one
+        return end_of_exit_0(steps[-1], resolved.train.steps, 0)
     if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
         end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
         return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {said}")
@@ -61,8 +65,6 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
         return End("walltime", f"{words}, {said}")
     if code:
         return None
-    resumed = int(attempt.trainer().get("resumed_step") or 0)
-    steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
     return end_of_exit_0(steps[-1], resolved.train.steps, steps[-1] - steps[-2] if len(steps) > 1 else 0)
 
 
@@ -109,9 +111,9 @@ def main(arguments: Sequence[str]) -> int:
     end_script(run, attempt, code, "")
     end = attempt.ended()
     if not end and code:
-        from hpc_gpt.chain.decisions import classify
+        from hpc_gpt.chain.decisions import classify, with_room
 
-        found = classify(attempt, "error", f"exit code {code}")
+        found = with_room(run, classify(attempt, "error", f"exit code {code}"))
         attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
     return 0
 

@@ -217,7 +217,13 @@ def _last_line(part: Part, steps_left: int) -> int:
         # Of very many lines only a sample is kept: each represents several.
         nth = steps_left if steps.stride == 1 else 1
         found += [int(steps.line[-nth])] if len(steps) >= nth else []
-    found += [part.progress[-steps_left][2]] if len(part.progress) >= steps_left else []
+    # tqdm draws its bar again as it is closed, after the traceback.
+    bars = [
+        bar
+        for before, bar in zip([None, *part.progress], part.progress, strict=False)
+        if not before or bar[0] != before[0]
+    ]
+    found += [bars[-steps_left][2]] if len(bars) >= steps_left else []
     return max(found)
 
 

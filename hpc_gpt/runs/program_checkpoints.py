@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -35,9 +36,10 @@ def work_folder(run: RunFolder, command: Command) -> Path:
     return run.path / WORK if command.snapshot else Path(command.workdir)
 
 
-def newest_checkpoint(run: RunFolder, command: Command) -> Path | None:
+def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> Path | None:
     """The newest complete checkpoint, None without one: the one with the highest last number in its name, then the
-    latest. In a folder that other runs have too, only those that are later than the run count."""
+    latest. In a folder that other runs have too, only those that are later than the run count; of all those that were
+    made by `until` (epoch seconds)."""
     if command.checkpoints is None:
         return None
     of_run = command.checkpoints.startswith("{run}/")
@@ -52,7 +54,7 @@ def newest_checkpoint(run: RunFolder, command: Command) -> Path | None:
             made = path.stat().st_mtime
         except OSError:  # it was removed, or is a dangling link
             continue
-        if made >= since and _is_complete(path, run, command):
+        if since <= made <= until and _is_complete(path, run, command):
             found.append(((_number(path, pattern), made), path))
     return max(found)[1] if found else None
 

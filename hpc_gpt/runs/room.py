@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from hpc_gpt.engines import engine_named
@@ -94,3 +97,21 @@ def free_gib(folder: Path) -> float | None:
             return None
         return found.f_bavail * found.f_frsize / GIB
     return None
+
+
+def free_room(*places: Path) -> str:
+    """What is free of the disks that a program writes to, as text: those of the places, and of temporary files."""
+    found: dict[int, str] = {}
+    for place in (*places, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            usage, device = shutil.disk_usage(place), place.stat().st_dev
+            found.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
+    return ", ".join(found.values())
+
+
+def has_no_room(place: Path) -> bool:
+    """Whether a disk has not even room for a page of text."""
+    try:
+        return shutil.disk_usage(place).free < 4096
+    except OSError:
+        return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -26,10 +27,11 @@ from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import first_reason, limits_reached
-from hpc_gpt.runs.program_checkpoints import newest_checkpoint, saved_step
+from hpc_gpt.runs.program_checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, StepLine, step_line_of
+from hpc_gpt.train.full_disk import release_reserve, reserve
 from hpc_gpt.train.heartbeat import LEAVING
 from hpc_gpt.train.script_files import link_outputs
 from hpc_gpt.train.signals import Inbox
@@ -39,6 +41,7 @@ from hpc_gpt.train.watchdog import Watchdog
 _TURN_S = 0.2
 _LOOK_S = 1.0
 _LEAD_S = 120
+_LAST_LINES_S = 4.0  # job.sh waits longer
 # Output that comes faster than it can be read is skipped, but for its last bytes: the training does not wait for it.
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
@@ -101,14 +104,20 @@ class ScriptWatch:
             with contextlib.suppress(OSError):
                 link_outputs(self._attempt, self._resolved.script, os.environ, self._folder)
         self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)
+        reserve(self._attempt)  # job.sh's judge has files to write
         Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
         while self._lives():
             self._take_lines()
             self._look()
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
+        until = time.monotonic() + _LAST_LINES_S
+        while _prints_last_lines(self._body) and time.monotonic() < until:
+            self._take_lines()
+            time.sleep(_TURN_S)
         self._take_lines()
         self._log.keep_loss(0.0)
+        release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
         (self._attempt.folder / ".followed").touch()
@@ -147,11 +156,17 @@ class ScriptWatch:
             gpus = list_gpus()
             self._run.checkpoints.mkdir(exist_ok=True)
             complete_run(self._run.path, self._resolved)
-            checkpoint = newest_checkpoint(self._run, self._command)
+            # The script may have saved before this process began.
+            began = float(self._attempt.started().get("started") or math.inf)
+            checkpoint = newest_checkpoint(self._run, self._command, until=began)
+            if self._command.checkpoints is None:
+                step = saved_step(self._run, self._command)
+            else:
+                step = checkpoint_step(self._run, self._command, checkpoint) if checkpoint else 0
             start = {
                 "device": gpus[0]["name"] if gpus else None,
                 "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
-                "resumed_step": saved_step(self._run, self._command),
+                "resumed_step": step,
                 "resumed_from": checkpoint and str(checkpoint),
                 "params": self._resolved.model.params if self._resolved.has_model else None,
             }
@@ -261,6 +276,16 @@ def _comm(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def _prints_last_lines(body: int) -> bool:
+    """Whether an srun of the script's process group lives: it prints what ranks say after a signal to the job, which
+    has ended the script's shell."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(name)) == body and _comm(int(name)) == "srun":
+                return True
+    return False
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -14,6 +14,7 @@ from hpc_gpt.chain.before import SlurmStates, may_start, read_slurm
 from hpc_gpt.chain.before import main as ask_to_start
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.chain.script_end import end_script
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch import status
 from hpc_gpt.launch.local import by_hand
@@ -148,6 +149,39 @@ def test_where_only_the_log_knows(line: str, ended: str, go_on: str) -> None:
     attempt.log.write_text(f"step 5/40 | loss 3.0\n{line}\n")
     assert after(run, attempt)[0] == go_on
     assert attempt.verdict()["attempt_ended"] == ended
+
+
+@pytest.mark.parametrize(("left", "code", "ended"), [(0, 0, "done"), (1, 0, "walltime"), (0, 1, "walltime")])
+def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, code: int, ended: str) -> None:
+    run = slurm_run()
+    last = run.resolved().train.steps - left
+    attempt = add_attempt(run, [metrics_line(last)], None, job_id="7", node_list="n3")
+    (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
+    end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
+    assert attempt.ended()["ended"] == ended
+
+
+TORCHRUN = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-24_20:21:24
+  host      : n3
+  rank      : 1 (local_rank: 0)
+  exitcode  : -9 (pid: 8699)
+"""
+
+
+@pytest.mark.parametrize("words", ["exit code 1", "n3: task 0: Exited with exit code 1"])
+def test_torchruns_killed_worker_and_what_a_program_raised_count_more_than_an_exit_code(words: str) -> None:
+    run = slurm_run()
+    killed, raised = start(run), start(run)
+    killed.log.write_text(TORCHRUN)
+    raised.log.write_text("ValueError: Can't find a valid checkpoint at out/checkpoint-20\n")
+    after(run, killed, words=words)
+    assert killed.verdict()["cause"] == "rank 1 on n3 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    after(run, raised, words=words)
+    found = "ValueError: Can't find a valid checkpoint at out/checkpoint-20"
+    assert raised.verdict()["cause"] == (found if words == "exit code 1" else "rank 0 on n3 ended with exit code 1")
 
 
 def test_an_exclusion_keeps_the_users_own_and_gives_back_what_has_expired(monkeypatch) -> None:

@@ -444,6 +444,14 @@ def test_nothing_said_is_unknown() -> None:
 # --- the rest
 
 
+def test_a_bar_that_is_drawn_again_after_the_traceback_is_no_step() -> None:
+    bar = " 67%|██████▋   | 20/30 [00:13<00:06,  1.46it/s]"
+    full = "OSError: [Errno 28] No space left on device"
+    assert cause_of(("a.out", [bar, full, bar])).ended == "disk_full"
+    survived = [bar, full, *(bar.replace("20/30", f"{number}/30") for number in (21, 22))]
+    assert cause_of(("a.out", survived)).ended != "disk_full"
+
+
 def test_torchelastics_block_is_one_failure_with_rank_node_and_exit_code() -> None:
     block = [
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",

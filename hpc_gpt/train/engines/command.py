@@ -11,14 +11,12 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import json_in, read_json, write_once
-from hpc_gpt.formulas import GIB
 from hpc_gpt.process import descendants, is_alive, send, start_time
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.end_policy import End, end_of_exit_0
@@ -26,6 +24,7 @@ from hpc_gpt.runs.failures import VAGUE
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.program_checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
+from hpc_gpt.runs.room import free_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.runs.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
@@ -283,7 +282,7 @@ class CommandRank(ForeignRank):
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         ended, cause, lost_peer = self._failure(code)
-        return ended, f"{cause} ({_room(self._run.path)})" if ended == "disk_full" else cause, lost_peer
+        return ended, f"{cause} ({free_room(self._run.path)})" if ended == "disk_full" else cause, lost_peer
 
     def _failure(self, code: int) -> tuple[str, str, bool]:
         if code in _NOT_RUN and (found := self._last.find(_NOT_FOUND)):
@@ -341,16 +340,6 @@ class CommandRank(ForeignRank):
             process.wait(5)
         log.finish()
         return text
-
-
-def _room(run: Path) -> str:
-    """What is free of the disks that a program writes to, as text."""
-    found: dict[int, str] = {}
-    for place in (run, Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError):
-            usage, device = shutil.disk_usage(place), place.stat().st_dev
-            found.setdefault(device, f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}")
-    return ", ".join(found.values())
 
 
 RANK = CommandRank
