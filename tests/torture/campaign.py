@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.run_folder import job_ids
-from tests.command.mine import experiment, loss_of_loop
+from tests.command.mine import PROGRAMS, experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
 from tests.slurm.launcher import Job, Launcher
@@ -29,6 +29,19 @@ PATIENCE_S = 600.0
 _LIVE = ("pending", "running")
 _TMPFS_MIB = 192
 _TRIES = 3
+# The loop of tests/command as a job script, which continues from its newest checkpoint. A fault makes `deaf` or
+# `requeue`. It works in the run folder, which may be on a small disk.
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=loop --nodes={nodes} --ntasks-per-node=1
+program=$PWD/work/loop.sh
+export STEPS={steps} SAVE_EVERY={every} STEP_S=0.3
+mkdir -p "$HPC_GPT_RUN/work" && cd "$HPC_GPT_RUN/work" || exit
+last=$(ls -dv out/ckpt-*/.done 2>/dev/null | tail -n 1)
+[ -n "$SLURM_RESTART_COUNT" ] || (until [ -e requeue ]; do sleep 0.1; done; scontrol requeue "$SLURM_JOB_ID") &
+[ ! -e "${{program%/*}}/deaf" ] || trap '' TERM USR1
+bash "$program" "${{last%/.done}}"
+"""
 
 
 @dataclass
@@ -152,8 +165,14 @@ def _staged(cluster: Cluster, folder: Path, partition: str, planned: Planned, ra
 
 def _submit(launcher: Launcher, planned: Planned, ranks: int, settings: list[str]) -> Job:
     """The experiment of the site, or for such a kind a loop in bash, which saves as often."""
-    if not KINDS[planned.kind].program:
+    program = KINDS[planned.kind].program
+    if not program:
         return launcher.submit(*settings)
+    if program == "job script":
+        shutil.copytree(PROGRAMS, launcher.folder / "work")
+        (launcher.folder / "train.slurm").write_text(SCRIPT.format(nodes=planned.nodes, steps=STEPS, every=SAVE_EVERY))
+        known = ("--checkpoints", "{run}/work/out/ckpt-*", "--set", f"train.steps={STEPS}")
+        return launcher.submit(*known, *settings, "train.slurm", HPC_GPT_EXPERIMENT="")
     path = experiment(launcher.folder, "loop", tables={"layout": {"gpus": ranks, "nodes": planned.nodes}})
     return launcher.submit(str(path), *settings, STEPS=str(STEPS), STEP_S="0.3", SAVE_EVERY=str(SAVE_EVERY))
 

@@ -4,9 +4,7 @@ step=0 stop=
 [ -z "$1" ] || step=$(cat "$1/step")
 trap 'stop=1' TERM USR1
 save() {
-  mkdir -p "out/ckpt-$step"
-  echo "$step" >"out/ckpt-$step/step"
-  touch "out/ckpt-$step/.done"
+  mkdir -p "out/ckpt-$step" && echo "$step" >"out/ckpt-$step/step" && touch "out/ckpt-$step/.done" || exit 1
 }
 while ((step < ${STEPS:-40})); do
   sleep "${STEP_S:-0.05}"

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from tests.torture.faults.kind import kind
 from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
+
+
+def fill(ballast: Path) -> None:
+    """Makes a file of all that is free of its disk."""
+    with open(ballast, "wb", buffering=0) as file:
+        piece = 1 << 20
+        while piece:
+            try:
+                if os.write(file.fileno(), b"\0" * piece) < piece:
+                    piece //= 2
+            except OSError:
+                piece //= 2
 
 
 # More failed saves than the run has left end it only if the disk is still full at its end.
@@ -19,14 +32,7 @@ def fill_the_disk(scene: Scene) -> None:
     freed_s = scene.chance.choice((1, 3, None))
     scene.detail = "freed once the run is over" if freed_s is None else f"freed after {freed_s} s"
     scene.remember()
-    with open(ballast, "wb", buffering=0) as file:
-        piece = 1 << 20
-        while piece:
-            try:
-                if os.write(file.fileno(), b"\0" * piece) < piece:
-                    piece //= 2
-            except OSError:
-                piece //= 2
+    fill(ballast)
     if freed_s is None:
         scene.mending.append(lambda: ballast.unlink(missing_ok=True))
     else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.torture.order import SAVE_EVERY, STARTING
 from tests.torture.scene import Scene
 
 # Two checkpoints are there by then, so that one can be spoilt.
 AFTER_TWO_SAVES = 2 * SAVE_EVERY + 2
+
+Program = Literal["", "command", "job script"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Kind:
     settings: tuple[str, ...] = ()
     small_disk: bool = False
     by_hand: frozenset[str] = frozenset()
-    program: bool = False  # the run is of a program that is not ours, the loop of tests/command
+    program: Program = ""  # what is run in place of our trainer: the loop of tests/command, by its engine or a script
 
 
 def kind(
@@ -36,7 +39,7 @@ def kind(
     settings: tuple[str, ...] = (),
     small_disk: bool = False,
     by_hand: tuple[str, ...] = (),
-    program: bool = False,
+    program: Program = "",
 ) -> Callable[[Callable[[Scene], None]], Kind]:
     """Makes a Kind of a function; its name is the function's with dashes."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 
-from tests.command.mine import kill
+from tests.command.mine import kill, processes
 from tests.slurm.cluster import send
+from tests.slurm.launcher import any_has_pending
+from tests.torture.faults.disk import fill
 from tests.torture.faults.kind import kind
+from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
 
 
-@kind(program=True, earliest=3)
+@kind(program="command", earliest=3)
 def break_a_program(scene: Scene) -> None:
     """It is killed, or what watches it, or its job goes back to the queue by hand, or a node of it dies."""
     scene.wait_moment()
@@ -26,11 +31,78 @@ def break_a_program(scene: Scene) -> None:
     elif how == "a requeue":
         scene.slurm("scontrol", "requeue", scene.job.id)
     else:
-        frozen = scene.cluster.cut_power(node)
+        _cut_power(scene, node)
 
-        def power_up() -> None:
-            for pid in frozen:
-                send(pid, signal.SIGKILL)
-            scene.cluster.start_slurmd(node)
 
-        scene.mending.append(power_up)
+@kind(program="job script", earliest=SAVE_EVERY + 1)
+def break_a_script(scene: Scene) -> None:
+    """Its program is killed, or the watch over it, or its node dies, or its job is requeued, by hand or by itself."""
+    scene.wait_moment()
+    how = scene.chance.choice(("its program", "its watch", "its node", "a requeue", "a requeue of its own"))
+    scene.detail = how
+    node = scene.job.nodes()[0]
+    scene.remember()
+    if how == "its program":
+        kill(scene.run, "loop.sh")
+    elif how == "its watch":
+        pid = json.loads((scene.run.attempt(1).heartbeats / "0.json").read_text())["pid"]
+        send(pid, signal.SIGKILL)
+    elif how == "its node":
+        _cut_power(scene, node)
+    elif how == "a requeue":
+        scene.slurm("scontrol", "requeue", scene.job.id)
+    else:
+        (scene.run.path / "work" / "requeue").touch()
+
+
+@kind(program="job script", earliest=SAVE_EVERY + 1, settings=("train.hang_floor_s=12",))
+def stop_a_script(scene: Scene) -> None:
+    """SIGSTOP to its program, which then says nothing more."""
+    scene.wait_moment()
+    scene.remember()
+    for pid in processes(scene.run, "loop.sh"):
+        send(pid, signal.SIGSTOP)
+
+
+@kind(program="job script", earliest=SAVE_EVERY + 1)
+def end_a_script_at_its_limit(scene: Scene) -> None:
+    """The time limit comes, and its program saves in time, or ignores signals."""
+    deaf = scene.chance.random() < 0.5
+    if deaf:
+        (scene.launcher.folder / "work" / "deaf").touch()
+    scene.detail = "it ignores signals" if deaf else "it saves"
+    scene.wait_moment()
+    scene.remember()
+    pids = list(processes(scene.run, "loop.sh"))
+    for pid in pids:  # a run of seconds must not be done by then
+        send(pid, signal.SIGSTOP)
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + (0 if deaf else 45)))
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime={end}")
+    until = time.monotonic() + 90
+    while not (deaf or any_has_pending(pids, signal.SIGTERM)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid in pids if not deaf else ():
+        send(pid, signal.SIGCONT)
+    while not scene.run.attempt(1).ended() and len(scene.run.attempts()) == 1 and time.monotonic() < until:
+        time.sleep(0.1)
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=10", check=False)
+
+
+@kind(program="job script", earliest=SAVE_EVERY + 1, small_disk=True, by_hand=("disk_full",))
+def fill_the_disk_of_a_script(scene: Scene) -> None:
+    """Somebody fills it, and frees it once the run is over: its program fails to save."""
+    scene.wait_moment()
+    scene.remember()
+    fill(scene.launcher.logs / "ballast")
+    scene.mending.append((scene.launcher.logs / "ballast").unlink)
+
+
+def _cut_power(scene: Scene, node: str) -> None:
+    frozen = scene.cluster.cut_power(node)
+
+    def power_up() -> None:
+        for pid in frozen:
+            send(pid, signal.SIGKILL)
+        scene.cluster.start_slurmd(node)
+
+    scene.mending.append(power_up)
