@@ -48,7 +48,9 @@ class ScriptLife(Life):
             run = self.run = self._submit("submitted")
             if self._begins("started", run, 1) and self._is_signalled(run, run.attempt(1)) and not quick:
                 following = run.attempt(2)
-                self.say("requeued", f"job {self._jobs_of(run)[0].id} is back in the queue" + self._waits(run))
+                waits, job = self._spare_waits(run, following), self._jobs_of(run)[-1]
+                how = f"job {job.id} is back in the queue" if job.restarts else f"job {job.id} continues"
+                self.say("requeued", how + waits)
                 if self._begins("resumed", run, 2):
                     ask_runs([run], "stop")
                     self._ends("stopped", run, following, ("stopped", "done"))
@@ -56,9 +58,6 @@ class ScriptLife(Life):
                 self.scheduler.cancel(job)
         self._until("left", "the last processes' end", lambda: not marked(self.slurm.folder), None)
         self.say("left", "no process of the run is left")
-
-    def _waits(self, run: RunFolder) -> str:
-        return self._spare_waits(run, run.attempt(2))
 
     def _begins(self, stage: str, run: RunFolder, number: int) -> bool:
         """Waits until the attempt shows how far it is; False if the script has ended by itself, with exit code 0."""

@@ -269,6 +269,37 @@ def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launche
     assert (folder / "out-5.txt").resolve() == runs["5"].attempt(2).log
 
 
+CHAINED = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --job-name=chained
+env >"$REC/env.$HPC_GPT_ATTEMPT"
+echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
+[ "$HPC_GPT_ATTEMPT" = 2 ] || exit 4
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
+def test_a_chain_of_jobs_starts_the_script_with_the_same_environment(
+    launcher: Launcher, words: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    folder = folder_of(launcher, f"chained-{request.node.callspec.id}", train_slurm=CHAINED)
+    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+    chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
+    said, _ = launcher.run("submit", *chain, *words, "train.slurm", "a b", cwd=folder, **own)
+    (path,) = {path.parent for path in (folder / "logs").glob("chained/*/resolved.json")}
+    job = Job(launcher.cluster, RunFolder(path), said.split()[-1])
+    job.wait("the second end", lambda: job.run.attempt(2).ended())
+    assert job.ended() == ["error", "done"], job.log()
+    for number in (1, 2):
+        assert job.run.attempt(number).log.read_text().startswith(f"{folder} a b {'5' if words else ''}\n")
+    first, second = (set((folder / f"env.{number}").read_text().splitlines()) for number in (1, 2))
+    differ = {line.partition("=")[0] for line in first ^ second}
+    of_a_job = (
+        r"HPC_GPT_ATTEMPT|SLURM_JOB_DEPENDENCY|SLURM_(JOB_)?NODELIST|SLURM_TOPOLOGY_ADDR|SLURMD_NODENAME|HOSTNAME"
+    )
+    assert not {name for name in differ if not re.fullmatch(rf"{OF_A_JOB.pattern}|{of_a_job}", name)}
+
+
 TWO_FILES = """\
 #!/bin/bash
 #SBATCH -N 2 --ntasks-per-node=1 --job-name=two -o out.txt -e err.txt
