@@ -10,12 +10,14 @@ from pathlib import Path
 RANK = """
 import json, os, sys
 from pathlib import Path
-import deepspeed.comm
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.train.ranks import RankIdentity, Ranks
+
+deepspeed = import_deepspeed(torch.device("cpu"))
 
 Ranks(RankIdentity(0, 1, 0), torch.device("cpu"), Attempt(Path(sys.argv[1])), 7200.0)
 deepspeed.comm.init_distributed()
