@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "rehearsal": {"settings", "engines", "runs", "launch", "tokens", "program", "slurm"},
     "bench": {"terminal", "settings", "engines", "runs", "launch", "readers", "report", "plan", "tokens"},
     "model": {"settings"},
-    "train": {"settings", "engines", "runs", "readers", "model", "tokens", "preflight"},
+    "train": {"settings", "engines", "runs", "readers", "slurm", "model", "tokens", "preflight"},
     "cli": {
         "terminal",
         "settings",

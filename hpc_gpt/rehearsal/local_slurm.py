@@ -9,53 +9,52 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hpc_gpt.rehearsal import processes
-from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, RehearsedJob, Srun, Step
+from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, RehearsedJob
 from hpc_gpt.rehearsal.job_request import (
-    OptionFault,
     RequestFault,
-    compress_hosts,
     ignored_options,
     not_rehearsed,
     parse_options,
-    read_hosts,
     read_request,
     read_time,
-    signal_number,
 )
 from hpc_gpt.rehearsal.processes import MARK
 from hpc_gpt.rehearsal.scheduler import Scheduler, Timing
+from hpc_gpt.rehearsal.step import Srun, Step
+from hpc_gpt.runs.hosts import expand_hosts
 
 _ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
 # Slurm's other commands. Without a stand-in the site's own command would be called, and would find no cluster.
 _REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio", "sreport", "sshare", "sstat",
             "strigger")  # fmt: skip
+_NO_SUCH_JOB = "Invalid job id specified"
 
 
 @dataclass(frozen=True)
 class CommandAnswer:
-    """A command's output and exit code."""
+    """A command's output and exit code. `then` is called when the command has ended."""
 
     out: str = ""
     err: str = ""
     code: int = 0
+    then: Callable[[], None] | None = None
 
 
 class LocalSlurm:
@@ -118,9 +117,7 @@ class LocalSlurm:
     def __enter__(self) -> LocalSlurm:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _accept(self) -> None:
@@ -140,14 +137,16 @@ class LocalSlurm:
                 name = str(asked["name"])
                 try:
                     answer = self._answer(name, asked, files, connection)
-                except OptionFault as fault:
-                    answer = CommandAnswer(err=f'{name}: {fault}\nTry "{name} --help" for more information\n', code=255)
                 except RequestFault as fault:
                     answer = CommandAnswer(err=f"{name}: error: {fault}\n", code=1)
                 except Exception as fault:  # without an answer the command would wait for ever
                     answer = CommandAnswer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
-                connection.sendall(json.dumps(asdict(answer)).encode())
+                said = {"out": answer.out, "err": answer.err, "code": answer.code}
+                connection.sendall(json.dumps(said).encode())
                 connection.shutdown(socket.SHUT_WR)
+                if answer.then is not None:
+                    connection.recv(1)  # until it has ended
+                    answer.then()
             finally:
                 for file in files:
                     os.close(file)
@@ -160,17 +159,14 @@ class LocalSlurm:
         options, arguments = parse_options(name, asked["arguments"])
         if name == "srun":
             folder = str(Path(asked["folder"]) / options.get("chdir", ""))
-            srun = Srun(options, arguments, asked["environment"], folder, *files)
-            return self._srun(srun, connection)
+            return self._srun(Srun(options, arguments, asked["environment"], folder, *files), connection)
         with self.scheduler.lock:
             if name == "sbatch":
                 return self._sbatch(options, arguments, asked["environment"], asked["folder"])
             if name == "scontrol":
-                return self._scontrol(arguments, "oneliner" in options, connection)
+                return self._scontrol(arguments, "oneliner" in options)
             if name == "scancel":
                 return self._scancel(options, arguments)
-            if arguments:
-                raise not_rehearsed(f"'{' '.join(arguments)}'")
             return self._squeue(options) if name == "squeue" else self._sacct(options)
 
     def _sbatch(
@@ -182,42 +178,35 @@ class LocalSlurm:
         if not file.is_file():
             raise RequestFault(f"Unable to open file {arguments[0]}")
         script = file.read_text(encoding="utf-8", errors="surrogateescape")
-        if not script.startswith("#!"):
-            raise RequestFault(
-                "This does not look like a batch script.  The first line must start with #! followed by the path to "
-                "an interpreter."
-            )
-        request = read_request(script, options, file.name, time.time())
+        request = read_request(script, options, file.name)
         if "test-only" in options:
             return CommandAnswer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
         self.ignored |= dict.fromkeys(ignored_options("sbatch", request.options))
-        job = self.scheduler.submit(request, script, environment, folder, arguments[1:])
+        job = self.scheduler.submit(request, script, arguments[1:], environment, folder)
         return CommandAnswer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
 
     def _srun(self, srun: Srun, connection: socket.socket) -> CommandAnswer:
         environment = dict(srun.environment)
         job = self.scheduler.find(environment.get("SLURM_JOB_ID", ""))
-        if job is None:
-            raise RequestFault("Unable to allocate resources: a rehearsal's srun runs inside a job")
+        if job is None or not srun.command:
+            raise not_rehearsed("srun without a command" if job else "srun outside a job")
         self.ignored |= dict.fromkeys(ignored_options("srun", srun.options))
-        if not srun.command:
-            return CommandAnswer(err="srun: fatal: No command given to execute.\n", code=1)
         # srun does not read SLURM_CPUS_PER_TASK since 22.05; it reads SRUN_CPUS_PER_TASK.
         if "SRUN_CPUS_PER_TASK" in environment:
             environment["SLURM_CPUS_PER_TASK"] = environment["SRUN_CPUS_PER_TASK"]
         step = self.scheduler.open_step(job, replace(srun, environment=environment))
         threading.Thread(target=self._forward, args=(connection, step), daemon=True).start()
         step.ended.wait()
-        return CommandAnswer(code=step.code)
+        return CommandAnswer(code=max((rank.code or 0 for rank in step.ranks), default=0))
 
     def _forward(self, connection: socket.socket, step: Step) -> None:
         """Forwards srun's signals to its ranks, and ends the ranks if srun is killed."""
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
                 self.scheduler.signal_step(step, int(line))
-            self.scheduler.end_step(step)
+            self.scheduler.signal_step(step, 0)
 
-    def _scontrol(self, arguments: Sequence[str], oneliner: bool, connection: socket.socket) -> CommandAnswer:
+    def _scontrol(self, arguments: Sequence[str], oneliner: bool) -> CommandAnswer:
         match [argument.lower() if place < 2 else argument for place, argument in enumerate(arguments)]:
             case ["ping"]:
                 return CommandAnswer("Slurmctld(primary) at rehearsal is UP\n")
@@ -225,24 +214,27 @@ class LocalSlurm:
                 waits = f"{self.scheduler.timing.kill_wait_s:g} sec"
                 return CommandAnswer(f"ClusterName             = {CLUSTER}\nKillWait                = {waits}\n")
             case ["show", "hostnames", hosts]:
-                return CommandAnswer("".join(f"{host}\n" for host in read_hosts(hosts)))
+                return CommandAnswer("".join(f"{host}\n" for host in expand_hosts(hosts)))
             case ["show", "job", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
-                    return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+                    return CommandAnswer(err=f"slurm_load_jobs error: {_NO_SUCH_JOB}\n", code=1)
                 return CommandAnswer(show_job(job, oneliner))
             case ["update", *_]:
                 return self._update(arguments[1:])
             case ["requeue", job_id]:
-                job = self.scheduler.find(job_id)
-                if job is None:
-                    return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
-                try:
-                    self.scheduler.requeue(job, _process_of(connection))
-                except RequestFault as fault:
-                    return CommandAnswer(err=f"{fault}\n", code=1)
-                return CommandAnswer()
+                return self._requeue(job_id)
         raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
+
+    def _requeue(self, job_id: str) -> CommandAnswer:
+        job = self.scheduler.find(job_id)
+        try:
+            if job is None:
+                raise RequestFault(f"{_NO_SUCH_JOB} for job {job_id}")
+            is_told = self.scheduler.requeue(job)
+        except RequestFault as fault:
+            return CommandAnswer(err=f"{fault}\n", code=1)
+        return CommandAnswer(then=lambda: self.scheduler.terminate(job, " DUE TO JOB REQUEUE") if is_told else None)
 
     def _update(self, arguments: Sequence[str]) -> CommandAnswer:
         """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
@@ -252,12 +244,10 @@ class LocalSlurm:
             raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
         job = self.scheduler.find(job_id)
         if job is None:
-            return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+            return CommandAnswer(err=f"{_NO_SUCH_JOB} for job {job_id}\n", code=1)
         if "starttime" in settings:
             job.eligible = read_time(settings["starttime"], time.time())
-        if "excnodelist" in settings:
-            read_hosts(settings["excnodelist"])
-            job.exclude = settings["excnodelist"] or None
+        job.exclude = settings.get("excnodelist", job.exclude)
         return CommandAnswer()
 
     def _squeue(self, options: Mapping[str, str]) -> CommandAnswer:
@@ -267,17 +257,12 @@ class LocalSlurm:
             raise not_rehearsed(f"'squeue -o {unknown.pop()}'")
         if not form or "noheader" not in options:
             raise not_rehearsed("squeue without --noheader and --format")
-        jobs = list(self.scheduler.jobs.values())
-        if "jobs" in options:
-            wanted = options["jobs"].split(",")
-            jobs = [job for job in jobs if str(job.id) in wanted]
-            if not jobs and len(wanted) == 1:
-                return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+        wanted = options["jobs"].split(",") if "jobs" in options else None
         states = options.get("states", f"{PENDING},{RUNNING},{COMPLETING}").upper().split(",")
         lines = [
             form.replace("%i", str(job.id)).replace("%T", job.state).replace("%r", job.reason) + "\n"
-            for job in jobs
-            if job.state in states or states == ["ALL"]
+            for job in self.scheduler.jobs.values()
+            if (wanted is None or str(job.id) in wanted) and (job.state in states or states == ["ALL"])
         ]
         return CommandAnswer("".join(lines))
 
@@ -285,16 +270,13 @@ class LocalSlurm:
         """Answers scancel. A job that does not exist or is over is ignored without a message."""
         if not arguments:
             raise not_rehearsed("scancel without a job id")
-        number = signal_number(options["signal"]) if "signal" in options else None
-        if "signal" in options and number is None:
-            raise RequestFault(f"Unknown job signal: {options['signal']}")
         for job in filter(None, map(self.scheduler.find, arguments)):
             if job.state != options.get("state", job.state).upper():
                 continue
-            if number is None:
-                self.scheduler.cancel(job)
+            if "signal" in options:
+                self.scheduler.signal_ranks(job, options["signal"])
             else:
-                self.scheduler.signal_ranks(job, number)
+                self.scheduler.cancel(job)
         return CommandAnswer()
 
     def _sacct(self, options: Mapping[str, str]) -> CommandAnswer:
@@ -313,27 +295,22 @@ class LocalSlurm:
 
 
 def show_job(job: RehearsedJob, oneliner: bool) -> str:
-    """The output of `scontrol show job` for one job, without what only a site has."""
-    request = job.request
-    starts = job.started if job.started is not None else job.eligible if job.reason == "BeginTime" else None
-    ends = job.ended if job.is_over or (job.state == COMPLETING and job.becomes != PENDING) else job.ends_at
+    """The output of `scontrol show job` for one job, as far as scripts ask for it."""
+    ends = job.ended if job.is_over or (job.state == COMPLETING and not job.again) else job.ends_at
     fields = {
         "JobId": job.id,
-        "JobName": request.name,
+        "JobName": job.request.name,
         "JobState": job.state,
         "Reason": job.reason,
-        "Dependency": request.options.get("dependency") or "(null)",
-        "Requeue": int(request.requeue),
+        "Requeue": int(job.request.requeue),
         "Restarts": job.restarts,
         "ExitCode": f"{job.exit[0]}:{job.exit[1]}",
-        "TimeLimit": _duration(request.limit_s),
-        "StartTime": _stamp(starts, "Unknown"),
-        "EndTime": _stamp(ends, "Unknown"),
+        "StartTime": _stamp(job.eligible if job.reason == "BeginTime" else job.started),
+        "EndTime": _stamp(ends),
         "PreemptTime": _stamp(job.preempted, "None"),
         "ExcNodeList": job.exclude or "(null)",
-        "NodeList": compress_hosts(job.nodes),
-        "NumNodes": len(job.nodes) or request.nodes,
-        "NumTasks": request.ntasks,
+        "NodeList": ",".join(job.nodes),
+        "NumNodes": len(job.nodes) or job.request.nodes,
         "WorkDir": job.work_folder,
         "StdOut": job.output,
     }
@@ -341,27 +318,14 @@ def show_job(job: RehearsedJob, oneliner: bool) -> str:
     return " ".join(lines) + " \n" if oneliner else "\n   ".join(lines) + "\n\n"
 
 
-def _stamp(moment: float | None, unknown: str) -> str:
-    return unknown if moment is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(moment)))
-
-
-def _duration(seconds: int | None) -> str:
-    """Seconds as `00:10:00` or `1-02:00:00`."""
-    if seconds is None:
-        return "UNLIMITED"
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
+def _stamp(moment: float | None, unknown: str = "Unknown") -> str:
+    if moment is None or moment == math.inf:
+        return unknown
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(moment)))
 
 
 def _program(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", processes.__file__, *arguments]
-
-
-def _process_of(connection: socket.socket) -> int:
-    """The pid of the process at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[0])
 
 
 def _line(connection: socket.socket) -> bytes:

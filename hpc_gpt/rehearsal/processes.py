@@ -28,28 +28,22 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sig
 
 
 def signal_session(session: int, *numbers: int) -> None:
-    """Sends signals to every process of a session, as Slurm does to the container of a step or script."""
-    for pid, (_, of) in _stats().items():
-        if of == session:
-            for number in numbers:
-                send(pid, number)
-
-
-def session_lives(session: int) -> bool:
-    """Whether any process of the session still runs; a zombie does not count."""
-    return any(of == session and state not in "ZX" for state, of in _stats().values())
+    """Signals every process of a session, as Slurm does to the container of a step or script."""
+    for pid in _pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                for number in numbers:
+                    send(pid, number)
 
 
 def marked(folder: str | os.PathLike[str], job: int | None = None) -> list[int]:
     """The running processes of the rehearsal in `folder`, without this one; with `job` only those of one Slurm job."""
-    mark, of_job = f"{MARK}={folder}".encode(), f"SLURM_JOB_ID={job}".encode()
+    wanted = {f"{MARK}={folder}".encode(), *([f"SLURM_JOB_ID={job}".encode()] if job is not None else [])}
     found = []
-    for pid, (state, _) in _stats().items():
-        if pid == os.getpid() or state in "ZX":
-            continue
+    for pid in _pids():
+        # A zombie has no environment any more.
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read().split(b"\0")
-            if mark in environment and (job is None or of_job in environment):
+            if wanted <= set(file.read().split(b"\0")) and pid != os.getpid():
                 found.append(pid)
     return found
 
@@ -72,39 +66,26 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _stats() -> dict[int, tuple[str, int]]:
-    """pid -> (state, session) of every process."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with (
-                contextlib.suppress(OSError, IndexError, ValueError),
-                open(f"/proc/{name}/stat", errors="replace") as file,
-            ):
-                fields = file.read().rpartition(")")[2].split()
-                found[int(name)] = fields[0], int(fields[3])
-    return found
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _stand_in(folder: str, name: str, *arguments: str) -> int:
     connection = socket.socket(socket.AF_UNIX)
-    try:
+    answer = b""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # by which others know a srun
+        comm.write(name)
+    with contextlib.suppress(OSError):
         # Through a descriptor, as the path of a socket may have at most 107 bytes.
         place = os.open(folder, os.O_PATH)
         connection.connect(f"/proc/self/fd/{place}/socket")
-    except OSError:
-        sys.stderr.write(f"{name}: error: the rehearsal is over\n")
-        return 1
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # by which others know a srun
-        comm.write(name)
-    for number in _FORWARDED if name == "srun" else ():
-        signal.signal(number, lambda number, _frame: connection.sendall(f"{int(number)}\n".encode()))
-    asked = {"name": name, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
-    socket.send_fds(connection, [b"\n"], [1, 2])
-    connection.sendall(json.dumps(asked).encode() + b"\n")
-    answer = b""
-    while piece := connection.recv(1 << 16):
-        answer += piece
+        for number in _FORWARDED if name == "srun" else ():
+            signal.signal(number, lambda number, _frame: connection.sendall(f"{int(number)}\n".encode()))
+        asked = {"name": name, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+        socket.send_fds(connection, [b"\n"], [1, 2])
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        while piece := connection.recv(1 << 16):
+            answer += piece
     if not answer:
         sys.stderr.write(f"{name}: error: the rehearsal is over\n")
         return 1
@@ -112,7 +93,8 @@ def _stand_in(folder: str, name: str, *arguments: str) -> int:
     for stream, text in ((sys.stdout, found["out"]), (sys.stderr, found["err"])):
         stream.buffer.write(text.encode("utf-8", "surrogateescape"))
         stream.flush()
-    return int(found["code"])
+    # At once: the connection's end says that it has ended, and then a signal may come.
+    os._exit(found["code"])
 
 
 def _guard(folder: str) -> int:

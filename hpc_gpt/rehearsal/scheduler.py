@@ -1,4 +1,4 @@
-"""A small scheduler in this process: queues jobs, starts them as real processes, signals, requeues and ends them.
+"""A small scheduler in this process: runs one job at a time, signals, requeues and ends it.
 
 Its nodes are only names: every process runs on this machine. Its actions, their order and its messages are those
 observed of Slurm 22.05.
@@ -6,9 +6,8 @@ observed of Slurm 22.05.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
-import re
 import secrets
 import signal
 import threading
@@ -17,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob, Srun, Step
-from hpc_gpt.rehearsal.job_request import JobRequest, RequestFault, not_rehearsed, read_hosts
-from hpc_gpt.rehearsal.processes import MARK, end_marked, marked, send, session_lives
+from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob
+from hpc_gpt.rehearsal.job_request import JobRequest, RequestFault, read_time, signal_number
+from hpc_gpt.rehearsal.processes import MARK, end_marked, marked, send
+from hpc_gpt.rehearsal.step import Srun, Step
+from hpc_gpt.runs.hosts import expand_hosts
 
 # The number of steps after which the ranks of an attempt wait for a signal (hpc_gpt.train.signals).
 _HOLD_AFTER = "HPC_GPT_HOLD_AFTER"
@@ -38,7 +38,7 @@ class Timing:
 
 
 class Scheduler:
-    """Runs jobs on `nodes` virtual nodes in the order of submission. Any thread may call any method.
+    """Of the submitted jobs, runs the first that is not over, on `nodes` virtual nodes. Any thread may call any method.
 
     `folder`: for the submitted scripts. `always`: variables of every job. `gpus`: this machine's number of GPUs, which
     a job's nodes share in order. `close` ends everything that runs.
@@ -58,36 +58,28 @@ class Scheduler:
         # The rendezvous port follows from a job's id, which must differ between two rehearsals at once.
         self._next = 1 + secrets.randbelow(_IDS)
         self._closed = threading.Event()
-        (folder / "spool").mkdir()
         self._ticker = threading.Thread(target=self._run, name="rehearsal", daemon=True)
         self._ticker.start()
 
     # --- what the stand-ins ask for ---------------------------------------------------------------------------------
 
     def submit(
-        self,
-        request: JobRequest,
-        script: str,
-        environment: Mapping[str, str],
-        folder: str,
-        arguments: Sequence[str] = (),
+        self, request: JobRequest, script: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str
     ) -> RehearsedJob:
         """Queues a job whose sbatch was called in `folder`. Raises RequestFault for a request that cannot be met."""
-        for condition in _conditions(request):
-            if not re.fullmatch(r"singleton|afterany(:\d+)+", condition):
-                raise not_rehearsed(f"--dependency={condition}")
-        exclude = request.options.get("exclude")
-        read_hosts(exclude or "")
         with self.lock:
             if self._closed.is_set():
                 raise RequestFault("Slurm is going down")
             if request.nodes > len(self.nodes):
                 raise RequestFault("Batch job submission failed: Requested node configuration is not available")
-            spooled = self.folder / "spool" / f"job{self._next:05}"
+            spooled = self.folder / f"job{self._next:05}"
             spooled.write_text(script, encoding="utf-8", errors="surrogateescape")
             spooled.chmod(0o700)
-            job = RehearsedJob(self._next, request, spooled, folder, dict(environment), request.begin, exclude)
-            job.arguments = [*arguments]
+            eligible = read_time(request.options.get("begin", "now"), time.time())
+            job = RehearsedJob(
+                self._next, request, spooled, [*arguments], folder, dict(environment), eligible, self._gpus
+            )
+            job.exclude = request.options.get("exclude", "")
             self.jobs[job.id] = job
             self._next += 1
             return job
@@ -100,59 +92,48 @@ class Scheduler:
         with self.lock:
             if job.state != RUNNING:
                 raise RequestFault(f"Unable to create step for job {job.id}: Job/step already completing or completed")
-            return job.start_step(srun, self._always, self._devices)
+            return job.start_step(srun, self._always)
 
     def signal_step(self, step: Step, number: int) -> None:
-        """Acts on a signal to srun: SIGTERM, SIGINT and SIGHUP end the step, others are forwarded to its ranks."""
+        """Acts on a signal to srun: SIGTERM, SIGINT and SIGHUP end the step, others are forwarded to its ranks; 0 if
+        srun has ended."""
         with self.lock:
-            if number not in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number in (0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if not step.ended.is_set() and not step.terminated:
+                    step.say("srun: forcing job termination")
+                    step.end("", time.time() + self.timing.kill_wait_s)
+            else:
                 for rank in step.ranks:
                     rank.signal(number)
-            elif not step.terminated:
-                step.say("srun: forcing job termination")
-                step.end("", time.time() + self.timing.kill_wait_s)
 
-    def end_step(self, step: Step) -> None:
-        """Ends the ranks of a step whose srun has ended."""
-        with self.lock:
-            if not step.ended.is_set() and step.kill_at is None:
-                step.end("", time.time() + self.timing.kill_wait_s)
-
-    def signal_ranks(self, job: RehearsedJob, number: int) -> None:
+    def signal_ranks(self, job: RehearsedJob, name: str) -> None:
         """Signals all ranks of a running job, as `scancel --signal` does."""
         with self.lock:
             if job.state == RUNNING:
-                job.signal(number, script=False)
+                job.signal(signal_number(name), script=False)
 
     def cancel(self, job: RehearsedJob) -> None:
         """Ends a job as scancel does, unless it is over."""
         with self.lock:
             if job.state == PENDING:
-                job.started = None
-                self._set_ended(job, "CANCELLED")
+                self._set_over(job, "CANCELLED", again=False)
             elif job.state == RUNNING:
-                self._take_down(job, "CANCELLED", "", "CANCELLED")
+                self._take_down(job, "CANCELLED")
+                self.terminate(job, "")
             elif job.state == COMPLETING:
-                job.becomes = job.account_as = "CANCELLED"
+                job.becomes, job.again = "CANCELLED", False
 
-    def requeue(self, job: RehearsedJob, asker: int | None = None) -> None:
-        """Puts a job back into the queue. Raises RequestFault if it may not be requeued.
-
-        `asker`: the process that asks, maybe a child of the job's own script; it gets its answer before the SIGTERM.
-        """
+    def requeue(self, job: RehearsedJob) -> bool:
+        """Puts a job back into the queue; returns whether its processes are still to get `terminate`, after the asker,
+        which may be one of them, has its answer. Raises RequestFault if it may not be requeued."""
         with self.lock:
-            if not job.request.requeue:
+            if not job.request.requeue or job.is_over:
                 raise RequestFault(f"Requested operation is presently disabled for job {job.id}")
             if job.state == PENDING:
                 raise RequestFault(f"Job is pending execution for job {job.id}")
-            if job.is_over:
-                self._to_queue(job)
-            elif job.state == RUNNING:
-                self._take_down(job, PENDING, " DUE TO JOB REQUEUE", "REQUEUED", asker)
-            else:  # even if the job is being cancelled
-                job.becomes, job.account_as = PENDING, "REQUEUED"
-            job.restarts += 1
-            job.preempted = job.preempted_until = None
+            was_running = job.state == RUNNING
+            self._take_down(job, "REQUEUED", again=True)
+            return was_running
 
     # --- what only a rehearsal can ask for --------------------------------------------------------------------------
 
@@ -165,7 +146,7 @@ class Scheduler:
         """Preempts a job: sends SIGTERM to its ranks; after its grace it is requeued."""
         with self.lock:
             job.preempted = time.time()
-            job.preempted_until = job.preempted + self.timing.grace_s
+            job.ends_at = min(job.ends_at, job.preempted + self.timing.grace_s)
             job.end_steps("")
 
     def hold(self, steps: int | None) -> None:
@@ -199,14 +180,31 @@ class Scheduler:
             while not self._closed.wait(_TICK_S):
                 with self.lock:
                     now = time.time()
-                    for job in list(self.jobs.values()):
-                        if job.state in (RUNNING, COMPLETING):
-                            self._watch(job, now)
-                    for job in list(self.jobs.values()):
-                        if job.state == PENDING:
-                            self._consider(job, now)
+                    left = [job for job in self.jobs.values() if not job.is_over]
+                    for job in left[:1]:
+                        (self._consider if job.state == PENDING else self._watch)(job, now)
+                    for job in left[1:]:
+                        job.reason = "Dependency" if "dependency" in job.request.options else "Priority"
         except Exception as fault:  # reported to the thread that waits for a job, as no job changes any more
             self.fault = fault
+
+    def _consider(self, job: RehearsedJob, now: float) -> None:
+        """Starts a waiting job, or notes the reason why it waits."""
+        excluded = expand_hosts(job.exclude)
+        free = [node for node in self.nodes if node not in excluded]
+        if job.eligible > now:
+            job.reason = "BeginTime"
+        elif len(free) < job.request.nodes:
+            job.reason = "Resources"
+        else:
+            job.nodes, job.state, job.reason = free[: job.request.nodes], RUNNING, "None"
+            job.started, job.ends_at = now, now + (job.request.limit_s or math.inf)
+            job.steps, job.limit_signalled, job.kill_at = [], False, math.inf
+            try:
+                job.start_script(self._always)
+            except OSError:  # like a real job whose output cannot be opened, it ends without a line
+                job.exit, job.reason = (0, 53), "RaisedSignal:53(Real-time_signal_19)"
+                self._set_over(job, "FAILED", again=False)
 
     def _watch(self, job: RehearsedJob, now: float) -> None:
         """Updates a job that has processes."""
@@ -214,133 +212,63 @@ class Scheduler:
             step.watch(self.timing.kill_wait_s, now)
         if job.state == RUNNING:
             self._watch_clock(job, now)
-        if job.term_after is not None:
-            self._terminate(job)
         assert job.batch is not None
         code = job.batch.poll()
-        if job.kill_at is not None and now >= job.kill_at:
-            job.signal(signal.SIGKILL)
-        if code is None:
-            return
-        if job.state == RUNNING:
+        if code is not None and job.state == RUNNING:
             job.exit = (code, 0) if code >= 0 else (0, -code)
-            job.state, job.becomes = COMPLETING, "COMPLETED" if code == 0 else "FAILED"
-            job.account_as, job.reason = job.becomes, "None" if code == 0 else "NonZeroExitCode"
-            job.ended = now
+            job.reason = "None" if code == 0 else "NonZeroExitCode"
+            job.state, job.becomes, job.ended = COMPLETING, "COMPLETED" if code == 0 else "FAILED", now
+        if code is not None or now >= job.kill_at:
             job.signal(signal.SIGKILL)
-        if not any(session_lives(session) for session in job.sessions(steps=True, script=True)):
             # A process that has left its session, as a daemon does, still has the rehearsal's mark.
-            for pid in marked(self.folder, job.id):
+            left = marked(self.folder, job.id)
+            for pid in left:
                 send(pid, signal.SIGKILL)
-            self._set_ended(job, job.becomes)
+            if code is not None and not left and all(step.ended.is_set() for step in job.steps):
+                self._set_over(job, job.becomes, job.again)
 
     def _watch_clock(self, job: RehearsedJob, now: float) -> None:
         asked = job.request.signal
-        if job.ends_at is not None and asked and not job.limit_signalled and now >= job.ends_at - asked.lead_s:
+        is_preempted = job.preempted is not None
+        if asked and not is_preempted and not job.limit_signalled and now >= job.ends_at - asked.lead_s:
             job.limit_signalled = True
-            if not asked.to_script:
-                job.signal(signal.SIGCONT, asked.number, script=False)
+            if not asked.to_shell:
+                job.signal(signal.SIGCONT, signal_number(asked.name), script=False)
             elif job.batch is not None:
-                # `B:` is for the shell alone: an srun would forward it to its ranks.
-                send(job.batch.pid, asked.number)
-        if job.ends_at is not None and now >= job.ends_at:
-            self._take_down(job, "TIMEOUT", " DUE TO TIME LIMIT", "TIMEOUT")
-            job.reason = "TimeLimit"
-        elif job.preempted_until is not None and now >= job.preempted_until:
-            job.preempted_until = None
-            becomes = PENDING if job.request.requeue else "PREEMPTED"
-            self._take_down(job, becomes, " DUE TO PREEMPTION", "PREEMPTED")
-            if job.request.requeue:
-                job.restarts += 1
-                job.preempted = None
-
-    def _consider(self, job: RehearsedJob, now: float) -> None:
-        """Starts a waiting job, or notes the reason why it waits."""
-        taken = {node for other in self.jobs.values() if other.state in (RUNNING, COMPLETING) for node in other.nodes}
-        taken |= set(read_hosts(job.exclude or ""))
-        free = [node for node in self.nodes if node not in taken]
-        if job.eligible > now:
-            job.reason = "BeginTime"
-        elif any(self._is_unmet(condition, job) for condition in _conditions(job.request)):
-            job.reason = "Dependency"
-        elif len(free) < job.request.nodes:
-            job.reason = "Resources"
-        else:
-            self._start(job, free[: job.request.nodes], now)
-
-    def _is_unmet(self, condition: str, job: RehearsedJob) -> bool:
-        """Whether a job still waits: a singleton for every earlier job of its name, `afterany:7` for job 7."""
-        _, *ids = condition.split(":")
-        others = [other for other in self.jobs.values() if not other.is_over]
-        if ids:
-            return any(str(other.id) in ids for other in others)
-        return any(other.id < job.id and other.request.name == job.request.name for other in others)
-
-    def _start(self, job: RehearsedJob, nodes: list[str], now: float) -> None:
-        job.nodes, job.state, job.reason = nodes, RUNNING, "None"
-        job.started, job.ended, job.exit = now, None, (0, 0)
-        job.ends_at = None if job.request.limit_s is None else now + job.request.limit_s
-        job.steps, job.limit_signalled, job.kill_at, job.term_after = [], False, None, None
-        try:
-            job.start_script(self._always, self._devices(job, 0))
-        except OSError as fault:
-            # Like a real job whose output cannot be opened, it ends without a line.
-            job.exit, job.reason = (0, 53), f"RaisedSignal:53(Real-time_signal_19)  # {fault}"
-            self._set_ended(job, "FAILED")
-
-    def _devices(self, job: RehearsedJob, place: int) -> dict[str, str]:
-        """CUDA_VISIBLE_DEVICES of the job's node at that place; empty if this machine has too few GPUs for the job."""
-        if not self._gpus:
-            return {}
-        each = job.request.gpus_per_node
-        own = range(place * each, (place + 1) * each) if each * len(job.nodes) <= self._gpus else ()
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
+                send(job.batch.pid, signal_number(asked.name))  # for the shell alone: an srun would forward it
+        if now >= job.ends_at:
+            self._take_down(job, "PREEMPTED" if is_preempted else "TIMEOUT", again=is_preempted and job.request.requeue)
+            self.terminate(job, " DUE TO PREEMPTION" if is_preempted else " DUE TO TIME LIMIT")
+            job.reason = "None" if is_preempted else "TimeLimit"
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    def _take_down(self, job: RehearsedJob, becomes: str, why: str, account_as: str, asker: int | None = None) -> None:
-        """Ends a running job's processes: SIGTERM after the `asker` has its answer, SIGKILL later."""
-        job.state, job.becomes, job.account_as = COMPLETING, becomes, account_as
+    def _take_down(self, job: RehearsedJob, becomes: str, again: bool = False) -> None:
+        """Lets a job end; `terminate` tells its processes, and SIGKILL follows."""
+        job.state, job.becomes, job.again = COMPLETING, becomes, again
         job.ended = time.time()
-        job.kill_at = job.ended + self.timing.kill_wait_s
-        job.term_after = asker, why
-        self._terminate(job)
+        job.kill_at = min(job.kill_at, job.ended + self.timing.kill_wait_s)
+        job.restarts += again
 
-    def _terminate(self, job: RehearsedJob) -> None:
-        """Sends SIGTERM and SIGCONT to script and ranks, and writes Slurm's line, unless the asker still waits."""
-        assert job.term_after is not None
-        asker, why = job.term_after
-        if asker is not None and start_time(asker) is not None:
-            return
-        job.term_after = None
-        if job.errors is not None:
-            now = time.strftime("%Y-%m-%dT%H:%M:%S")
-            line = f"slurmstepd: error: *** JOB {job.id} ON {job.nodes[0]} CANCELLED AT {now}{why} ***\n"
-            with contextlib.suppress(OSError):
-                os.write(job.errors, line.encode())
-        job.end_steps(why)
-        job.signal(signal.SIGCONT, signal.SIGTERM, steps=False)
+    def terminate(self, job: RehearsedJob, why: str) -> None:
+        """Sends SIGTERM and SIGCONT to script and ranks, and writes Slurm's line, which ends in `why`."""
+        with self.lock:
+            if job.state == COMPLETING:
+                job.say_cancelled(why)
+                job.end_steps(why)
+                job.signal(signal.SIGCONT, signal.SIGTERM, steps=False)
 
-    def _set_ended(self, job: RehearsedJob, becomes: str) -> None:
-        """Records the end of a job whose processes have all ended."""
-        job.accounted.append(job.account_as or becomes)
-        job.ended = job.ended or time.time()
+    def _set_over(self, job: RehearsedJob, becomes: str, again: bool) -> None:
+        """Records the end of a start whose processes have all ended; `again`: the job then waits again."""
+        job.accounted.append(becomes)
         if job.errors is not None:
             os.close(job.errors)
-        job.batch, job.errors, job.kill_at = None, None, None
-        if becomes == PENDING:
-            self._to_queue(job)
-        else:
-            job.state = becomes
-
-    def _to_queue(self, job: RehearsedJob) -> None:
-        now = time.time()
-        job.state, job.nodes, job.becomes, job.account_as, job.exit = PENDING, [], "", "", (0, 0)
-        # StartTime may have been set to a later time.
-        job.eligible = max(job.eligible, now + self.timing.requeue_s)
-        job.started = job.ended = job.ends_at = None
-        job.reason = "BeginTime" if job.eligible > now else "None"
-
-
-def _conditions(request: JobRequest) -> list[str]:
-    return [condition for condition in request.options.get("dependency", "").split(",") if condition]
+        job.batch = job.errors = None
+        job.ended = job.ended or time.time()
+        job.state = becomes
+        if again:
+            now = time.time()
+            job.state, job.nodes, job.becomes, job.exit, job.again = PENDING, [], "", (0, 0), False
+            job.eligible = max(job.eligible, now + self.timing.requeue_s)  # StartTime may have been set to a later time
+            job.started = job.ended = job.preempted = None
+            job.ends_at, job.reason = math.inf, "BeginTime" if job.eligible > now else "None"

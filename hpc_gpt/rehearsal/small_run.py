@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, shrunken
@@ -27,6 +27,7 @@ from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import experiment_of
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import ensure_data, located
+from hpc_gpt.words import counted
 
 # Jobs of a singleton chain: the first one, and one for each interruption.
 CHAIN_JOBS = 3
@@ -112,30 +113,25 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
 
 def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing]]:
     """The profile without what this machine lacks."""
+    venv, container = profile.venv, profile.container
+    image = container.image if container else None
+    can_start = container is not None and container.kind == "apptainer" and shutil.which("apptainer") is not None
+    checks: tuple[tuple[str, str | None, bool, Any], ...] = (
+        ("modules", ", ".join(profile.modules), _has_modules(), ()),
+        ("venv", venv, (Path(venv or "/nowhere") / "bin" / "activate").is_file(), None),
+        ("python", profile.python, shutil.which(profile.python or "") is not None, None),
+        ("container", image, can_start and Path(image or "/nowhere").exists(), None),
+    )
     missing: list[Missing] = []
-    if profile.modules and not _has_modules():
-        missing.append(Missing(f"modules {', '.join(profile.modules)}", "there is no module command here"))
-        profile = replace(profile, modules=())
-    if profile.venv is not None and not (Path(profile.venv) / "bin" / "activate").is_file():
-        missing.append(Missing(f"venv {profile.venv}", "there is no such folder here"))
-        profile = replace(profile, venv=None)
-    if profile.python is not None and shutil.which(profile.python) is None:
-        missing.append(Missing(f"python {profile.python}", "there is no such command here"))
-        profile = replace(profile, python=None)
-    if profile.container is not None:
-        why = _no_container(profile)
-        if why:
-            missing.append(Missing(f"container {profile.container.image}", why))
-            profile = replace(profile, container=None)
     environment = dict(profile.environment)
+    for key, named, is_here, nothing in checks:
+        if named and not is_here:
+            missing.append(Missing(f"{key} {named}", "not on this machine: the ranks run without it"))
+            profile = replace(profile, **{key: nothing})
     for name, value in profile.environment.items():
-        if name in _OURS:
+        if name in _OURS or name.endswith("_SOCKET_IFNAME"):
             del environment[name]
-            if name == "PATH":
-                missing.append(Missing("the profile's PATH", "the stand-ins must come first in it"))
-        elif name.endswith("_SOCKET_IFNAME") and not _has_interface(value):
-            del environment[name]
-            missing.append(Missing(f"{name}={value}", "there is no such network interface here"))
+            missing.append(Missing(f"the profile's {name}={value}", "the stand-ins' own is used"))
     if profile.node_suffix:
         missing.append(Missing(f"node names with {profile.node_suffix}", "the nodes are names of this one machine"))
     return replace(profile, environment=environment), missing
@@ -143,57 +139,28 @@ def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing
 
 def _has_modules() -> bool:
     """Whether the script would find a `module` command: an inherited function, or a file that defines it."""
-    inits = [os.environ.get("MODULESHOME", "/nowhere") + "/init/bash", os.environ.get("LMOD_PKG", "/nowhere") +
-             "/init/bash", *_MODULE_INITS]  # fmt: skip
+    homes = (os.environ.get(name, "/nowhere") for name in ("MODULESHOME", "LMOD_PKG"))
+    inits = (*(f"{home}/init/bash" for home in homes), *_MODULE_INITS)
     return "BASH_FUNC_module%%" in os.environ or any(os.access(init, os.R_OK) for init in inits)
-
-
-def _no_container(profile: ClusterProfile) -> str:
-    """Why the profile's container cannot be used here; empty if it can."""
-    container = profile.container
-    assert container is not None
-    if container.kind == "pyxis":
-        return "srun's own plug-in (pyxis) starts it, which a stand-in lacks: the ranks run without it"
-    if shutil.which("apptainer") is None:
-        return "there is no apptainer here: the ranks run without it"
-    if not Path(container.image).exists():
-        return "there is no such image here: the ranks run without it"
-    return ""
-
-
-def _has_interface(value: str) -> bool:
-    """Whether this machine has an interface whose name begins with one in `value`, where NCCL allows `^` and `=`."""
-    names = os.listdir("/sys/class/net") if Path("/sys/class/net").is_dir() else []
-    return value.startswith("^") or any(
-        name.startswith(part.lstrip("=")) for part in value.split(",") if part for name in names
-    )
 
 
 def of_the_job(real: Resolved) -> list[Missing]:
     """The parts of the job that only the site's own Slurm can check."""
-    job, missing = real.job, []
     asked = [f"{key} {value}" for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist",
-             "exclude", "dependency") if (value := getattr(job, key))]  # fmt: skip
-    if asked:
-        missing.append(Missing(", ".join(asked), "the stand-ins grant whatever is asked for"))
-    if job.max_gpu_hours is not None:
-        missing.append(Missing(f"the budget of {job.max_gpu_hours:g} GPU-hours", "a rehearsal uses next to none"))
-    return missing
+             "exclude", "dependency") if (value := getattr(real.job, key))]  # fmt: skip
+    return [Missing(", ".join(asked), "the stand-ins grant whatever is asked for")] if asked else []
 
 
 def _of_the_gpus(real: Resolved, ranks: int, here: int, used: int) -> Missing:
-    size = f"{real.gpus} {real.cluster.device or 'GPU'}{'s' if real.gpus > 1 else ''} on {real.nodes} node"
-    size += "s" if real.nodes > 1 else ""
+    size = f"{counted(real.gpus, real.cluster.device or 'GPU')} on {counted(real.nodes, 'node')}"
     if used:
-        return Missing(size, f"{ranks} rank{'s' if ranks > 1 else ''} on this machine's GPUs: memory, speed, network")
-    have = _gpus_for(ranks, here)
-    cores = len(os.sched_getaffinity(0))
-    why = f"{have} here: {ranks} rank{'s' if ranks > 1 else ''} on {cores} cores of a CPU; no memory, speed or network"
-    return Missing(size, why)
+        return Missing(size, f"{counted(ranks, 'rank')} on this machine's GPUs: memory, speed, network")
+    on = f"{counted(ranks, 'rank')} on {len(os.sched_getaffinity(0))} cores of a CPU"
+    return Missing(size, f"{_gpus_for(ranks, here)} here: {on}; no memory, speed or network")
 
 
 def _gpus_for(ranks: int, here: int) -> str:
-    return f"{here} GPU{'s' if here > 1 else ''} for {ranks} ranks" if here else "no GPU"
+    return f"{counted(here, 'GPU')} for {ranks} ranks" if here else "no GPU"
 
 
 # --- the rehearsal ----------------------------------------------------------------------------------------------------
@@ -273,17 +240,12 @@ def check_data(resolved: Resolved) -> str | Missing:
 
 
 def _check_script(script: str) -> tuple[str, bool]:
-    """(findings of `bash -n`, and of shellcheck if it is installed; whether they find nothing)."""
-    with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as file:
-        file.write(script)
-        file.flush()
-        checks = [["bash", "-n", file.name]]
-        if shutil.which("shellcheck"):
-            checks.append(["shellcheck", "--severity=warning", file.name])
-        for check in checks:
-            done = subprocess.run(check, capture_output=True, text=True, timeout=_CHECK_S, check=False)
-            if done.returncode:
-                return f"{check[0]}: {(done.stderr or done.stdout).replace(file.name, 'job.sh').strip()}", False
+    """(what `bash -n` finds, and shellcheck if it is installed; whether they find nothing)."""
+    checks = [["bash", "-n"], *([["shellcheck", "--severity=warning", "-"]] if shutil.which("shellcheck") else [])]
+    for check in checks:
+        done = subprocess.run(check, input=script, capture_output=True, text=True, timeout=_CHECK_S, check=False)
+        if done.returncode:
+            return f"{check[0]}: {(done.stderr or done.stdout).strip()}", False
     names = "bash -n and shellcheck find" if len(checks) > 1 else "bash -n finds"
     return f"{names} nothing in its {script.count(chr(10))} lines", True
 

@@ -10,11 +10,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.slurm.options import options_of
+from hpc_gpt.slurm.options import Options, options_of
 
 # Variables whose option has another name.
 _OTHER_NAMES = {"timelimit": "time", "array-inx": "array", "debug": "verbose"}
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
+_FIELD = re.compile(r"%(\d*)([%A-Za-z])")
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
 
 
@@ -28,12 +29,31 @@ class Option:
 
 
 def read_options(words: Sequence[str]) -> Iterator[Option]:
-    """The options in words, which are options alone; a word that is none has an empty name.
+    """The options of sbatch in words, which are options alone; a word that is none has an empty name.
 
     An option that this version does not know takes a value only after `=`.
     """
-    kinds, letters = options_of("sbatch")
+    return _read(list(words), options_of("sbatch"))
+
+
+def read_call(words: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
+    """({long name: value or ""}, the arguments after the options) of a call of one of Slurm's commands.
+
+    >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
+    ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])
+    """
     left = list(words)
+    found: dict[str, str] = {}
+    for option in _read(left, known):
+        if not option.name:
+            return found, left if option.value == "--" else [*option.words, *left]
+        found[option.name] = option.value or ""
+    return found, []
+
+
+def _read(left: list[str], known: Options) -> Iterator[Option]:
+    """The options at the beginning of `left`, which keeps the words that are not read yet."""
+    kinds, letters = known
     while left:
         word = left.pop(0)
         if word.startswith("--") and len(word) > 2:
@@ -161,3 +181,35 @@ def array_numbers(text: str) -> list[int]:
 def split_directive(line: str) -> list[str]:
     """The words of a line after `#SBATCH`. ValueError if a quote has no end."""
     return shlex.split(line, comments=True)
+
+
+def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:
+    r"""The name of a file by sbatch's pattern, of the job that an environment is of.
+
+    >>> expand_pattern("log/%x-%4j.out", {"SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "7"})
+    'log/gpt-0007.out'
+    """
+    if "\\" in pattern:  # then sbatch replaces nothing
+        return pattern.replace("\\", "")
+    job = environment.get("SLURM_JOB_ID", "")
+    values = {
+        "%": "%",
+        "A": environment.get("SLURM_ARRAY_JOB_ID", job),
+        "a": environment.get("SLURM_ARRAY_TASK_ID", "4294967294"),
+        "J": job,
+        "j": job,
+        "N": (environment.get("SLURMD_NODENAME") or "").partition(".")[0],
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": user,
+        "x": environment.get("SLURM_JOB_NAME", ""),
+    }
+
+    def value(found: re.Match[str]) -> str:
+        text = values.get(found[2])
+        if text is None:
+            return found[0]
+        return text.zfill(min(int(found[1] or 0), 10)) if text.isdigit() else text
+
+    return _FIELD.sub(value, pattern)
