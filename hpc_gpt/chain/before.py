@@ -43,7 +43,7 @@ from hpc_gpt.runs.end_policy import End, end_by_accounting
 from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state
+from hpc_gpt.runs.state import REVOKED, slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import class_and_words
 
@@ -68,6 +68,8 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
     states = SlurmStates()
     for line in lines:
         match line.split():
+            case [_, _, state, *_] if state == REVOKED:
+                continue
             case ["squeue", job_id, state, *_]:
                 states.queue[job_id] = state
             case ["sacct", job_id, state, *_]:

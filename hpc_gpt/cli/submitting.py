@@ -369,13 +369,15 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
     run = submitted.run
     # Outside a job the user set SBATCH_* variables on purpose.
     outside = submitted.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ
-    if leaked := sorted(name for name in os.environ if outside and name.startswith("SBATCH_")):
+    outside = outside and run.resolved().script is None
+    asked = [name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS"]
+    if leaked := sorted(name for name in asked if outside):
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         if around := os.environ.get("SLURM_JOB_ID"):
             words = f"note: this is within job {around}, but a new job is queued, with nodes of its own"
             click.echo(f"{words}; --here runs on those of job {around}", err=True)
-        click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
+        click.echo(f"submitted {run.run_id} as job {submitted.job_id}{_on_cluster(run)}")
         if len(submitted.jobs) > 1:
             click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     else:
@@ -477,10 +479,14 @@ def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
 
+def _on_cluster(run: RunFolder) -> str:
+    return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
+
+
 def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
-        click.echo(f"submitted {what} {job.id}")
+        click.echo(f"submitted {what} {job.id}{_on_cluster(job.runs[0])}")
         _print_waits(sweep.waits.get(job.id, ""))
     for refusal in sweep.refusals:
         click.echo(f"not queued: {refusal}", err=True)

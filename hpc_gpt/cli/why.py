@@ -43,7 +43,8 @@ def why(run: str | None, as_json: bool) -> None:
     if found.unnamed_canceller is not None:
         from hpc_gpt.launch.slurm import who_cancelled
 
-        found = replace(found, cancelled_by=who_cancelled(found.unnamed_canceller))
+        cluster = found.own.slurm_cluster() if found.own is not None else None
+        found = replace(found, cancelled_by=who_cancelled(found.unnamed_canceller, cluster))
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     else:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, RunFolderError, UserError
-from hpc_gpt.launch.slurm import cancel_job, interrupt_job
+from hpc_gpt.launch.slurm import cancel_job, interrupt_job, words_of_scancel
 from hpc_gpt.launch.status import NO_ANSWER, RunStatus, ask_status, read_own_status, read_status, silence_note
 from hpc_gpt.launch.sweep_status import count_states
 from hpc_gpt.process import send
@@ -238,14 +238,15 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
             run.mark_cancelled(each)
         except OSError as fault:
             words = f"cannot write the cancel mark in {run.path}: {fault.strerror}"
-            raise RunFolderError(words, f"scancel {each} ends a Slurm job") from None
+            raise RunFolderError(words, f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job") from None
     if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
     if line.get("scheduler") == "local":
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
     else:
-        cancel_job(*later)
-        (interrupt_job if save else cancel_job)(job_id)
+        cluster = run.slurm_cluster()
+        cancel_job(*later, cluster=cluster)
+        (interrupt_job if save else cancel_job)(job_id, cluster=cluster)
     return job_id
 
 

@@ -20,6 +20,7 @@ from hpc_gpt.settings.command import command_lines
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.options import OF_JOB, options_of
+from hpc_gpt.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
 
@@ -223,7 +224,7 @@ def _environment(template: Path | None) -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "chosen_clusters": chosen_clusters}
     return environment
 
 

@@ -4,6 +4,9 @@ A client of a controller that hangs retries for a minute. Every question has a l
 does not wait for it.
 
 No variable of an enclosing job is passed to a new one.
+
+At a site with several clusters the same id is another job on each. A client asks the cluster that it is given, else
+the default one, never that of SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows them all.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.process import seconds_given
 from hpc_gpt.runs.run_folder import user_name
+from hpc_gpt.runs.state import REVOKED
 from hpc_gpt.settings.resolved import Resolved
 
 _UNREACHABLE = re.compile(
@@ -35,6 +39,9 @@ _PING_S = 20.0
 _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # For what is only told of a job that has ended.
 _ENDED_S = 5.0
+# The cluster that commands are for, to sbatch and to the others.
+CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
+_SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
 # The cluster and the user's identity there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
@@ -104,15 +111,23 @@ def has_sbatch() -> bool:
 
 
 class Client:
-    """A Slurm client that has been started. It is killed at the end of a `with` block.
+    """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block.
 
     SlurmUnreachable if it is not installed, or if SLURM_CONF names no file: it would wait for one for a minute.
     """
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str] | None = None, text: str | None = None
+        self,
+        command: list[str],
+        environment: Mapping[str, str] | None = None,
+        text: str | None = None,
+        cluster: str | None = None,
     ) -> None:
-        configuration = (os.environ if environment is None else environment).get("SLURM_CONF")
+        if environment is None:
+            environment = without_choice(os.environ)
+        if cluster:
+            command = [command[0], f"--clusters={cluster}", *command[1:]]
+        configuration = environment.get("SLURM_CONF")
         if configuration and not os.path.exists(configuration):
             raise SlurmUnreachable(f"SLURM_CONF names {configuration}, which does not exist", "correct it, or unset it")
         self.name = command[0]
@@ -125,7 +140,7 @@ class Client:
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="replace",
-                env=dict(environment) if environment is not None else None,
+                env=dict(environment),
             )
         except FileNotFoundError:
             raise SlurmUnreachable(
@@ -154,9 +169,10 @@ def ask(
     environment: Mapping[str, str] | None = None,
     text: str | None = None,
     timeout_s: float = TIMEOUT_S,
+    cluster: str | None = None,
 ) -> Answer:
     """Run a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
-    with Client(command, environment, text) as client:
+    with Client(command, environment, text, cluster) as client:
         answer = client.answer(timeout_s)
     if answer is None:
         raise SlurmUnreachable(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
@@ -209,10 +225,11 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
-def squeue() -> Client:
-    """The question for the user's jobs, recently ended ones too; `queued_jobs` reads the answer. Raises as Client."""
+def squeue(cluster: str | None = None) -> Client:
+    """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
+    Client."""
     command = ["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"]
-    return Client(command)
+    return Client([*command, "--sibling"], cluster=cluster)
 
 
 def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
@@ -227,16 +244,18 @@ def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
     for line in answer.stdout.splitlines():
         job_id, _, rest = line.partition("|")
         state, _, reason = rest.partition("|")
+        if state.strip() == REVOKED:
+            continue
         jobs[job_id.strip()] = QueuedJob(state.strip(), reason.strip())
     return jobs
 
 
-def sacct(job_ids: Iterable[str]) -> Client | None:
-    """The question to the accounting for jobs, which `accounted_states` reads; None if there is nothing to ask."""
+def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Client | None:
+    """The question to the accounting for a cluster's jobs, which `accounted_states` reads; None for no jobs."""
     wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
     if not wanted or shutil.which("sacct") is None:
         return None
-    return Client(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(wanted)])
+    return Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted)], cluster=cluster)
 
 
 def accounted_states(answer: Answer) -> dict[str, str]:
@@ -245,15 +264,15 @@ def accounted_states(answer: Answer) -> dict[str, str]:
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         job_id, _, state = line.partition("|")
         states[job_id] = state.split(" ")[0].rstrip("+")
-    return states
+    return {job_id: state for job_id, state in states.items() if state != REVOKED}
 
 
-def who_cancelled(job_id: str) -> str | None:
+def who_cancelled(job_id: str, cluster: str | None = None) -> str | None:
     """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
     if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
         return None
     try:
-        answer = ask(["sacct", "-n", "-X", "-P", "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S)
+        answer = ask([*_SACCT, "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S, cluster=cluster)
     except SlurmUnreachable:
         return None
     found = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
@@ -272,19 +291,24 @@ def largest_array() -> int:
     return max(1, int(found[1]))
 
 
-def cancel_job(*job_ids: str) -> None:
-    """Cancel queued or running jobs; an ended job is no error. Raises SlurmUnreachable, JobRefused."""
+def cancel_job(*job_ids: str, cluster: str | None = None) -> None:
+    """Cancel queued or running jobs of a cluster; an ended job is no error. Raises SlurmUnreachable, JobRefused."""
     if job_ids:
-        _scancel([*job_ids])
+        _scancel([*job_ids], cluster)
 
 
-def interrupt_job(job_id: str) -> None:
+def interrupt_job(job_id: str, cluster: str | None = None) -> None:
     """Send SIGINT to every rank of a running job, which then saves and stops. Raises as cancel_job."""
-    _scancel(["--signal=INT", job_id])
+    _scancel(["--signal=INT", job_id], cluster)
 
 
-def _scancel(arguments: list[str]) -> None:
-    answer = ask(["scancel", *arguments])
+def words_of_scancel(job_id: str, cluster: str | None) -> str:
+    """The command with which a user cancels a job."""
+    return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
+
+
+def _scancel(arguments: list[str], cluster: str | None) -> None:
+    answer = ask(["scancel", *arguments], cluster=cluster)
     if answer.unreachable:
         raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     if answer.code != 0 and not _GONE.search(answer.stderr):
@@ -297,6 +321,11 @@ def _scancel(arguments: list[str]) -> None:
 def leaks(environment: Mapping[str, str]) -> list[str]:
     """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
     return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
+
+
+def without_choice(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the variables that send a command to another cluster than the default one."""
+    return {name: value for name, value in environment.items() if name not in CHOOSE_CLUSTER}
 
 
 def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

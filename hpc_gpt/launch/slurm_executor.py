@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,17 @@ from typing import Any
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.slurm import OF_ONE_JOB, ask, check_dependency, job_python, sbatch_failed, submission_environment
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.launch.slurm import (
+    OF_ONE_JOB,
+    ask,
+    check_dependency,
+    job_python,
+    sbatch_failed,
+    submission_environment,
+    without_choice,
+    words_of_scancel,
+)
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.settings.resolved import Resolved, folder_name
 
 ARRAY_SCRIPT = "array.sh"
@@ -22,7 +32,7 @@ class ScriptExecutor(SlurmExecutor):
 
     What belongs to the runs is not in the script but in the environment, and in `flags` on sbatch's command line.
     `note` is added to the job's line in each run's submissions.jsonl. An element of an array is a job `4711_0` and so
-    on.
+    on. All jobs of a run go to the cluster that took its first one.
     """
 
     def __init__(
@@ -58,8 +68,11 @@ class ScriptExecutor(SlurmExecutor):
         """
         line = self._make_submission_command(self.script)
         entry = {"scheduler": "slurm", "job_id": None, "command": line, "refused": None, "cluster": self.cluster_name}
+        cluster, environment = self.runs[0].slurm_cluster(), self.environment
+        if cluster is None and job_ids(self.runs[0]):
+            environment = without_choice(environment)
         try:
-            answer = ask(line, self.environment)
+            answer = ask(line, environment, cluster=cluster)
         except SlurmUnreachable as fault:
             self._note({**entry, "refused": str(fault)})
             raise
@@ -70,10 +83,14 @@ class ScriptExecutor(SlurmExecutor):
             refusal.hint += f"; {kept} kept, marked refused: {self.runs[0].path}"
             raise refusal
         job_id = self._get_job_id_from_submission_command(answer.stdout)
+        if found := re.search(r" on cluster (\S+)", answer.stdout):
+            entry["slurm_cluster"] = cluster = found[1]
         try:
             self._note({**entry, "job_id": job_id})
         except RunFolderError as fault:
-            raise RunFolderError(f"job {job_id} is queued, but {fault}", f"scancel {job_id} ends it") from None
+            raise RunFolderError(
+                f"job {job_id} is queued, but {fault}", f"{words_of_scancel(job_id, cluster)} ends it"
+            ) from None
         return SlurmJob(folder=self.script.parent, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _note(self, entry: Mapping[str, Any]) -> None:

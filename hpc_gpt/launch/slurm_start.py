@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.launch.render import allocated_nodes, cpus_per_task
+from hpc_gpt.launch.render import allocated_nodes, cpus_per_task, script_directives
 from hpc_gpt.launch.slurm import Answer, ask, gpus_in, has_sbatch, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.words import counted, some
 
 # On a busy controller the answer may take long, as it simulates the queue.
@@ -58,13 +59,14 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
         return ExpectedStart(f"{fault}: not asked when it would start")
     if answer.unreachable:
         raise sbatch_failed(answer)
-    partitions = _partitions(resolved.job.partition)
+    clusters = chosen_clusters(script_directives(script))
+    partitions = _partitions(resolved.job.partition, clusters)
     if too_long := _above_time_limit(resolved, partitions):
         raise _never(resolved, too_long)
     if answer.code == 0:
         return ExpectedStart(answer.words, _closed(partitions) or _later(answer.words, time.time()))
     if _NO_NODES.search(answer.stderr):
-        return ExpectedStart(answer.words, _nodes_to_come(resolved, partitions, answer))
+        return ExpectedStart(answer.words, _nodes_to_come(resolved, partitions, answer, clusters))
     if _NOT_NOW.search(answer.stderr):
         return ExpectedStart(answer.words, answer.sentence)
     raise sbatch_failed(answer)
@@ -86,10 +88,10 @@ def _later(words: str, now: float) -> str:
 # --- the partition, and its nodes
 
 
-def _partitions(names: str | None) -> list[dict[str, str]]:
+def _partitions(names: str | None, clusters: str | None) -> list[dict[str, str]]:
     """The settings of the partitions that a job asks for, or of the default one; empty if Slurm does not say."""
     try:
-        answer = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ASK_S)
+        answer = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ASK_S, cluster=clusters)
     except SlurmUnreachable:
         return []
     known = [dict(_PAIR.findall(line)) for line in answer.stdout.splitlines() if line.startswith("PartitionName=")]
@@ -137,10 +139,14 @@ class _Node:
         return not _UNUSABLE.match(self.state)
 
 
-def _nodes() -> list[_Node]:
+def _nodes(clusters: str | None) -> list[_Node]:
     """The nodes of every partition, as sinfo lists them; empty if Slurm does not say."""
     try:
-        answer = ask(["sinfo", "--all", "--Node", "--noheader", "--format=%N|%R|%T|%c|%G|%f|%E"], timeout_s=_ASK_S)
+        answer = ask(
+            ["sinfo", "--all", "--Node", "--noheader", "--format=%N|%R|%T|%c|%G|%f|%E"],
+            timeout_s=_ASK_S,
+            cluster=clusters,
+        )
     except SlurmUnreachable:
         return []
     rows = [line.strip().split("|", 6) for line in answer.stdout.splitlines()]
@@ -153,10 +159,12 @@ def _nodes() -> list[_Node]:
     ]  # fmt: skip
 
 
-def _nodes_to_come(resolved: Resolved, partitions: Sequence[Mapping[str, str]], answer: Answer) -> str:
+def _nodes_to_come(
+    resolved: Resolved, partitions: Sequence[Mapping[str, str]], answer: Answer, clusters: str | None
+) -> str:
     """Why the job cannot start now, if nodes that could hold it take no job just now. Raises NeverStarts if not."""
     never = ""
-    nodes, wanted = _nodes(), allocated_nodes(resolved)
+    nodes, wanted = _nodes(clusters), allocated_nodes(resolved)
     for partition in partitions:
         name, most = partition["PartitionName"], partition.get("MaxNodes", "UNLIMITED")
         own = [node for node in nodes if node.partition == name]

@@ -44,8 +44,9 @@ from hpc_gpt.runs.run_state import (
 )
 
 NO_ANSWER = "Slurm does not answer"
-# {job id: (long state name, reason)} by Slurm.
+# {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
 Words = Mapping[str, tuple[str, str]]
+ClusterWords = Mapping[str | None, Words | None]
 # Slurm's answer within this time is waited for before anything is shown.
 EARLY_S = 0.5
 
@@ -112,20 +113,21 @@ def ask_status(
 ) -> tuple[list[RunStatus], str]:
     """(the state of each run, why Slurm's part is missing; empty if it is not).
 
-    Slurm is asked once for all runs, and only if one of them has a Slurm job. If it does not answer at once, `early`
+    Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early`
     gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [SeenRun(run.path) for run in runs]
-    if not any(is_of_slurm(line) for run in seen for line in newest_chain(run)):
-        return _rows(seen, {}), ""
+    of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
+    if not of_slurm:
+        return _rows(seen, {None: {}}), ""
     began, patient_s = time.monotonic(), patience_s()
     known: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not known:
-            known.extend(_rows(seen, None))
+            known.extend(_rows(seen, {}))
             early(known)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in known)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -135,27 +137,36 @@ def ask_status(
         return answer
 
     opened = [open_jobs(run) for run in seen]
-    words, silence = _slurm_states([job_id for jobs in opened for job_id in jobs], wait)
-    if words is None and known:
+    words: dict[str | None, Words | None] = {}
+    silence = ""
+    for cluster in {run.slurm_cluster(): None for run in of_slurm}:
+        ids = [
+            job_id for run, jobs in zip(seen, opened, strict=True) if run.slurm_cluster() == cluster for job_id in jobs
+        ]
+        words[cluster], said = _slurm_states(ids, wait, cluster)
+        silence = silence or said
+    if known and all(each is None for each in words.values()):
         return known, silence
     # What a live run has written since Slurm was asked counts.
     seen = [SeenRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
     return _rows(seen, words), silence
 
 
-def _slurm_states(open_ids: list[str], wait: Callable[[Client], Answer]) -> tuple[Words | None, str]:
-    """({job id: (state, reason)} of the jobs that squeue knows, and of open ones that only sacct knows, None if Slurm
-    does not answer; what did not answer).
+def _slurm_states(
+    open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
+) -> tuple[Words | None, str]:
+    """({job id: (state, reason)} of a cluster's jobs that squeue knows, and of open ones that only sacct knows, None if
+    Slurm does not answer; what did not answer).
 
     A job is not open if its run folder says how it ended: accounting could add nothing.
     """
     try:
-        with squeue() as client:
+        with squeue(cluster) as client:
             known = {job_id: (job.state, job.reason) for job_id, job in queued_jobs(wait(client)).items()}
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
-        if books := sacct(job_id for job_id in open_ids if job_id not in known):
+        if books := sacct((job_id for job_id in open_ids if job_id not in known), cluster):
             with books:
                 known |= {job_id: (state, "") for job_id, state in accounted_states(wait(books)).items()}
     except SlurmUnreachable as fault:
@@ -168,11 +179,11 @@ def silence_note(silence: str) -> str:
     return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
 
 
-def _rows(runs: Sequence[RunFolder], words: Words | None) -> list[RunStatus]:
+def _rows(runs: Sequence[RunFolder], words: ClusterWords) -> list[RunStatus]:
     rows = []
     for run in runs:
         try:
-            rows.append(_status(run, words))
+            rows.append(_status(run, words.get(run.slurm_cluster())))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault)))
     return rows

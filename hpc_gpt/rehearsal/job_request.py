@@ -19,10 +19,10 @@ from hpc_gpt.slurm.sbatch_words import LimitSignal, read_call, signal_of, sizes_
 _OPTIONS = {
     "sbatch": options_of("sbatch"),
     "srun": options_of("srun"),
-    "scontrol": options_table("", "", "oneliner/o"),
-    "squeue": options_table("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
+    "scontrol": options_table("", "", "local oneliner/o"),
+    "squeue": options_table("format/o jobs/j states/t user/u", "", "array/r noheader/h sibling"),
     "scancel": options_table("signal/s state/t", "", "quiet/Q"),
-    "sacct": options_table("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
+    "sacct": options_table("format/o jobs/j", "", "allocations/X duplicates/D federation noheader/n parsable2/P"),
 }
 # Options that start anything but a job's script and its ranks.
 _NOT_REHEARSED = {"sbatch": {"array", "wrap"}, "srun": {"het-group", "jobid", "multi-prog", "no-allocate"}}

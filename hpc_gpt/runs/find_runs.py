@@ -116,9 +116,12 @@ def _means_sweep(name: str, found: Sequence[RunFolder]) -> bool:
 def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
     """The error for a name that matches no run, or several."""
     if found:
-        named = some([run.run_id for run in found], 5)
+        ids = [f"{run.run_id} on cluster {on}" if (on := run.slurm_cluster()) else run.run_id for run in found]
+        named = some(ids, 5)
         newest = f"give more of the id, or its end: {found[-1].run_id[-4:]} is the newest"
         hint = "name one of the sweep's runs" if _means_sweep(name, found) else newest
+        if all(name in job_ids(run) for run in found):
+            hint = f"each has a job of that id: name the run, for example {found[-1].run_id}"
         return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"

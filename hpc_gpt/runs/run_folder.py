@@ -245,6 +245,14 @@ class RunFolder:
         line = {"time": time.time(), "folder": str(self.path), **submission}
         append_line(self.path / "submissions.jsonl", json.dumps(line))
 
+    def slurm_cluster(self) -> str | None:
+        """The Slurm cluster that the run's jobs are on, if one was chosen: every command about them names it.
+
+        None means the default one, or a federation: the one in which a job begins need not be the one that runs it.
+        """
+        notes = (*self.submissions(), *(attempt.started() for attempt in self.attempts()))
+        return next((n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not _is_federated(n)), None)
+
     def cancelled_mark(self, job_id: str) -> Path:
         """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
         Its existence counts: a full disk may leave it empty, as earlier versions did."""
@@ -303,6 +311,7 @@ class SeenRun(RunFolder):
 
     resolved = _once(RunFolder.resolved)
     submissions = _once(RunFolder.submissions)
+    slurm_cluster = _once(RunFolder.slurm_cluster)
 
     @_once
     def attempts(self) -> list[Attempt]:
@@ -379,6 +388,12 @@ def claim_folder(parent: Path) -> Path:
         except OSError as fault:
             raise RunFolderError(f"cannot make run folder {path}: {fault.strerror}", _WRITABLE) from None
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
+
+
+def _is_federated(note: Mapping[str, Any]) -> bool:
+    """Whether a job's id is unique in a federation: its upper bits are the cluster's number."""
+    number = str(note.get("job_id")).partition("_")[0]
+    return number.isdecimal() and int(number) >= 1 << 26
 
 
 def job_ids(run: RunFolder) -> list[str]:

@@ -15,13 +15,13 @@ from typing import Any
 from hpc_gpt.files import last_json_line, read_json, read_json_lines
 from hpc_gpt.tables import fits, from_tables
 
-# A host's name, and a job id as Slurm gives it: both become parts of commands and of file names.
+# The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 # By the file's name up to its first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
-    "attempt": {"job_id": _JOB_ID, "gpus": int, "started": float},
-    "submissions": {"job_id": _JOB_ID, "time": float, "folder": str},
+    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
+    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],

@@ -81,6 +81,16 @@ def _read(left: list[str], known: Options) -> Iterator[Option]:
             yield Option("", word, (word,))
 
 
+def chosen_clusters(directives: Sequence[str]) -> str | None:
+    """The Slurm clusters that directives name, the job being for one of them; None for the default one.
+
+    >>> chosen_clusters(["--nodes=2", "-M east  # the new one"]), chosen_clusters(["--nodes=2"])
+    ('east', None)
+    """
+    options = read_options([word for line in directives for word in split_directive(line)])
+    return {option.name: option.value for option in options}.get("clusters")
+
+
 def words_of_variables(environment: Mapping[str, str]) -> list[str]:
     """The options that SBATCH_ variables give, as words of a command line.
 
@@ -90,13 +100,15 @@ def words_of_variables(environment: Mapping[str, str]) -> list[str]:
     kinds = options_of("sbatch").kinds
     found = []
     for variable, value in sorted(environment.items()):
-        if variable.startswith("SBATCH_"):
+        if variable.startswith("SBATCH_") and not (variable == "SBATCH_CLUSTERS" and "SLURM_CLUSTERS" in environment):
             name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
             name = _OTHER_NAMES.get(name, name)
             if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
                 found.append(f"--{name}")
             elif name in kinds:
                 found.append(f"--{name}={value}")
+    if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
+        found.append(f"--clusters={clusters}")
     return found
 
 

@@ -30,8 +30,8 @@ def sbatch(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[list[str]]
     """Its command lines; it gives these answers, then jobs 1, 2 and so on."""
     lines: list[list[str]] = []
 
-    def ask(line: list[str], environment: object) -> Answer:
-        lines.append(line)
+    def ask(line: list[str], environment: object, cluster: str | None) -> Answer:
+        lines.append([*line, *([cluster] if cluster else [])])
         known = len(lines) <= len(answers)
         return answers[len(lines) - 1] if known else Answer(0, f"Submitted batch job {len(lines)}\n", "")
 
@@ -59,6 +59,14 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
     entries = [(line.get("job_id"), line["link"], line["links"]) for line in run.submissions()]
     assert entries == [("7", 1, 4), ("8", 2, 4), (None, 3, 4)]
     assert all("--dependency=singleton" in line for line in lines)
+
+
+def test_the_cluster_that_took_the_first_job_takes_all(run, monkeypatch):
+    lines = sbatch(monkeypatch, Answer(0, "Submitted batch job 7 on cluster far\n", ""))
+    slurm_executor.submit(run, run.resolved())
+    slurm_executor.submit(run, run.resolved())
+    assert [line[-1] for line in lines] == [str(run.job_script), "far"]
+    assert run.submissions()[0]["slurm_cluster"] == run.slurm_cluster() == "far"
 
 
 def test_each_element_of_an_array_is_a_job_of_its_own(run, monkeypatch, tmp_path):

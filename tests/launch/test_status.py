@@ -31,7 +31,7 @@ def slurm_says(monkeypatch):
     answers: list = [{}]
     asked: list = []
 
-    def answer(wanted, _):
+    def answer(wanted, *_):
         asked.append(wanted)
         return answers[0], ""
 
@@ -170,6 +170,23 @@ def test_one_squeue_for_all_runs_and_none_for_local_ones(client):
     assert len(calls.read_text().splitlines()) == 1
 
 
+def test_each_cluster_is_asked_of_its_own_runs_alone(client):
+    calls = client("squeue", 'case "$*" in --clusters=far*) echo "7|RUNNING|None" ;; *) echo "7|PENDING|None" ;; esac')
+    near, far = slurm_run(), unsubmitted_run("generic-slurm")
+    far.add_submission({"scheduler": "slurm", "job_id": "7", "slurm_cluster": "far"})
+    assert [row.state for row in read_status([near, far, near])] == ["pending", "running", "pending"]
+    assert [line.split()[0] for line in calls.read_text().splitlines()] == ["--noheader", "--clusters=far"]
+    # In a federation another cluster may run the job.
+    far.add_submission({"scheduler": "slurm", "job_id": str((1 << 26) + 7), "slurm_cluster": "far"})
+    (far.path / "submissions.jsonl").write_text((far.path / "submissions.jsonl").read_text().splitlines()[-1] + "\n")
+    assert far.slurm_cluster() is None
+
+
+def test_a_revoked_sibling_says_nothing_of_its_job(client):
+    client("squeue", 'echo "7|RUNNING|None"; echo "7|REVOKED|None"')
+    assert read_status([slurm_run()])[0].state == "running"
+
+
 def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
     client("squeue", 'echo "4|RUNNING|None"')
     calls = client("sacct", 'echo "2|NODE_FAIL"')
@@ -246,7 +263,7 @@ def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, c
 def test_a_run_that_ends_while_slurm_is_asked_has_ended(monkeypatch):
     run = slurm_run()
 
-    def answer(wanted, _):
+    def answer(wanted, *_):
         run.attempt(1).write_ended("done", None, 5)
         return {}, ""
 

@@ -81,7 +81,7 @@ make_run_folder() { # this script and its settings are kept in it; a folder of a
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset HPC_GPT_ELEMENT
+  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/gpt2-meg-ds-3d-48b/$SLURM_JOB_ID}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
@@ -153,7 +153,7 @@ retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controlle
 }
 ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
   local left=20
-  until shown=$(within 20 scontrol --oneliner show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
+  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
     sleep 3
   done
 }
@@ -163,8 +163,8 @@ shown_as() { # shown_as KEY: prints its value in $shown
 }
 words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
   [ -n "$1" ] || return 0
-  retry 20 3 within 20 squeue --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
-  within 20 sacct -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
+  retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
+  within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
 ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
