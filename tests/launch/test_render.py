@@ -181,3 +181,10 @@ def test_the_allocators_segments_grow_unless_the_profile_sets_the_allocator():
     assert f"export {line}" in render_script(resolved_demo())
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert line not in render_script(resolved_demo(environment={name: "backend:native"}))
+
+
+def test_a_chosen_clusters_next_jobs_are_for_the_one_that_took_the_first():
+    text = render_script(resolved_demo(chain="singleton", sbatch=("--clusters=near,far",)))
+    assert text.count('"--clusters=$SLURM_CLUSTER_NAME"') == 2
+    assert '"slurm_cluster": "%s"' in text
+    assert "slurm_cluster" not in render_script(resolved_demo())

@@ -63,8 +63,8 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
 
 def test_the_cluster_that_took_the_first_job_takes_all(run, monkeypatch):
     lines = sbatch(monkeypatch, Answer(0, "Submitted batch job 7 on cluster far\n", ""))
-    slurm_executor.submit(run, run.resolved())
-    slurm_executor.submit(run, run.resolved())
+    slurm_executor.submit_to_slurm(run, run.resolved())
+    slurm_executor.submit_to_slurm(run, run.resolved())
     assert [line[-1] for line in lines] == [str(run.job_script), "far"]
     assert run.submissions()[0]["slurm_cluster"] == run.slurm_cluster() == "far"
 
