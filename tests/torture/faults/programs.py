@@ -76,8 +76,7 @@ def end_a_script_at_its_limit(scene: Scene) -> None:
     pids = list(processes(scene.run, "loop.sh"))
     for pid in pids:  # a run of seconds must not be done by then
         send(pid, signal.SIGSTOP)
-    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + (0 if deaf else 45)))
-    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime={end}")
+    scene.slurm("scontrol", "update", f"jobid={scene.job.id}", f"EndTime=now+{1 if deaf else 45}")
     until = time.monotonic() + 90
     while not (deaf or any_has_pending(pids, signal.SIGTERM)) and time.monotonic() < until:
         time.sleep(0.1)
