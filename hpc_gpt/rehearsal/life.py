@@ -134,12 +134,9 @@ class Life:
         self._until("started", f"the first step of attempt {number}", lambda: steps_of(attempt), attempt)
         job = self._job_of(attempt)
         ranks = len(job.steps[-1].ranks)  # steps before are a preflight's, which includes spare nodes
-        wanted = self.resolved.gpus
-        state = read_status([self.run])[0].state
-        evidence = (
-            f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(steps_of(attempt))} is done; status says {state}"
-        )
-        self.say("started" if number == 1 else "resumed", evidence, ranks == wanted)
+        done = f"step {min(steps_of(attempt))} is done; status says {read_status([self.run])[0].state}"
+        evidence = f"{counted(ranks, 'rank')} on {' '.join(job.nodes)}, {done}"
+        self.say("started" if number == 1 else "resumed", evidence, ranks == self.resolved.gpus)
 
     def _saved(self, run: RunFolder) -> None:
         self._until("saved", "the first checkpoint", lambda: newest_step(run), run.attempt(1))
@@ -152,11 +149,9 @@ class Life:
         if is_last:
             self.scheduler.hold(None)
         before_limit = job.request.signal
-        if before_limit is None:
-            self.scheduler.bring_limit_forward(job, 0.0)
-            evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
-        else:
-            self.scheduler.bring_limit_forward(job, before_limit.lead_s)
+        self.scheduler.bring_limit_forward(job, before_limit.lead_s if before_limit else 0.0)
+        evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
+        if before_limit:
             self._until("signal", "the signal", lambda: job.limit_signalled, attempt)
             evidence = f"USR2 to {self._ranks()}, {before_limit.lead_s} s ahead of the limit (brought forward)"
         self.say("signal", evidence)
@@ -181,19 +176,18 @@ class Life:
         step, saved = end.get("step"), newest_step(run)
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
-        resubmitted = ""
+        how = ""
         if self.resolved.cluster.chain == "none":
             self._until("ended", "the job's end", lambda: job.is_over, None)
             resume_run(run)
-            resubmitted = " by submit --resume, as the profile's chain is none"
+            how = " by submit --resume, as the profile's chain is none"
         following = run.attempt(attempt.number + 1)
         waited = self._spare_waits(run, following)
         now = self._job_of(following)
+        how = f"job {now.id} continues{how}"
         if now is job:
             how = f"job {job.id} was back in the queue, restart {job.restarts}"
-            self.say("requeued", how + waited, job.restarts == restarts + 1)
-        else:
-            self.say("requeued", f"job {now.id} continues{resubmitted}" + waited)
+        self.say("requeued", how + waited, now is not job or job.restarts == restarts + 1)
         self._until("resumed", "its first step", lambda: steps_of(following), following)
         first = min(steps_of(following))
         self._started(following.number)
@@ -320,8 +314,8 @@ class Life:
         jobs = self.scheduler.jobs.values()
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
 
-    def _ranks(self, count: int | None = None) -> str:
-        return counted(self.resolved.gpus if count is None else count, "rank")
+    def _ranks(self) -> str:
+        return counted(self.resolved.gpus, "rank")
 
 
 def steps_of(attempt: Attempt) -> dict[int, float]:
@@ -361,13 +355,10 @@ def _tail(path: Path) -> list[str]:
 
 def _read_back(run: RunFolder, environment: Mapping[str, str]) -> tuple[str, bool]:
     """(evidence from `report` and `why` of a finished run, whether they agree with each other and with its folder)."""
-    report, failed = _ask("report", run, environment)
-    if report is None:
-        return failed, False
-    why, failed = _ask("why", run, environment)
-    if why is None:
-        return failed, False
-    (record,) = report["records"]
+    try:
+        (record,), why = _ask("report", run, environment)["records"], _ask("why", run, environment)
+    except ValueError as fault:
+        return str(fault), False
     attempts = len(record["attempts"])
     losses = f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}"
     evidence = f"report: {record['ended']}, attempts {attempts}, {losses}; why: {why['ended']}"
@@ -376,25 +367,18 @@ def _read_back(run: RunFolder, environment: Mapping[str, str]) -> tuple[str, boo
 
 def _first_cause(run: RunFolder, environment: Mapping[str, str]) -> str | None:
     """The class and text of a failed run's first cause over all ranks, by `why`; None if it knows none."""
-    why, _ = _ask("why", run, environment)
-    if why is None or not why.get("ended") or why["ended"] in ("done", "pending", "running", "unknown"):
-        return None
-    return words_of_end(why)
-
-
-def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-    """(the JSON that the verb prints, None if it fails; a text with its exit code and stderr)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt", verb, str(run.path), "--json"],
-        env={**environment, "HPC_GPT_LOGS": str(run.path.parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=_VERB_S,
-        check=False,
-    )
-    failed = f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}"
     try:
-        found = json.loads(done.stdout)
+        why = _ask("why", run, environment)
     except ValueError:
-        return None, failed
-    return (found if isinstance(found, dict) and done.returncode == 0 else None), failed
+        return None
+    return None if why.get("ended") in (None, "done", "pending", "running", "unknown") else words_of_end(why)
+
+
+def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON that the verb prints. ValueError, with its exit code and stderr, if it fails."""
+    command = [sys.executable, "-m", "hpc_gpt", verb, str(run.path), "--json"]
+    own = {**environment, "HPC_GPT_LOGS": str(run.path.parent.parent)}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=_VERB_S, check=False)
+    if done.returncode:
+        raise ValueError(f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}")
+    return dict(json.loads(done.stdout))

@@ -44,7 +44,6 @@ _ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
 # Slurm's other commands. Without a stand-in the site's own command would be called, and would find no cluster.
 _REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio", "sreport", "sshare", "sstat",
             "strigger")  # fmt: skip
-_NO_SUCH_JOB = "Invalid job id specified"
 
 
 @dataclass(frozen=True)
@@ -218,23 +217,18 @@ class LocalSlurm:
             case ["show", "job", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
-                    return CommandAnswer(err=f"slurm_load_jobs error: {_NO_SUCH_JOB}\n", code=1)
+                    return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
                 return CommandAnswer(show_job(job, oneliner))
             case ["update", *_]:
                 return self._update(arguments[1:])
             case ["requeue", job_id]:
-                return self._requeue(job_id)
+                job = self.scheduler.find(job_id)
+                try:
+                    then = self.scheduler.requeue(job) if job is not None else None
+                except RequestFault as fault:
+                    return CommandAnswer(err=f"{fault}\n", code=1)
+                return CommandAnswer(then=then) if job is not None else _no_such(job_id)
         raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
-
-    def _requeue(self, job_id: str) -> CommandAnswer:
-        job = self.scheduler.find(job_id)
-        try:
-            if job is None:
-                raise RequestFault(f"{_NO_SUCH_JOB} for job {job_id}")
-            is_told = self.scheduler.requeue(job)
-        except RequestFault as fault:
-            return CommandAnswer(err=f"{fault}\n", code=1)
-        return CommandAnswer(then=lambda: self.scheduler.terminate(job, " DUE TO JOB REQUEUE") if is_told else None)
 
     def _update(self, arguments: Sequence[str]) -> CommandAnswer:
         """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
@@ -244,7 +238,7 @@ class LocalSlurm:
             raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
         job = self.scheduler.find(job_id)
         if job is None:
-            return CommandAnswer(err=f"{_NO_SUCH_JOB} for job {job_id}\n", code=1)
+            return _no_such(job_id)
         if "starttime" in settings:
             job.eligible = read_time(settings["starttime"], time.time())
         job.exclude = settings.get("excnodelist", job.exclude)
@@ -292,6 +286,10 @@ class LocalSlurm:
             for state in states if "duplicates" in options else states[-1:]:
                 lines.append("|".join({"jobid": str(job.id), "state": state}[name] for name in fields) + "\n")
         return CommandAnswer("".join(lines))
+
+
+def _no_such(job_id: str) -> CommandAnswer:
+    return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
 
 
 def show_job(job: RehearsedJob, oneliner: bool) -> str:

@@ -12,7 +12,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,9 +123,9 @@ class Scheduler:
             elif job.state == COMPLETING:
                 job.becomes, job.again = "CANCELLED", False
 
-    def requeue(self, job: RehearsedJob) -> bool:
-        """Puts a job back into the queue; returns whether its processes are still to get `terminate`, after the asker,
-        which may be one of them, has its answer. Raises RequestFault if it may not be requeued."""
+    def requeue(self, job: RehearsedJob) -> Callable[[], None] | None:
+        """Puts a job back into the queue. Returns what ends its processes, to be called when the asker, which may be one
+        of them, has its answer. Raises RequestFault if it may not be requeued."""
         with self.lock:
             if not job.request.requeue or job.is_over:
                 raise RequestFault(f"Requested operation is presently disabled for job {job.id}")
@@ -133,7 +133,7 @@ class Scheduler:
                 raise RequestFault(f"Job is pending execution for job {job.id}")
             was_running = job.state == RUNNING
             self._take_down(job, "REQUEUED", again=True)
-            return was_running
+            return (lambda: self.terminate(job, " DUE TO JOB REQUEUE")) if was_running else None
 
     # --- what only a rehearsal can ask for --------------------------------------------------------------------------
 
