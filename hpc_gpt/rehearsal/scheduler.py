@@ -124,8 +124,8 @@ class Scheduler:
                 job.becomes, job.again = "CANCELLED", False
 
     def requeue(self, job: RehearsedJob) -> Callable[[], None] | None:
-        """Puts a job back into the queue. Returns what ends its processes, to be called when the asker, which may be one
-        of them, has its answer. Raises RequestFault if it may not be requeued."""
+        """Puts a job back into the queue. Returns what ends its processes, for when the asker, maybe one of them, has
+        its answer. Raises RequestFault if it may not be requeued."""
         with self.lock:
             if not job.request.requeue or job.is_over:
                 raise RequestFault(f"Requested operation is presently disabled for job {job.id}")
