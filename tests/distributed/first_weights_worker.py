@@ -77,7 +77,7 @@ def run(how: str, dtype: str, model: str, given: bool, folder: Path) -> list[str
     """The weights that have changed after a step at a rate of zero."""
     resolved = settings(how, dtype, model, folder.parent if given else None)
     # DeepSpeed asks oneDNN whether a CPU trains in fp16; torch computes it.
-    with patch.object(protocol, "check_dtype"):
+    with patch.object(protocol, "check_dtype_on"):
         engine = protocol.build_engine(resolved, torch.device("cpu"))
     result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 0)))
     assert torch.isfinite(result.loss), result
