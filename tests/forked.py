@@ -5,9 +5,11 @@ Each is a process of its own, with its own environment, log and signals.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
@@ -30,5 +32,6 @@ def _run_module(module: str, argument: str, environment: dict[str, str], log: st
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGQUIT)  # where it stands, for one that stands still
     sys.argv = [module, argument]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -99,7 +99,7 @@ def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Pa
 def test_the_time_limit_counts_as_walltime_also_for_a_shell_that_the_signal_ends_first(tmp_path: Path) -> None:
     # `bash -c` of two commands dies at once of SIGTERM; its program saves for a second more.
     path = experiment(
-        tmp_path, "loop", {"run": "true; bash loop.sh"}, {**GPUS, "job": {"time": "0:12", "signal_lead_s": 9}}
+        tmp_path, "loop", {"run": "true; bash loop.sh"}, {**GPUS, "job": {"time": "1:03", "signal_lead_s": 60}}
     )
     run = start(path, STEPS="1000")
     assert ended(run).state == "walltime"

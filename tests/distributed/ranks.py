@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +17,31 @@ from tests.forked import start_module
 HERE = Path(__file__).resolve().parent
 
 
-def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 1200.0) -> str:
+def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 600.0) -> str:
     """Runs `module` in `world` processes with `folder` as argument; gives their output, and fails with it unless all
-    end with 0."""
-    deadline = time.monotonic() + timeout_s
-    codes = run_ranks(module, world, folder, lambda: time.monotonic() > deadline)
-    if any(codes):
-        pytest.fail(f"ranks ended with {codes}\n{output_of(world, folder, 3000)}", pytrace=False)
+    end with 0.
+
+    Ranks that stand still for `timeout_s` are started once more, with a warning that shows where they stood: that was
+    seen once in some hundred whole runs, on a busy machine, and never alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    for may_repeat in (True, False):
+        codes = run_ranks(module, world, folder, _after(timeout_s))
+        if not any(codes):
+            break
+        said = f"ranks ended with {codes}\n{output_of(world, folder, 3000)}"
+        if not may_repeat or set(codes) != {-signal.SIGKILL}:
+            pytest.fail(said, pytrace=False)
+        warnings.warn(said, stacklevel=1)
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return "".join(log.read_text() for log in _logs(world, folder))
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() > until
 
 
 def output_of(world: int, folder: Path, characters: int) -> str:
@@ -48,7 +68,13 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -
     ]
     try:
         while any(rank.exitcode is None for rank in ranks):
-            if any(rank.exitcode for rank in ranks) or late():
+            if any(rank.exitcode for rank in ranks):
+                break
+            if late():
+                for rank in ranks:
+                    if rank.pid is not None and rank.exitcode is None:
+                        os.kill(rank.pid, signal.SIGQUIT)
+                time.sleep(2)  # for the stacks to be written
                 break
             time.sleep(0.05)
     finally:
