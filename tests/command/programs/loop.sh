@@ -9,7 +9,8 @@ save() {
 while ((step < ${STEPS:-40})); do
   sleep "${STEP_S:-0.05}"
   step=$((step + 1))
-  echo "step $step/${STEPS:-40} loss $(awk "BEGIN {print 4 / $step}")"
+  until loss=$(awk "BEGIN {print 4 / $step}"); do :; done # a signal to every process ends awk, too
+  echo "step $step/${STEPS:-40} loss $loss"
   if ((step % ${SAVE_EVERY:-10} == 0)) || [ -n "$stop" ]; then save; fi
   if [ -n "$stop" ]; then
     echo "saved on a signal"
