@@ -15,6 +15,8 @@ UserError (ValueError)          a message and a hint; exit 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class UserError(ValueError):
     """A mistake that the user can correct. `str(error)`: one or more lines on what is wrong; `hint`: what to do."""
@@ -74,3 +76,9 @@ class JobFailed(UserError):
     """A job that was waited for ended in failure."""
 
     exit_code = 3
+
+
+def raise_faults(faults: Mapping[str, str], kind: type[UserError] = ConfigError) -> None:
+    """Raises one error with a line for each of the faults, {what is wrong: what to do}; nothing if there are none."""
+    if faults:
+        raise kind("\n".join(faults), "; ".join(dict.fromkeys(filter(None, faults.values()))))

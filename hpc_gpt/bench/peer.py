@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.bench.preparation import BenchCell
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import raise_faults
 from hpc_gpt.launch.prepare import finish
 from hpc_gpt.readers.pattern import figure
 from hpc_gpt.readers.runs.discovery import Discovered
@@ -54,8 +54,8 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str], taken: Sequence[st
                 continue
         what = "a second one for the same peers" if name in own else "no regular expression with one group"
         faults.append(f"--peer-pattern '{text}' is {what}")
-    if faults:
-        raise ConfigError("\n".join(faults), PATTERN_EXAMPLE if commands and len(commands) == len(peers) else _EXAMPLE)
+    example = PATTERN_EXAMPLE if commands and len(commands) == len(peers) else _EXAMPLE
+    raise_faults(dict.fromkeys(faults, example))
     return [BenchCell(name, command=line, pattern=own.get(name, own.get(""))) for name, line in commands.items()]
 
 

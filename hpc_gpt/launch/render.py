@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError, RenderError
+from hpc_gpt.errors import ConfigError, RenderError, raise_faults
 from hpc_gpt.files import templates_dir
 from hpc_gpt.settings.command import command_lines
 from hpc_gpt.settings.experiment import limit_s
@@ -273,8 +273,7 @@ def check_job(resolved: Resolved) -> None:
     cpus = resolved.job.cpus_per_task
     if cpus is not None and cpus < 1:
         faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
-    if faults:
-        raise ConfigError("\n".join(faults), "change the key in the experiment, the cluster profile or with --set")
+    raise_faults(dict.fromkeys(faults, "change the key in the experiment, the cluster profile or with --set"))
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, raise_faults
 from hpc_gpt.runs.checkpoints import newest_sound, read_marker, stored_bytes
 from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
@@ -315,5 +315,4 @@ def check_same_training(parent: Resolved, resolved: Resolved) -> None:
                     f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
                     f"{before[key]} cannot be converted to that"
                 )
-    if faults:
-        raise ConfigError("\n".join(faults), "leave these out, or submit a new run")
+    raise_faults(dict.fromkeys(faults, "leave these out, or submit a new run"))

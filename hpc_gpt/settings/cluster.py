@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
@@ -251,8 +251,7 @@ def _check_figures(profile: ClusterProfile, path: Path) -> None:
                 faults.append(f"{path}: {key} is {value}, but must be a finite number")
             elif table == "machine" and value <= 0:
                 faults.append(f"{path}: {key} is {value}, but must be above 0")
-    if faults:
-        raise ConfigError("\n".join(faults), "give the figures of a data sheet, or take the key out")
+    raise_faults(dict.fromkeys(faults, "give the figures of a data sheet, or take the key out"))
 
 
 def _figures(table: Any, where: str) -> list[tuple[str, float]]:
@@ -287,12 +286,14 @@ def user_default() -> str | None:
     if not path.is_file():
         return None
     settings = read_toml(path)
-    if unknown := [key for key in settings if key != "cluster"]:
-        matches = [close_matches(key, ["cluster"]) or "known here: cluster" for key in unknown]
-        raise ConfigError(
-            "\n".join(f"{path}: unknown key {key}; {match}" for key, match in zip(unknown, matches, strict=True)),
-            'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it',
-        )
+    hint = 'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it'
+    raise_faults(
+        {
+            f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}": hint
+            for key in settings
+            if key != "cluster"
+        }
+    )
     chosen = settings.get("cluster")
     if chosen is not None and not isinstance(chosen, str):
         raise ConfigError(

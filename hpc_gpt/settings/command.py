@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
 from hpc_gpt.tables import close_matches
@@ -30,9 +30,7 @@ _VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 
 def check_command(command: Command) -> None:
     """ConfigError with every fault of `[command]`."""
-    faults = dict(_faults(command))
-    if faults:
-        raise ConfigError("\n".join(faults), "; ".join(dict.fromkeys(faults.values())))
+    raise_faults(dict(_faults(command)))
 
 
 def refuse_command(engine: str, words: str, hint: str) -> None:

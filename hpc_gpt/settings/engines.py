@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -33,10 +33,8 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
     faults += optimizer_faults(engine, train)
     faults += _shape_faults(engine, shape)
     faults += _size_faults(engine, layout, shape)
-    if faults:
-        kind = LayoutError if faults[0].of_layout else ConfigError
-        hints = dict.fromkeys(fault.hint for fault in faults)
-        raise kind("\n".join(fault.message for fault in faults), "; ".join(hints))
+    kind = LayoutError if faults and faults[0].of_layout else ConfigError
+    raise_faults({fault.message: fault.hint for fault in faults}, kind)
     return engine
 
 

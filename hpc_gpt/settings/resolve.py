@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.settings.batch import NO_BATCH, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.command import check_command
@@ -248,8 +248,7 @@ def _check_train(train: Train, may_be_open: Collection[str]) -> None:
     for key in ("beta1", "beta2"):
         if key not in endless and not 0 <= values[key] < 1:
             faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")
-    if faults:
-        raise ConfigError("\n".join(faults), "hpc-gpt help keys lists every key")
+    raise_faults(dict.fromkeys(faults, "hpc-gpt help keys lists every key"))
 
 
 def _check_budget(hours: float | None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.tables import check_tables, close_matches, undotted
 
@@ -79,8 +79,7 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
             faults += str(fault).splitlines()
         seed = values.get("seed", {})
         rows.append(SweepRow(name, own, dict(seed) if isinstance(seed, Mapping) else {}, values.get("impossible")))
-    if faults:
-        raise ConfigError("\n".join(faults), _EXAMPLE)
+    raise_faults(dict.fromkeys(faults, _EXAMPLE))
     return tuple(rows)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.resolved import Resolved
 
 VARIABLE = "MEGATRON_LM"
@@ -46,13 +46,13 @@ def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
     if not (checkout / PROGRAM).is_file():
         raise _no_checkout(checkout, PROGRAM)
     known = sorted(known_options(checkout)) if options else ()
-    lines = []
+    faults = {}
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(option, known, n=2)
-            lines.append(f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else ""))
-    if lines:
-        raise ConfigError("\n".join(lines), "use a checkout of 2023 or later: git -C … checkout core_v0.12.0")
+            message = f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else "")
+            faults[message] = "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"
+    raise_faults(faults)
 
 
 def _no_checkout(checkout: Path, missing: str) -> ConfigError:
