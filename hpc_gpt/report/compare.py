@@ -13,17 +13,15 @@ import numpy as np
 from hpc_gpt.readers.runs import RunRead, step_s_of_rates
 from hpc_gpt.readers.steps import SPREAD, WIDE
 from hpc_gpt.report.difference import (
+    FEWEST,
     Interval,
-    LossDifference,
     Series,
     Values,
-    loss_difference,
-    paired_change,
+    level,
     resolution,
     rounds_of,
     series_of,
     speed_change,
-    times,
 )
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
@@ -32,6 +30,7 @@ from hpc_gpt.tables import flat
 # What decides how much work one step is.
 _BATCH = ("global_batch", "seq")
 _SHAPE = ("params", "hidden", "layers", "heads")
+_MOST_LOSS = 1e12  # a larger figure is not a loss
 VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "identical")
 
 
@@ -46,6 +45,25 @@ class Speed:
     a: float | None
     b: float | None
     interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses `a` and `b` at the last step that both have.
+
+    `alike_steps`: the number of first common steps with equal losses. `tail`: the median of B's loss less A's over the
+    last tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few. `diverge`:
+    whether they end apart by more than noise; None if that is not known.
+    """
+
+    common_steps: int
+    last_common_step: float
+    a: float
+    b: float
+    alike_steps: int
+    diverge: bool | None
+    tail_steps: int
+    tail: Interval | None
 
 
 @dataclass(frozen=True)
@@ -65,28 +83,48 @@ class Comparison:
     steps: tuple[int, int]
     rounds: tuple[int, int]
     apart: Sequence[Apart]
-    losses: LossDifference | None
+    losses: Losses | None
     notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is timed in a run: `series` of the logarithms of seconds for a unit of work, a step or a token of a bench's
+    row, or why it gives no interval. In `seconds` it does `units`, `tokens` and, on each GPU, `flops` (1e12)."""
+
+    record: Record
+    series: Series | str
+    seconds: float
+    units: float
+    tokens: float
+    flops: float
 
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     """Compares B with A: by the step_s of steady steps, by tokens/s if a step is not the same work, and two rows of
     benches by their rounds."""
-    sides = [_steady(a), _steady(b)]
-    notes: list[str] = []
-    rounds = (len(a.rounds), len(b.rounds)) if a.rounds and b.rounds else (0, 0)
-    if all(rounds):
-        speeds, reasons = _speeds_of_rows(a, b, notes)
-    else:
-        series = [_series(run, side) for run, side in zip((a, b), sides, strict=True)]
-        reasons = [(place, reason) for place, reason in enumerate(series) if isinstance(reason, str)]
-        speeds = _speeds(a, b, series, _unsure((a, b), sides), notes)
+    runs, notes = (a, b), list[str]()
+    steady = [_steady(run) for run in runs]
+    are_rows = bool(a.rounds and b.rounds)
+    sides = [_row_side(run) if are_rows else _step_side(run, own) for run, own in zip(runs, steady, strict=True)]
+    of_a, of_b = (side.series for side in sides)
+    reasons = [(place, reason) for place, reason in enumerate((of_a, of_b)) if isinstance(reason, str)]
+    series = None
+    if not isinstance(of_a, str) and not isinstance(of_b, str):
+        series = _series_of_rows(a, b, of_a, of_b, notes) if are_rows else (of_a, of_b)
+    speeds = _speeds(sides, series, 0.0 if are_rows else _unsure(runs, steady), are_rows, notes)
     verdict = _verdict(a, b, speeds)
     apart = settings_apart(a.record, b.record)
-    losses = loss_difference(a, b) if not all(rounds) and _losses_match(a.record, b.record, notes) else None
-    notes += _spread(a, "{a}") + _spread(b, "{b}") + _skipped(a, "{a}") + _skipped(b, "{b}")
+    losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
+    # If step times spread widely, the interval may be of the machine's other load.
+    for run, name in zip(runs, ("{a}", "{b}"), strict=True):
+        notes += [f"of {name}: {flag}" for flag in run.record.flags if flag.startswith(SPREAD)]
+    for run, name in zip(runs, ("{a}", "{b}"), strict=True):
+        if run.steps.is_skipped[run.steps.steady].any():
+            notes.append(f"some steady steps of {name} were skipped, and did no optimizer work")
     notes += _kinship(a, b, verdict, apart, losses)
-    return Comparison(a, b, verdict, speeds, reasons, (len(sides[0]), len(sides[1])), rounds, apart, losses, notes)
+    rounds = (len(a.rounds), len(b.rounds)) if are_rows else (0, 0)
+    return Comparison(a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, apart, losses, notes)
 
 
 def _steady(run: RunRead) -> Values:
@@ -95,121 +133,88 @@ def _steady(run: RunRead) -> Values:
     return step_s[np.isfinite(step_s) & (step_s > 0)]
 
 
-def _series(run: RunRead, step_s: Values) -> Series | str:
-    """The logarithms of the seconds as a series, or why they give no interval."""
+def _step_side(run: RunRead, step_s: Values) -> _Side:
+    record, series = run.record, series_of(np.log(step_s), math.log(WIDE))
     if run.rounds:
-        return "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
-    if not len(step_s) and run.record.step_s is not None:
-        return "has no times of single steps, only step_s"
-    return series_of(np.log(step_s), math.log(WIDE))
+        series = "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
+    elif not len(step_s) and record.step_s is not None:
+        series = "has no times of single steps, only step_s"
+    seconds = record.step_s if isinstance(series, str) else float(np.median(step_s))
+    flops = (record.tflops_model or 0.0) * (step_s_of_rates(record) or 0.0)
+    return _Side(record, series, _size(seconds), 1.0, _size(tokens_per_step(record)), _size(flops))
 
 
-def _unsure(runs: Sequence[RunRead], sides: Sequence[Values]) -> float:
+def _row_side(run: RunRead) -> _Side:
+    """The unit of a row is a token, and its figures are those of a second."""
+    series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
+    return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
+
+
+def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: list[str]) -> tuple[Series, Series]:
+    """The rounds of both rows. Those of one bench were measured in turns, so that a machine that grows warm slows both:
+    they are pairs, and the series is that of their ratios."""
+    common = min(len(a.rounds), len(b.rounds))
+    if list(a.files) == list(b.files):
+        of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common]), Series(np.zeros(common))
+        notes.append(f"the interval is that of the {common} ratios of rounds, which were measured in turns")
+    else:
+        notes.append("the rows are of two benches, so their rounds are not pairs")
+    if common < 5:
+        notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
+    return of_a, of_b
+
+
+def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
     """How far rounding in logs may move two equal medians apart, as logarithms; our own runs are not rounded."""
-    read = [side for run, side in zip(runs, sides, strict=True) if run.folder is None and len(side)]
-    return float(sum(math.log1p(resolution(side) / 2 / float(np.median(side))) for side in read))
+    read = [step_s for run, step_s in zip(runs, steady, strict=True) if run.folder is None and len(step_s)]
+    return float(sum(math.log1p(resolution(step_s) / 2 / float(np.median(step_s))) for step_s in read))
 
 
-def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: float, notes: list[str]) -> list[Speed]:
+def _speeds(
+    sides: Sequence[_Side], series: tuple[Series, Series] | None, unsure: float, are_rows: bool, notes: list[str]
+) -> list[Speed]:
     """The figures that are compared; the first decides."""
-    step_s = [_median(run, own) for run, own in zip((a, b), series, strict=True)]
-    tokens = [tokens_per_step(run.record) for run in (a, b)]
-    differ = _differ(a.record, b.record)
+    a, b = sides
 
-    def speed(name: str, work: Sequence[float | None]) -> Speed | None:
-        sizes = [*map(_size, work), *map(_size, step_s)]
-        if not all(sizes):
+    def speed(name: str, work_a: float, work_b: float) -> Speed | None:
+        """The work of both in a second; None if it is not known."""
+        if not (work_a and work_b and a.seconds and b.seconds):
             return None
-        (work_a, work_b, s_a, s_b), (of_a, of_b) = sizes, series
-        interval = None
-        if not isinstance(of_a, str) and not isinstance(of_b, str):
-            interval = speed_change(of_a, of_b, work_b / work_a, unsure)
-        return Speed(name, work_a / s_a, work_b / s_b, interval)
+        interval = speed_change(*series, (work_b / b.units) / (work_a / a.units), unsure) if series else None
+        return Speed(name, work_a / a.seconds, work_b / b.seconds, interval)
 
-    steps_per_s = speed("steps_per_s", (1.0, 1.0))
-    by_step = Speed("step_s", step_s[0], step_s[1], steps_per_s.interval if steps_per_s else None)
-    if not differ:
-        unknown = [key for key in _BATCH if getattr(a.record, key) is None or getattr(b.record, key) is None]
-        if unknown:
-            notes.append(
-                f"{' and '.join(unknown)} of one run is not known: a step is assumed to be the same work in both"
-            )
-        return [by_step]
-    per_s = speed("tokens_per_s", tokens)
-    if per_s is None and differ == ["gpus"]:
-        notes.append("the tokens of a step are not known: a step is assumed to be the same work in both")
-        return [by_step]
-    if per_s is None:
-        notes.append(f"{_are(differ)} not the same, so a step is not the same work, and its tokens are not known")
-        return [replace(by_step, interval=None)]
-    if differ != ["gpus"]:
-        notes.append(f"{_are(differ)} not the same, so a step is not the same work: tokens/s are compared")
-    flops = [_flops_per_step(run.record) for run in (a, b)]
-    more = [speed(name, work) for name, work in _further((a, b), differ, tokens, flops, notes)]
-    return [per_s, *(each for each in more if each is not None)]
-
-
-def _further(
-    runs: Sequence[RunRead],
-    differ: Sequence[str],
-    tokens: Sequence[float | None],
-    flops: Sequence[float | None],
-    notes: list[str],
-) -> list[tuple[str, Sequence[float | None]]]:
-    """(name, figures of both runs) of what is compared besides tokens/s, as the keys that `differ` need it."""
-    found: list[tuple[str, Sequence[float | None]]] = []
+    differ = _differ(a.record, b.record)
+    are = f"{', '.join(differ)} {'is' if len(differ) == 1 else 'are'} not the same, so a step is not the same work"
+    by_tokens = speed("tokens_per_s", a.tokens, b.tokens)
+    if not are_rows:
+        steps_per_s = speed("steps_per_s", 1.0, 1.0)
+        by_step = Speed("step_s", a.seconds or None, b.seconds or None, steps_per_s.interval if steps_per_s else None)
+        if not differ:
+            unknown = [key for key in _BATCH if None in (getattr(a.record, key), getattr(b.record, key))]
+            if unknown:
+                keys = " and ".join(unknown)
+                notes.append(f"{keys} of one run is not known: a step is assumed to be the same work in both")
+            return [by_step]
+        if by_tokens is None and differ == ["gpus"]:
+            notes.append("the tokens of a step are not known: a step is assumed to be the same work in both")
+            return [by_step]
+        if by_tokens is None:
+            notes.append(f"{are}, and its tokens are not known")
+            return [replace(by_step, interval=None)]
+        if differ != ["gpus"]:
+            notes.append(f"{are}: tokens/s are compared")
+    found: list[Speed | None] = [by_tokens or Speed("tokens_per_s", a.tokens or None, b.tokens or None, None)]
     if "gpus" in differ:
-        gpus = [_size(run.record.gpus) for run in runs]
-        found.append(
-            (
-                "tokens_per_s_gpu",
-                [_size(own) / count if count else None for own, count in zip(tokens, gpus, strict=True)],
-            )
-        )
+        found.append(speed("tokens_per_s_gpu", *(side.tokens / (side.record.gpus or math.inf) for side in sides)))
     if set(differ) & {"seq", *_SHAPE}:
         notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
-        found.append(("tflops_model", flops))
-    return found
-
-
-def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
-    """Tokens/s of two rows and further figures, and (place, reason) if there is no interval."""
-    series = [rounds_of(-np.log(np.array(run.rounds))) for run in (a, b)]
-    reasons = [(place, reason) for place, reason in enumerate(series) if isinstance(reason, str)]
-    interval = None
-    of_a, of_b = series
-    if not isinstance(of_a, str) and not isinstance(of_b, str):
-        common = min(len(a.rounds), len(b.rounds))
-        if list(a.files) == list(b.files):
-            found = paired_change(of_a, of_b)
-            notes.append(f"the interval is that of the {common} ratios of rounds, which were measured in turns")
-            if isinstance(found, str):
-                reasons.append((1, found))
-            else:
-                interval = found
-        else:
-            interval = speed_change(of_a, of_b)
-            notes.append("the rows are of two benches, so their rounds are not pairs")
-        if common < 5:
-            notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
-    middles = [run.record.tokens_per_s for run in (a, b)]
-    speeds = [Speed("tokens_per_s", middles[0], middles[1], interval)]
-    flops = [run.record.tflops_model for run in (a, b)]
-    for name, figures in _further((a, b), _differ(a.record, b.record), middles, flops, notes):
-        sizes = [*map(_size, figures), *map(_size, middles)]
-        if all(sizes):
-            worth = sizes[1] / sizes[0] * sizes[2] / sizes[3]
-            speeds.append(Speed(name, sizes[0], sizes[1], times(interval, worth) if interval else None))
-    return speeds, reasons
+        found.append(speed("tflops_model", a.flops, b.flops))
+    return [each for each in found if each is not None]
 
 
 def _size(figure: float | None) -> float:
     """The figure if it is positive and finite, else 0."""
     return float(figure) if figure is not None and math.isfinite(figure) and figure > 0 else 0.0
-
-
-def _median(run: RunRead, series: Series | str) -> float | None:
-    return run.record.step_s if isinstance(series, str) else float(np.median(_steady(run)))
 
 
 def _differ(a: Record, b: Record) -> list[str]:
@@ -231,16 +236,6 @@ def tokens_per_step(record: Record) -> float | None:
         return float(record.global_batch) * float(record.seq)
     step_s = step_s_of_rates(record)
     return record.tokens_per_s * step_s if record.tokens_per_s and step_s else None
-
-
-def _are(keys: Sequence[str]) -> str:
-    return f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'}"
-
-
-def _flops_per_step(record: Record) -> float | None:
-    """1e12 FLOPs of one step on one GPU, by tflops_model's formula."""
-    step_s = step_s_of_rates(record)
-    return record.tflops_model * step_s if record.tflops_model and step_s else None
 
 
 def _verdict(a: RunRead, b: RunRead, speeds: Sequence[Speed]) -> str:
@@ -279,18 +274,33 @@ def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
     return True
 
 
-def _spread(run: RunRead, name: str) -> list[str]:
-    """The report's note on step times that spread widely: such an interval may be of the machine's other load."""
-    return [f"of {name}: {flag}" for flag in run.record.flags if flag.startswith(SPREAD)]
+def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
+    """How the losses of two runs differ; None without common steps."""
+    (step_a, loss_a), (step_b, loss_b) = _losses_that_count(a), _losses_that_count(b)
+    steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
+    common = len(steps)
+    if not common:
+        return None
+    loss_a, loss_b = loss_a[of_a], loss_b[of_b]
+    apart = loss_b - loss_a
+    alike = int(np.argmax(apart != 0)) if apart.any() else common
+    last = apart[-max(FEWEST, common // 10) :]
+    series = series_of(last)
+    tail = None if isinstance(series, str) else level(series)
+    diverge = False if alike == common else tail.is_shown if tail else None
+    return Losses(common, float(steps[-1]), float(loss_a[-1]), float(loss_b[-1]), alike, diverge, len(last), tail)
 
 
-def _skipped(run: RunRead, name: str) -> list[str]:
-    if not run.steps.is_skipped[run.steps.steady].any():
-        return []
-    return [f"some steady steps of {name} were skipped, and did no optimizer work"]
+def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
+    """(ascending steps, their losses) of the steps that led to a run's last state, each once."""
+    curve = run.steps
+    kept = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
+    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
+    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
+    return steps, curve["loss"][kept][::-1][place]
 
 
-def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losses: LossDifference | None) -> list[str]:
+def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losses: Losses | None) -> list[str]:
     """Notes on how the runs are related."""
     if verdict in ("same_run", "identical"):
         return []
@@ -298,7 +308,7 @@ def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losse
     job, are_logs = a.record.job_id, a.folder is None and b.folder is None
     if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
-    elif are_logs and losses is not None and losses.alike == losses.common >= 8:
+    elif are_logs and losses is not None and losses.alike_steps == losses.common_steps >= 8:
         notes.append("equal losses: two logs of one run, or a repeat of the same training")
     hashes = a.record.config_hash, b.record.config_hash
     if verdict in ("faster", "slower") and hashes[0] is not None and hashes[0] == hashes[1]:
@@ -357,28 +367,26 @@ def flat_settings(record: Record) -> dict[str, Any]:
 def settings_apart(a: Record, b: Record) -> list[Apart]:
     """The settings in which two runs differ, those that affect speed first, those that only one states last."""
     of_a, of_b = flat_settings(a), flat_settings(b)
-    found = [
-        Apart(key, of_a.get(key), of_b.get(key))
-        for key in {**of_a, **of_b}
-        if _plain(of_a.get(key)) != _plain(of_b.get(key))
-    ]
+    keys = dict.fromkeys((*SETTING_KEYS, *of_a, *of_b))
+    found = [Apart(key, of_a.get(key), of_b.get(key)) for key in keys]
+    found = [apart for apart in found if _plain(apart.a) != _plain(apart.b)]
     if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
         found.append(Apart("config_hash", a.config_hash, b.config_hash))
-    return sorted(found, key=_weight)
+    return sorted(found, key=lambda apart: (not apart.is_stated, _weight(apart.key)))
 
 
-def _weight(apart: Apart) -> tuple[bool, int, int]:
-    known = {key: place for place, key in enumerate(SETTING_KEYS)}
-    if apart.key in known:
-        return not apart.is_stated, 0, known[apart.key]
-    if apart.key == "config_hash":
-        return not apart.is_stated, 5, 0
-    if apart.key == "node_list" or apart.key.startswith("versions."):
-        return not apart.is_stated, 3, 0
-    key = apart.key.lower()
+def _weight(key: str) -> int:
+    """0 for what decides speed, to 5 for what cannot."""
+    if key in SETTING_KEYS:
+        return 0
+    if key == "config_hash":
+        return 5
+    if key == "node_list" or key.startswith("versions."):
+        return 3
+    key = key.lower()
     if any(word in _NAMING for word in re.split(r"[^a-z0-9]+", key)):
-        return not apart.is_stated, 4, 0
-    return not apart.is_stated, 1 if _FAST.search(key) else 2, 0
+        return 4
+    return 1 if _FAST.search(key) else 2
 
 
 def _plain(value: Any) -> Any:

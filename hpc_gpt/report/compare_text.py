@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.columns import FIGURES, column, peak
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT
-from hpc_gpt.report.compare import Apart, Comparison, Speed
+from hpc_gpt.report.compare import Apart, Comparison, Losses, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
@@ -67,12 +67,13 @@ def comparison_text(comparison: Comparison, a: str, b: str) -> str:
     lines = [
         (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
-    lines += [("loss", text) for text in _loss(comparison, a, b)]
+    lines += [("loss", text) for text in _loss(comparison.losses, a, b)]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
         peaks = [peak(getattr(run.record, key)) for run in (comparison.a, comparison.b)]
         if any(peaks):  # a run on a CPU has none
             apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
-            lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
+            of_a, of_b = ("unknown" if own is None else f"{show_digits(own)} GiB" for own in peaks)
+            lines.append((name, f"{of_a} -> {of_b}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
     text = f"{b} against {a}: {verdict_text(comparison, a, b)}\n" + _columns(lines, "  ")
@@ -104,7 +105,8 @@ def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
     figure = _SPEEDS[speed.name]
     text = f"{figure.digits(speed.a)} -> {figure.digits(speed.b)} {figure.unit}".rstrip()
     if place == 0 and all(comparison.rounds):
-        text += f", medians of {_rounds(*comparison.rounds)}"
+        of_a, of_b = comparison.rounds
+        text += f", medians of {counted(of_a, 'round')} {'each' if of_a == of_b else f'and {of_b}'}"
     elif place == 0 and all(comparison.steps):
         text += f", medians of {comparison.steps[0]:,} and {comparison.steps[1]:,} steady steps"
     if place > 0 and speed.interval is not None:
@@ -114,38 +116,25 @@ def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
     return text
 
 
-def _rounds(of_a: int, of_b: int) -> str:
-    """`3 rounds each`, `3 rounds and 1`."""
-    return f"{counted(of_a, 'round')} {'each' if of_a == of_b else f'and {of_b}'}"
-
-
-def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
-    losses = comparison.losses
+def _loss(losses: Losses | None, a: str, b: str) -> list[str]:
     if losses is None:
         return []
-    if losses.alike == losses.common:
-        return [f"the same to the last digit at {'all ' if losses.common > 1 else ''}{_steps(losses.common)}"]
-    text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.step:,.0f}, the last that both have"
-    if losses.alike:
-        first = _steps(losses.alike) if losses.alike > 1 else "common step"
+    if losses.alike_steps == losses.common_steps:
+        every = "all " if losses.common_steps > 1 else ""
+        return [f"the same to the last digit at {every}{counted(losses.common_steps, 'common step')}"]
+    text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.last_common_step:,.0f}, the last that both have"
+    if losses.alike_steps:
+        first = counted(losses.alike_steps, "common step").removeprefix("1 ")
         text += f"; the same to the last digit at the first {first}"
     if losses.tail is None:
         return [text]
-    tail, over = losses.tail, f"over the last {_steps(losses.tail_steps)}"
+    tail, over = losses.tail, f"over the last {counted(losses.tail_steps, 'common step')}"
     if not tail.is_shown:
         return [text, f"no difference shown {over} ({tail.low:+.2g} to {tail.high:+.2g})"]
     low, high = sorted((abs(tail.low), abs(tail.high)))
     word = "higher" if tail.change > 0 else "lower"
     by = f"{abs(tail.change):.2g} ({low:.2g} to {high:.2g})"
     return [text, f"they diverge: the loss of {b} is {word} than that of {a} by {by} {over}"]
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} common step{'' if count == 1 else 's'}"
-
-
-def _gib(figure: float | None) -> str:
-    return "unknown" if figure is None else f"{show_digits(figure)} GiB"
 
 
 def _ended(run: RunRead) -> str:
@@ -175,12 +164,8 @@ def _named(note: str, a: str, b: str) -> str:
 
 def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
     """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; each compares a run with the first."""
-    pairs = zip(comparisons, names[1:], strict=True)
-    return {
-        "schema": SCHEMA,
-        "level": LEVEL,
-        "comparisons": [finite(_tables(each, names[0], name)) for each, name in pairs],
-    }
+    tables = [finite(_tables(each, names[0], name)) for each, name in zip(comparisons, names[1:], strict=True)]
+    return {"schema": SCHEMA, "level": LEVEL, "comparisons": tables}
 
 
 def _bounds(interval: Interval | None, *names: str) -> dict[str, float | None]:
@@ -192,9 +177,6 @@ def _bounds(interval: Interval | None, *names: str) -> dict[str, float | None]:
 def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
     runs = (comparison.a, comparison.b)
     losses = comparison.losses
-    listed: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for apart in comparison.apart:
-        listed[apart.is_stated].append({"key": apart.key, "a": apart.a, "b": apart.b})
     return {
         "a": a,
         "b": b,
@@ -210,18 +192,11 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "steady_steps": list(comparison.steps),
         "rounds": list(comparison.rounds),
         "no_interval": [{"run": "ab"[place], "reason": reason} for place, reason in comparison.reasons],
-        "differ": listed[True],
-        "stated_by_one": listed[False],
-        "loss": None
-        if losses is None
-        else {
-            "common_steps": losses.common,
-            "last_common_step": losses.step,
-            "a": losses.a,
-            "b": losses.b,
-            "alike_steps": losses.alike,
-            "diverge": losses.diverge,
-            "tail_steps": losses.tail_steps,
+        "differ": [vars(apart) for apart in comparison.apart if apart.is_stated],
+        "stated_by_one": [vars(apart) for apart in comparison.apart if not apart.is_stated],
+        "loss": losses
+        and {
+            **{key: value for key, value in vars(losses).items() if key != "tail"},
             **_bounds(losses.tail, "tail_difference", "tail_low", "tail_high"),
         },
         "memory_allocated_gib": [run.record.memory_allocated_gib for run in runs],

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.words import counted
 
 Values = NDArray[np.float64]
@@ -35,7 +34,6 @@ LEVEL = 0.95
 _NORMAL = 1.959964  # the normal quantile of LEVEL
 MOST_BLOCKS = 6
 _SEED = 20260527
-_MOST_LOSS = 1e12  # a larger figure is not a loss
 
 
 @dataclass(frozen=True)
@@ -103,33 +101,14 @@ def speed_change(log_a: Series, log_b: Series, work: float = 1.0, unsure: float 
     The series are of natural logarithms of seconds. `work`: the work of a step of B over that of a step of A, such as
     its tokens. `unsure`: how far rounding alone may move the logarithms of the two middles apart.
     """
-    return _percent(log_a.middle - log_b.middle + math.log(work), _reach(log_a, log_b) + unsure)
-
-
-def paired_change(log_a: Series, log_b: Series) -> Interval | str:
-    """The same for rounds that were measured in turns, so that a machine that grows warm slows both: by the ratio of
-    each round that both have. Or the reason why these give no interval."""
-    ratios = rounds_of(np.array([a - b for a, b in zip(log_a.blocks, log_b.blocks, strict=False)]))
-    return ratios if isinstance(ratios, str) else _percent(ratios.middle, _reach(ratios))
+    centre, reach = log_a.middle - log_b.middle + math.log(work), _reach(log_a, log_b) + unsure
+    return Interval(*(100 * math.expm1(min(bound, 20.0)) for bound in (centre, centre - reach, centre + reach)))
 
 
 def level(differences: Series) -> Interval:
     """The middle of a series of differences with its interval, in its own unit."""
     reach = _reach(differences)
     return Interval(differences.middle, differences.middle - reach, differences.middle + reach)
-
-
-def times(interval: Interval, factor: float) -> Interval:
-    """The same change if a unit of B is worth `factor` units of A.
-
-    >>> times(Interval(0.0, -50.0, 100.0), 2.0)
-    Interval(change=100.0, low=0.0, high=300.0)
-    """
-    return Interval(*(100 * (factor * (1 + part / 100) - 1) for part in (interval.change, interval.low, interval.high)))
-
-
-def _percent(centre: float, reach: float) -> Interval:
-    return Interval(*(100 * math.expm1(min(bound, 20.0)) for bound in (centre, centre - reach, centre + reach)))
 
 
 def _reach(*sides: Series) -> float:
@@ -187,52 +166,3 @@ def resolution(values: Values) -> float:
             if np.all(np.abs(some / unit - np.round(some / unit)) < 1e-4):
                 return unit
     return 0.0
-
-
-@dataclass(frozen=True)
-class LossDifference:
-    """The losses `a` and `b` at `step`, the last that both have.
-
-    `alike`: the number of first common steps with equal losses. `tail`: the median of B's loss less A's over the last
-    tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few.
-    """
-
-    common: int
-    step: float
-    a: float
-    b: float
-    alike: int
-    tail_steps: int
-    tail: Interval | None
-
-    @property
-    def diverge(self) -> bool | None:
-        """Whether they end apart by more than noise; None if that is not known."""
-        if self.alike == self.common:
-            return False
-        return None if self.tail is None else self.tail.is_shown
-
-
-def loss_difference(a: RunRead, b: RunRead) -> LossDifference | None:
-    """How the losses of two runs differ; None without common steps."""
-    (step_a, loss_a), (step_b, loss_b) = losses_that_count(a), losses_that_count(b)
-    steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
-    if not len(steps):
-        return None
-    apart = loss_b[of_b] - loss_a[of_a]
-    unequal = np.flatnonzero(apart)
-    alike = int(unequal[0]) if len(unequal) else len(apart)
-    tail = apart[-max(FEWEST, len(apart) // 10) :]
-    series = series_of(tail)
-    interval = None if isinstance(series, str) else level(series)
-    last_a, last_b = float(loss_a[of_a[-1]]), float(loss_b[of_b[-1]])
-    return LossDifference(len(steps), float(steps[-1]), last_a, last_b, alike, len(tail), interval)
-
-
-def losses_that_count(run: RunRead) -> tuple[Values, Values]:
-    """(ascending steps, their losses) of the steps that led to a run's last state, each once."""
-    curve = run.steps
-    kept: NDArray[np.bool_] = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
-    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
-    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
-    return steps, curve["loss"][kept][::-1][place]

@@ -231,10 +231,10 @@ def test_losses_that_part_are_said_to_diverge():
     a, b = 2 + 4 / step + noise[0], 2 + 4 / step + noise[1] + np.where(step > 50, 0.1, 0)
     a[:20] = b[:20]
     losses = compare_runs(made(1, losses=a), made(2, losses=b)).losses
-    assert losses.alike == 20
+    assert losses.alike_steps == 20
     assert losses.diverge
     assert losses.tail.low < 0.1 < losses.tail.high
-    assert (losses.step, losses.common, losses.tail_steps) == (200, 200, 20)
+    assert (losses.last_common_step, losses.common_steps, losses.tail_steps) == (200, 200, 20)
 
 
 def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_once():
@@ -248,8 +248,8 @@ def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_
     counts = ~((np.arange(60) >= 30) & (np.arange(60) < 40))
     again = replace(a.steps, columns={**a.steps.columns, **twice}, counts=counts)
     compared = compare_runs(a, RunRead(a.record, again, files=[Path("b")])).losses
-    assert compared.common == 49
-    assert (compared.step, compared.a, compared.b) == (50, 3.0, 3.5)
+    assert compared.common_steps == 49
+    assert (compared.last_common_step, compared.a, compared.b) == (50, 3.0, 3.5)
 
 
 def test_settings_apart_come_in_the_order_of_what_decides_speed():
