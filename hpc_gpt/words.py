@@ -94,6 +94,24 @@ def show_bytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**power:,.2f} {unit}"
 
 
+def show_duration(seconds: float) -> str:
+    """Seconds as text.
+
+    >>> show_duration(0.9123), show_duration(95), show_duration(12_000), show_duration(968_400)
+    ('0.912 s', '95 s', '3 h 20 min', '11 d 5 h')
+    """
+    if seconds < 600:
+        return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 180:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 72:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
 def show_share(share: float | None, sign: str = "") -> str:
     """A share in percent; `sign` "+" prints a plus sign, too."""
     return NOTHING if share is None else f"{share:{sign}.1%}"

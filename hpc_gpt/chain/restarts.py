@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.chain.forecast import duration
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_stored_lines
+from hpc_gpt.words import show_duration
 
 # A larger share of the time of all attempts is worth a warning.
 MOST_SHARE = 0.25
@@ -51,15 +51,15 @@ class Restarts:
 
     def words(self, left: int | None = None) -> str:
         """The pace, the cost, what to do if it is too high, and how long `left` steps take so."""
-        said = f"{self.attempts} attempts trained {self.steps:,} steps in {duration(self.total_s)}"
+        said = f"{self.attempts} attempts trained {self.steps:,} steps in {show_duration(self.total_s)}"
         if self.step_s is not None:
             without = (self.total_s - self.lost_s) / self.steps
-            said += f", {duration(self.step_s)} a step, {duration(without)} without the restarts"
+            said += f", {show_duration(self.step_s)} a step, {show_duration(without)} without the restarts"
         said += f"; restarts cost {self.share:.0%} of that time"
         if self.between_s >= 1:
-            said += f", and {duration(self.between_s)} passed between the attempts"
+            said += f", and {show_duration(self.between_s)} passed between the attempts"
         if left is not None and left > 0 and self.step_s is not None:
-            said += f"; the other {left:,} steps take {duration(left * self.step_s)} at this pace"
+            said += f"; the other {left:,} steps take {show_duration(left * self.step_s)} at this pace"
         if not self.is_too_much:
             return said
         way = (

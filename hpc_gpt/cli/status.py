@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from hpc_gpt.chain.forecast import duration
 from hpc_gpt.cli import completion
 from hpc_gpt.columns import Column, column, grid
 from hpc_gpt.errors import UserError
@@ -25,7 +24,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen, width
-from hpc_gpt.words import plain, show_value
+from hpc_gpt.words import plain, show_duration, show_value
 
 PLACE = 60
 
@@ -45,7 +44,7 @@ _COLUMNS = (
     ),
     column("loss", "loss", "{:.4f}".format),
     column("tokens/s", "tokens_per_s", "{:.0f}".format),
-    column("age", "age_s", duration),
+    column("age", "age_s", show_duration),
     column("ends", "left_s", lambda left_s: clock(time.time() + left_s, time.time())),
     column("GPU hours", "gpu_hours", "{:.3g}".format),
 )

@@ -8,15 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.chain_length import LEAVE_S, Length, Pace, chain_length, signal_lead_s, steps_of_job
-from hpc_gpt.chain.forecast import Known, duration, make_forecast, rounded_up, time_limit_text
+from hpc_gpt.chain.forecast import (
+    LEAVE_S,
+    Known,
+    Length,
+    Pace,
+    chain_length,
+    make_forecast,
+    rounded_up,
+    signal_lead_s,
+    steps_of_job,
+    time_limit_text,
+)
 from hpc_gpt.chain.measured import MeasuredRun
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted
+from hpc_gpt.words import counted, show_duration
 
 SECONDS = st.floats(0, 500, allow_nan=False)
 PACES = st.builds(
@@ -299,7 +309,7 @@ def test_a_budget_is_a_number_above_nothing(hours):
     [(0.9123, "0.912 s"), (95, "95 s"), (599, "599 s"), (600, "10 min"), (12_000, "3 h 20 min"), (968_400, "11 d 5 h")],
 )
 def test_durations(seconds, words):
-    assert duration(seconds) == words
+    assert show_duration(seconds) == words
 
 
 @given(st.floats(0.1, 1e7))
