@@ -16,7 +16,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.state import ADVICE
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
-from tests.readers.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
+from tests.readers.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",

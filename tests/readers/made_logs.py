@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs.foreign_run import read_foreign
+from hpc_gpt.readers.runs.grouping import group_logs
+from tests.readers.reading import read_lines
+
 ARGUMENTS = {
     "data_parallel_size": 2,
     "global_batch_size": 16,
@@ -22,6 +27,9 @@ ARGUMENTS = {
     "train_iters": 1000,
     "world_size": 8,
 }
+OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+TIME_LIMIT = "slurmstepd: error: *** JOB 7 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"
+WORLD = "using world size: 4, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 1 "
 
 
 def dump(**changed) -> list[str]:
@@ -69,3 +77,26 @@ def write_log(path: Path, *lines: str | list[str]) -> Path:
     text = "\n".join(line for each in lines for line in ([each] if isinstance(each, str) else each))
     path.write_text(text + "\n", encoding="utf-8")
     return path
+
+
+def step(number: int, loss: str = "3.2E+00") -> str:
+    """A line of an early Megatron's."""
+    return (
+        f" iteration {number:8}/    1000 | consumed samples: {number * 4} | elapsed time per iteration (ms): 2767.3 | "
+        f"learning rate: 1.500E-04 | global batch size: 4 | lm loss: {loss} | loss scale: 16384.0 | grad norm: 9.8 | "
+    )
+
+
+def timeout(rank: int, sequence: int = 12, at: str = "") -> str:
+    """A line of NCCL's watchdog."""
+    return (
+        f"{at}[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={sequence}, "
+        "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600410 milliseconds before timing out."
+    )
+
+
+def run_of(*lines: str | list[str], log: str = "a.log") -> RunRead:
+    """The one run in a log of these lines, read line by line."""
+    text = [line for each in lines for line in ([each] if isinstance(each, str) else each)]
+    (run,) = group_logs([(Path(log), read_lines(log, text))])
+    return read_foreign(run, "a")

@@ -137,11 +137,11 @@ def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text
     assert_same(text, size)
 
 
-@pytest.mark.parametrize("line", SPECIMENS)
-def test_every_specimen_with_other_digits(line: str) -> None:
+def test_every_specimen_with_other_digits() -> None:
     """Widths, dates and figures that only other digits give: the same from both."""
-    found = [other_step(other_digits(line, seed), seed) for seed in range(40)]
-    assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)
+    for line in SPECIMENS:
+        found = [other_step(other_digits(line, seed), seed) for seed in range(40)]
+        assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)
 
 
 @pytest.mark.parametrize("prefix", ["", "[2024-04-06 03:02:12] "])

@@ -8,13 +8,8 @@ import pytest
 
 from hpc_gpt.readers.runs.foreign_run import read_foreign
 from hpc_gpt.readers.runs.grouping import group_logs
+from tests.readers.made_logs import run_of
 from tests.readers.reading import read_lines
-
-
-def run_of(*lines: str):
-    (run,) = group_logs([(Path("a.log"), read_lines("a.log", lines))])
-    return read_foreign(run, "a")
-
 
 BARS = " 33%|███▎      | 1/3 [00:03<00:06,  3.1s/it]", "100%|██████████| 3/3 [00:09<00:00,  3.0s/it]"
 HEADER = "  Total optimization steps = 97", "  Total train batch size (w. parallel, distributed & accumulation) = 64"

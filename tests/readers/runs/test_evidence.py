@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
-from tests.readers.reading import read_lines
-
-
-def record_of(*lines: str):
-    (run,) = group_logs([(Path("a.log"), read_lines("a.log", lines))])
-    return read_foreign(run, "a").record
+from tests.readers.made_logs import run_of
 
 
 def megatron(step: int, ms: float, second: float, rate: float | None = None) -> str:
@@ -26,7 +17,7 @@ def megatron(step: int, ms: float, second: float, rate: float | None = None) -> 
 
 @pytest.mark.parametrize(("ms", "right"), [(5800.0, True), (5.8, False), (15800.0, False)])
 def test_a_step_time_in_another_unit_is_left_out(ms, right):
-    record = record_of(*[megatron(n, ms, 5.9 * n) for n in range(1, 40)])
+    record = run_of(*[megatron(n, ms, 5.9 * n) for n in range(1, 40)]).record
     assert (record.step_s is not None) is right
     flags = [flag for flag in record.flags if "the lines' times of day give" in flag]
     assert bool(flags) is not right
@@ -41,7 +32,7 @@ def test_a_rate_is_held_against_batch_sequence_and_step_time(rate, flag):
         "using world size: 8, data-parallel-size: 8, tensor-model-parallel size: 1, pipeline-model-parallel size: 1 "
     )
     sizes = [f"  {name} {'.' * 40} {size}" for name, size in (("micro_batch_size", 8), ("seq_length", 2048))]
-    record = record_of(world, *sizes, *[megatron(n, 5800.0, 5.8 * n, rate) for n in range(1, 30)])
+    record = run_of(world, *sizes, *[megatron(n, 5800.0, 5.8 * n, rate) for n in range(1, 30)]).record
     assert record.micro_batches == 2
     said = [each for each in record.flags if "tokens/s, but batch, sequence and step time give" in each]
     assert [each.endswith(flag) for each in said] == ([True] if flag else [])
@@ -56,15 +47,15 @@ def test_memory_at_the_start_is_no_peak_once_a_later_line_has_one():
     start += "CA 1.75 GB         Max_CA 72 GB "
     step = "[2023-07-25 21:03:{:02d},269] [INFO] [timer.py:215:stop] epoch=0/micro_step={}/global_step={}, "
     step += "RunningAvgSamplesPerSec=7.86, CurrSamplesPerSec=8.009, MemAllocated=59.65GB, MaxMemAllocated=63.31GB"
-    record = record_of(start, *[step.format(n, n, n) for n in range(1, 8)])
+    record = run_of(start, *[step.format(n, n, n) for n in range(1, 8)]).record
     assert record.memory_allocated_gib == [63.31]
     assert not [flag for flag in record.flags if "before the first step" in flag]
-    assert record_of(start).memory_allocated_gib == [70.5]
+    assert run_of(start).record.memory_allocated_gib == [70.5]
 
 
 def test_memory_after_an_iteration_is_of_training_wherever_the_line_is():
     memory = "after 1 iterations memory (MB) | allocated: 10857.5 | max allocated: 26118.2 | reserved: 28560.0 | "
     memory += "max reserved: 28560.0"
-    record = record_of(memory, *[megatron(n, 5800.0, 5.8 * n) for n in range(1, 9)])
+    record = run_of(memory, *[megatron(n, 5800.0, 5.8 * n) for n in range(1, 9)]).record
     assert record.memory_reserved_gib == [28560 / 1024]
     assert not [flag for flag in record.flags if "before the first step" in flag]

@@ -16,16 +16,8 @@ from hpc_gpt.readers.runs.log_steps import run_steps
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.runs.failures import ENDED
 from hpc_gpt.runs.record import Record
-from tests.readers.made_logs import dump, iteration, iterations, write_log
+from tests.readers.made_logs import dump, iteration, iterations, run_of, write_log
 from tests.readers.reading import read_lines
-
-
-def read(*lines):
-    """The one run in a log of these lines."""
-    text = [line for each in lines for line in ([each] if isinstance(each, str) else each)]
-    runs = group_logs([(Path("a.log"), read_lines("a.log", text))])
-    assert len(runs) == 1
-    return read_foreign(runs[0], "a")
 
 
 def flags_with(run, words):
@@ -33,7 +25,7 @@ def flags_with(run, words):
 
 
 def test_layout_and_batch_follow_from_what_is_stated():
-    record = read(dump(), iterations(1, 20)).record
+    record = run_of(dump(), iterations(1, 20)).record
     assert (record.gpus, record.tp, record.pp, record.dp) == (8, 2, 2, 2)
     assert (record.micro_batch, record.micro_batches, record.global_batch) == (4, 2, 16)
     assert record.sources["micro_batches"] == "inferred: global_batch 16 / (micro_batch 4 x dp 2)"
@@ -47,7 +39,7 @@ def test_layout_and_batch_follow_from_what_is_stated():
 
 
 def test_the_vocabulary_is_padded_as_the_arguments_say_where_the_log_does_not():
-    record = read(dump(padded_vocab_size=None, vocab_size=50257), iterations(1, 5)).record
+    record = run_of(dump(padded_vocab_size=None, vocab_size=50257), iterations(1, 5)).record
     assert record.vocab == 50432
     assert record.sources["vocab"] == "inferred: vocabulary 50257 padded to a multiple of 128 x tp 2"
 
@@ -65,7 +57,7 @@ def test_the_output_log_of_wandb_is_named_by_its_run(tmp_path):
 
 
 def test_nothing_is_assumed_where_nothing_is_said():
-    record = read(iterations(1, 20)).record
+    record = run_of(iterations(1, 20)).record
     unknown = ("gpus", "tp", "pp", "dp", "micro_batch", "seq", "hidden", "params", "device", "recompute", "mfu")
     assert [getattr(record, name) for name in unknown] == [None] * len(unknown)
     assert not {*unknown} & ({*record.sources} - {"mfu"})
@@ -73,18 +65,18 @@ def test_nothing_is_assumed_where_nothing_is_said():
 
 
 def test_what_the_program_did_goes_before_what_it_was_asked_and_both_are_told():
-    run = read(dump(), iterations(1, 20, batch=32))
+    run = run_of(dump(), iterations(1, 20, batch=32))
     assert run.record.global_batch == 32
     assert flags_with(run, "the log says the global batch 32 (a.log:21), but the arguments ask for 16 (a.log:5")
 
 
 def test_a_layout_that_cannot_be_is_told():
-    run = read(dump(world_size=8, data_parallel_size=4), iterations(1, 5))
+    run = run_of(dump(world_size=8, data_parallel_size=4), iterations(1, 5))
     assert flags_with(run, "needs 16 GPUs, but 8 are stated")
 
 
 def test_a_batch_that_is_ramped_up():
-    run = read(
+    run = run_of(
         dump(global_batch_size=64, data_parallel_size=2), iterations(1, 5, batch=16), iterations(6, 20, batch=64)
     )
     assert run.record.global_batch == 64
@@ -93,7 +85,7 @@ def test_a_batch_that_is_ramped_up():
 
 def test_a_line_that_is_the_mean_of_ten():
     lines = [iteration(10, 5800.0), *(iteration(step, 2740.0) for step in range(20, 101, 10))]
-    run = read(dump(log_interval=10), lines)
+    run = run_of(dump(log_interval=10), lines)
     record = run.record
     assert (record.step_s, record.steps_used, record.warmup_steps) == (2.74, 9, 1)
     assert "9 of 10 lines, 10 steps apart" in record.sources["step_s"]
@@ -107,7 +99,7 @@ SAVED = "  successfully saved checkpoint at iteration      20 to /ckpt"
 def test_the_line_after_an_evaluation_or_a_save_is_set_apart():
     lines = iterations(1, 40)
     lines[10], lines[20] = iteration(11, 4000.0), iteration(21, 4000.0)
-    run = read(dump(), lines[:10], VALIDATION, lines[10:20], SAVED, lines[20:])
+    run = run_of(dump(), lines[:10], VALIDATION, lines[10:20], SAVED, lines[20:])
     record = run.record
     assert (record.step_s_p90, record.steps_used) == (1.0, 37)
     assert "1 warm-up, 2 set apart" in record.sources["step_s"]
@@ -119,7 +111,7 @@ def test_the_line_after_an_evaluation_or_a_save_is_set_apart():
 def test_an_evaluation_that_was_asked_for_and_is_not_in_the_log_is_set_apart_and_told():
     lines = iterations(1, 40)
     lines[10], lines[20] = iteration(11, 4000.0), iteration(21, 4000.0)
-    run = read(dump(eval_interval=10), lines)
+    run = run_of(dump(eval_interval=10), lines)
     assert not run.steps.steady[[10, 20]].any()
     assert run.steps.steady[30]
     assert flags_with(run, "slow lines after an evaluation every 10 steps")
@@ -128,7 +120,7 @@ def test_an_evaluation_that_was_asked_for_and_is_not_in_the_log_is_set_apart_and
 def test_a_slow_line_of_no_known_cause_stays_in_the_median_and_is_told():
     lines = iterations(1, 40)
     lines[17] = iteration(18, 9000.0)
-    run = read(dump(), lines)
+    run = run_of(dump(), lines)
     assert run.record.steps_used == 39
     assert run.steps.steady[17]
     assert flags_with(run, "1 of 39 steady lines took over 1.5 x the median, the slowest 9 s (a.log:38)")
@@ -140,7 +132,7 @@ def test_skipped_and_nan_steps_are_counted_and_set_apart():
         *(iteration(step) for step in range(4, 20)),
         *(iteration(20, 900.0, loss="nan", nan=1), iteration(21)),
     ]
-    run = read(dump(), lines)
+    run = run_of(dump(), lines)
     record = run.record
     assert (record.skipped_steps, record.nan_steps, record.step_s) == (2, 1, 1.0)
     assert run.steps.is_skipped.tolist() == [False, True, True] + [False] * 18
@@ -149,11 +141,11 @@ def test_skipped_and_nan_steps_are_counted_and_set_apart():
 
 
 def test_a_log_of_nothing_but_skips_gives_its_median_and_says_what_that_is():
-    run = read(dump(), [iteration(step, 1000.0, skipped=1, loss=None) for step in range(1, 8)])
+    run = run_of(dump(), [iteration(step, 1000.0, skipped=1, loss=None) for step in range(1, 8)])
     assert (run.record.step_s, run.record.steps_used) == (1.0, 6)
     assert flags_with(run, "every step was skipped")
     # Half of them skipped is not every one.
-    some = read(dump(), [iteration(step, 1000.0, skipped=step % 2) for step in range(1, 8)])
+    some = run_of(dump(), [iteration(step, 1000.0, skipped=step % 2) for step in range(1, 8)])
     assert not flags_with(some, "every step was skipped")
 
 
@@ -164,7 +156,7 @@ def test_memory_of_each_stage_is_the_highest_of_its_ranks():
         f"reserved: 1.0 | max reserved: {2048 * (rank + 1)}.0"
         for rank in (0, 1, 4, 7)
     ]
-    run = read(dump(), iterations(1, 3), lines, iterations(4, 20))
+    run = run_of(dump(), iterations(1, 3), lines, iterations(4, 20))
     assert run.record.memory_allocated_gib == [2.0, 8.0]
     assert run.record.memory_reserved_gib == [4.0, 16.0]
 
@@ -172,19 +164,21 @@ def test_memory_of_each_stage_is_the_highest_of_its_ranks():
 def test_memory_of_some_stages_is_one_figure_and_told():
     line = "[Rank 1] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 1024.0 | reserved: 1.0 | max "
     line += "reserved: 1.0"
-    run = read(dump(), iterations(1, 3), line, iterations(4, 20))
+    run = run_of(dump(), iterations(1, 3), line, iterations(4, 20))
     assert run.record.memory_allocated_gib == [1.0]
     assert flags_with(run, "memory is printed of 1 of 2 stages")
 
 
 def test_done_is_the_last_planned_step_or_a_word_of_the_program():
-    assert read(dump(), iterations(1, 20, of=20)).record.ended == "done"
-    record = read(dump(), iterations(1, 20)).record
+    assert run_of(dump(), iterations(1, 20, of=20)).record.ended == "done"
+    record = run_of(dump(), iterations(1, 20)).record
     assert (record.ended, record.cause) == ("unknown", "the log ends at step 20 of 1000")
 
 
 def test_a_failure_is_the_cause_with_its_place():
-    run = read(dump(), iterations(1, 20), "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    run = run_of(
+        dump(), iterations(1, 20), "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
     assert run.record.ended == "gpu_memory"
     assert run.record.cause.endswith("(a.log:41)")
     assert run.failures[0].place.line == 41
@@ -192,7 +186,7 @@ def test_a_failure_is_the_cause_with_its_place():
 
 def test_no_secret_is_in_a_record():
     secrets = {"wandb_api_key": "0123456789abcdef0123456789abcdef01234567", "hub_token": "hf_" + "a" * 30}
-    run = read(dump(**secrets, password="hunter2hunter2", tokenizer_type="GPT2BPETokenizer"), iterations(1, 5))
+    run = run_of(dump(**secrets, password="hunter2hunter2", tokenizer_type="GPT2BPETokenizer"), iterations(1, 5))
     text = run.record.to_json()
     for secret in (*secrets.values(), "hunter2"):
         assert secret not in text
@@ -201,7 +195,7 @@ def test_no_secret_is_in_a_record():
 
 def test_timers_are_means_in_milliseconds():
     times = "time (ms) | forward-compute: {0}.00 | optimizer: 87.67"
-    run = read(dump(), iterations(1, 1), times.format(100), iterations(2, 2), times.format(200))
+    run = run_of(dump(), iterations(1, 1), times.format(100), iterations(2, 2), times.format(200))
     assert run.record.settings["timers_ms"]["forward-compute"] == pytest.approx(150)
 
 
@@ -212,7 +206,7 @@ TITAN = (
 
 
 def test_tokens_a_second_of_one_gpu_alone_are_no_step_time():
-    run = read([TITAN.format(step, step, "35,051") for step in range(1, 31)])
+    run = run_of([TITAN.format(step, step, "35,051") for step in range(1, 31)])
     assert run.record.tflops_printed == 3.59
     assert run.record.tokens_per_s is None
     # One step per second by the lines' times of day; a flag says that the program does not print it.
@@ -222,7 +216,7 @@ def test_tokens_a_second_of_one_gpu_alone_are_no_step_time():
 
 
 def test_a_log_without_steps_but_with_facts_is_a_run():
-    record = read(dump(), "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").record
+    record = run_of(dump(), "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").record
     assert (record.gpus, record.step_s, record.ended) == (8, None, "gpu_memory")
 
 
@@ -270,7 +264,7 @@ def test_whatever_the_lines_a_record_comes_of_it(lines):
 @given(st.lists(st.floats(0.5, 2.0), min_size=8, max_size=40), st.integers(1, 4))
 def test_the_median_is_of_the_steady_lines_whatever_their_order(seconds, every):
     lines = [iteration(index * every, 1000 * each) for index, each in enumerate(seconds, 1)]
-    run = read(dump(log_interval=every), lines)
+    run = run_of(dump(log_interval=every), lines)
     steady = run.steps["step_s"][run.steps.steady]
     assert run.record.step_s == pytest.approx(np.median(steady))
     assert run.record.steps_used == len(steady)
@@ -284,19 +278,19 @@ def test_report_writes_nothing_beside_a_foreign_log(tmp_path):
 
 
 def test_a_record_of_a_log_is_json(tmp_path):
-    record = read(dump(), iterations(1, 5)).record
+    record = run_of(dump(), iterations(1, 5)).record
     assert json.loads(record.to_json())["dialect"] == "megatron"
 
 
 def test_a_total_over_steps_that_were_trained_before_is_no_figure():
     lines = ["  Continuing training from global step 500", "Total optimization steps = 16"]
-    record = read(lines, "{'train_runtime': 900.0, 'train_samples_per_second': 1.0, 'epoch': 1.0}").record
+    record = run_of(lines, "{'train_runtime': 900.0, 'train_samples_per_second': 1.0, 'epoch': 1.0}").record
     assert record.step_s is None
 
 
 def test_a_log_of_failures_alone_is_of_no_engine():
     line = "slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"
-    record = read(line).record
+    record = run_of(line).record
     assert (record.engine, record.dialect, record.ended) == (None, None, "walltime")
     assert record.job_id == "1999618"
 
@@ -304,7 +298,7 @@ def test_a_log_of_failures_alone_is_of_no_engine():
 def test_two_programs_that_time_the_same_steps_otherwise_are_told_of():
     pipe = "[2021-05-27 04:02:{0:02d},142] steps: {0} loss: 12.8004 iter time (s): 0.900 samples/sec: 7.052"
     lines = [line for step in range(1, 11) for line in (pipe.format(step), iteration(step, 1000.0))]
-    run = read(dump(), lines)
+    run = run_of(dump(), lines)
     assert run.record.step_s == 1.0
     assert flags_with(run, "times the same steps at 0.900 of what megatron says")
 
@@ -316,7 +310,7 @@ def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, 
         at = datetime.fromtimestamp(1.7e9 + int(step * each_s), UTC).strftime("%Y-%m-%d %H:%M:%S")
         line = TITAN.replace("2025-07-21 15:57:{0:02d},242", f"{at},000")
         lines.append(line.format(0, step, "1,000"))
-    run = read(lines)
+    run = run_of(lines)
     assert run.record.step_s == pytest.approx(each_s, rel=0.03)
     assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
 
@@ -324,16 +318,16 @@ def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, 
 def test_lines_without_a_number_are_placed_by_their_epochs():
     head = ["  Num Epochs = 2", "  Total optimization steps = 250"]
     text = "{{'loss': {:.4f}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {:.2f}}}"
-    run = read(head, [text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
+    run = run_of(head, [text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(10, 251, 10))
     # Without the length of an epoch they are counted, and a flag says it.
-    run = read([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
+    run = run_of([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(1, 26))
     assert flags_with(run, "have no step numbers")
 
 
 def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
-    curve = read(dump(), iterations(1, 5)).steps
+    curve = run_of(dump(), iterations(1, 5)).steps
     assert curve["tokens_per_s"].tolist() == [16 * 128 / 5] + [16 * 128] * 4
 
 
@@ -351,12 +345,12 @@ def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkey
 
 
 def test_a_log_that_ends_one_step_short_is_not_done():
-    record = read(dump(), iterations(1, 19, of=20)).record
+    record = run_of(dump(), iterations(1, 19, of=20)).record
     assert (record.ended, record.cause) == ("unknown", "the log ends at step 19 of 20")
 
 
 def test_tokens_a_second_of_one_gpu_are_a_step_time_by_all_gpus():
-    record = read(dump(), [TITAN.format(step, step, "512") for step in range(1, 31)]).record
+    record = run_of(dump(), [TITAN.format(step, step, "512") for step in range(1, 31)]).record
     assert (record.gpus, record.global_batch, record.seq) == (8, 16, 128)
     assert record.step_s == pytest.approx(16 * 128 / (512 * 8))
     assert record.tokens_per_s == pytest.approx(512 * 8)
@@ -367,21 +361,21 @@ def test_the_steps_of_a_total_follow_from_rates_of_three_digits():
     total = (
         "{'train_runtime': 273.0148, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, 'epoch': 1.0}"
     )
-    run = read(total)
+    run = run_of(total)
     assert (run.record.step_s, run.record.steps_used, run.record.ended) == (pytest.approx(136.5074), 2, "done")
     assert "the only number that is 0.007 a second" in run.record.sources["step_s"]
     # 0.073 a second over ten times as long may be 198, 199 or 200 steps; with a batch of 50 samples it is 200.
     several = total.replace("0.007", "0.073").replace("273.0148", "2730.148")
-    assert read(several).record.step_s is None
+    assert run_of(several).record.step_s is None
     batch = "  Total train batch size (w. parallel, distributed & accumulation) = 50"
-    assert read(batch, several).record.step_s == pytest.approx(2730.148 / 200)
+    assert run_of(batch, several).record.step_s == pytest.approx(2730.148 / 200)
 
 
 def test_a_total_of_fewer_steps_than_planned_is_no_end():
     lines = ["  Total optimization steps = 1000", " 12%|█▎        | 120/1000 [02:00<13:54,  1.06s/it]"]
     total = "{'train_runtime': 120.1, 'train_samples_per_second': 1.0, 'train_steps_per_second': 1.0, 'epoch': 0.1}"
-    assert read(*lines, total).record.ended == "unknown"
-    assert read(lines[0], lines[1].replace("120/1000", "1000/1000"), total).record.ended == "done"
+    assert run_of(*lines, total).record.ended == "unknown"
+    assert run_of(lines[0], lines[1].replace("120/1000", "1000/1000"), total).record.ended == "done"
 
 
 def test_the_sequence_follows_from_tokens_and_samples():
@@ -390,7 +384,7 @@ def test_the_sequence_follows_from_tokens_and_samples():
         "[default7]: iteration {0:8d}/  115311 | consumed samples: {1:12d} | consumed tokens: {2:12d} | elapsed time "
         "per iteration (s): 106.46 | global batch size:  2048 | lm loss: 2.1988E+00 | samples per second: 19.238 | "
     )
-    record = read(*[line.format(n, 2048 * n, 2048 * 2048 * n) for n in range(100, 110)]).record
+    record = run_of(*[line.format(n, 2048 * n, 2048 * 2048 * n) for n in range(100, 110)]).record
     assert (record.seq, record.tokens_per_s) == (2048, pytest.approx(2048 * 2048 / 106.46))
     assert record.sources["seq"].startswith("inferred: consumed_tokens / consumed_samples")
 
@@ -399,7 +393,7 @@ def test_whole_seconds_time_steps_over_twenty_of_them():
     """awsome-distributed-training's FSDP example: 3 or 4 s by the clock of each line are 3.7 s."""
     line = "0: 2025-06-20 14:17:{:02d} I [train.py:103] Batch {} Loss: 7.24, Speed: 9.41 samples/sec, lr: 0.000010"
     seconds = (10, 14, 17, 21, 24, 28, 32, 36)
-    record = read(*[line.format(second, 90 + n) for n, second in enumerate(seconds)]).record
+    record = run_of(*[line.format(second, 90 + n) for n, second in enumerate(seconds)]).record
     assert record.step_s == pytest.approx(3.7, abs=0.2)
     assert record.attempts[0]["last_step"] == 97
 
@@ -416,7 +410,7 @@ def test_whole_seconds_time_steps_over_twenty_of_them():
 )
 def test_a_metrics_block_of_several_epochs(more, steps):
     """The form of transformers' log_metrics: 2,667 samples in batches of 16, three times."""
-    record = read(
+    record = run_of(
         "  Num examples = 2,667",
         "  Total train batch size (w. parallel, distributed & accumulation) = 16",
         *[line for line in more if "Epochs" in line],

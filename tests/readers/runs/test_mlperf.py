@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
-from tests.readers.reading import read_lines
+from tests.readers.made_logs import run_of
 
 
 def event(at_s: float, key: str, value: object = None, **metadata: object) -> str:
@@ -18,8 +15,7 @@ def event(at_s: float, key: str, value: object = None, **metadata: object) -> st
 
 
 def record_of(*lines: str):
-    (run,) = group_logs([(Path("a.log"), read_lines("a.log", [*lines, event(9e5, "run_stop", status="success")]))])
-    return read_foreign(run, "a").record
+    return run_of(*lines, event(9e5, "run_stop", status="success")).record
 
 
 def gpt3(*platform: str) -> list[str]:

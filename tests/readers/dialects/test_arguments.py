@@ -1,0 +1,28 @@
+"""What the text of an argument is: a whole number, the first that is given, a quotient."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.readers.pattern import Arguments, quotient
+
+
+@pytest.mark.parametrize("text", ["", "None", "many", "1.5", "1e400", "nan", "9" * 5000, "inf"])
+def test_what_is_no_whole_number_is_none(text: str) -> None:
+    assert Arguments({"n": text}).whole("n") is None
+
+
+def test_the_first_name_that_is_there_counts() -> None:
+    given = Arguments({"a": "None", "b": " 2.0 ", "c": "True", "d": "False"})
+    assert (given.whole("a", "b"), given.text("a"), given.text("b")) == (2, None, "2.0")
+    assert (given.true("c", "d"), given.true("d"), given.true("e")) == (True, False, None)
+
+
+def test_a_quotient_that_does_not_divide_is_none() -> None:
+    assert (quotient(64, 4, 16), quotient(64, 5), quotient(64, None), quotient(None, 2), quotient(64, 0)) == (
+        1,
+        None,
+        None,
+        None,
+        None,
+    )

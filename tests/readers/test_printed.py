@@ -1,0 +1,153 @@
+"""What is read from lines as programs print them: every figure, fact and failure, and no other.
+
+A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>> NAME` begins another file) and below
+them all that is read from them, to be read in review. In `causes.txt` that is the first cause over the block's files;
+`>>>` says that all planned steps were trained.
+
+pytest tests/readers/test_printed.py --force-regen       after a change that is meant
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.readers.causes import Cause, first_cause, one_a_line
+from hpc_gpt.readers.logs import Fact, Failure, Part
+from hpc_gpt.readers.runs.draft import asked_at
+from hpc_gpt.settings.cluster import device_named
+from tests.readers.reading import read_lines
+
+# Control characters, as the files have them.
+ESCAPED = {r"\e": "\x1b", r"\r": "\r", r"\a": "\a", r"\x85": "\x85"}
+CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
+FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_all_that_is_read(file: Path, request: pytest.FixtureRequest) -> None:
+    said = causes if file.stem == "causes" else facts_and_figures
+    found = []
+    for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
+        given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
+        found.append("\n".join([*given, *(said(given) if any(line[0] == ">" for line in given) else ())]))
+    text = "\n\n".join(found) + "\n"
+    if request.config.getoption("force_regen"):
+        file.write_text(text, encoding="utf-8")
+    # Block by block, so that each that differs is shown.
+    assert text.split("\n\n") == file.read_text(encoding="utf-8").split("\n\n")
+
+
+def logs_of(given: list[str]) -> dict[str, list[str]]:
+    """The lines of each file of a block."""
+    logs: dict[str, list[str]] = {}
+    name = "a.out"
+    for line in given:
+        if line.startswith(">> "):
+            name = line.removeprefix(">> ")
+        elif line.startswith(">") and line != ">>>":
+            logs.setdefault(name, []).append(CONTROL.sub(lambda each: str(ESCAPED[each[0]]), line[2:]))
+    return logs
+
+
+def causes(given: list[str]) -> list[str]:
+    parts = [part for name, lines in logs_of(given).items() for part in read_lines(name, lines)]
+    return said_cause(first_cause(parts, ">>>" in given))
+
+
+def facts_and_figures(given: list[str]) -> list[str]:
+    said = [list(said_part(part)) for name, lines in logs_of(given).items() for part in read_lines(name, lines)]
+    if said == [[]]:
+        return ["nothing"]
+    return [line for at, lines in enumerate(said) for line in ([f"part {at + 1}:"] if len(said) > 1 else []) + lines]
+
+
+def said_cause(cause: Cause) -> list[str]:
+    where = f" rank {cause.rank}" * (cause.rank is not None) + f" on {cause.node}" * (cause.node is not None)
+    lines = [f"{cause.ended}{where}: {cause.words}" if cause.words else f"{cause.ended}{where}"]
+    if cause.failed_node:
+        lines.append(f"left out next time: {cause.failed_node}")
+    if cause.sure:
+        lines.append(f"inferred: {cause.sure}")
+    if cause.failure:
+        lines.append(f"said at {cause.failure.place}")
+    others = [failure for failure in cause.ordered if failure != cause.failure]
+    for kind, failures in (
+        ("also", [each for each in others if not each.echo and each not in cause.survived]),
+        ("survived", [each for each in others if each in cause.survived]),
+        ("consequences", [each for each in others if each.echo and each not in cause.survived]),
+    ):
+        if failures:
+            lines.append(f"{kind}: " + ", ".join(f"{each.ended} at {each.place}" for each in failures))
+    return lines
+
+
+def said_part(part: Part) -> Iterator[str]:
+    """Everything that a part says, but where; what it does not say is missing."""
+    if part.dialects:
+        yield "of " + ", ".join(part.dialects)
+    for name, steps in part.steps.items():
+        for row in range(len(steps)):
+            # A figure that the program prints as nan is one; a line of several without it has none.
+            figures = {key: float(column[row]) for key, column in steps.columns.items()}
+            shown = {key: value for key, value in figures.items() if value == value or len(steps) == 1}
+            yield f"{name}: " + pairs(shown)
+        totals = {key: value for key, value in steps.totals.items() if value}
+        if totals:
+            yield f"{name} in all: " + pairs(totals)
+    if part.facts:
+        yield "states " + pairs({name: ",".join(map(named, facts)) for name, facts in part.facts.items()})
+    asked = {name: (each.value, each.source.partition(" ")[2]) for name, each in asked_at(part).items()}
+    read = {source for _, source in asked.values()}
+    yield from (f"asks for {name} = {plain(value)} {source}" for name, (value, source) in asked.items())
+    unread = [key for key in part.arguments if f"(argument {key})" not in read]
+    yield from (f"argument {key} = {part.arguments[key][0]}" for key in unread)
+    if part.totals:
+        yield "in all " + pairs({name: fact.value for name, fact in part.totals.items()})
+    yield from (f"at the bar's {plain(step)} after {plain(elapsed)} s" for step, elapsed, _ in part.progress)
+    yield from (f"loss {plain(loss)} of the evaluation at step {plain(step)}" for step, loss, _ in part.evals)
+    yield from (f"saved at step {plain(step)}, in {plain(took)} s" for step, took, _ in part.saves)
+    for rank, memory in part.memory.items():
+        yield f"memory of rank {rank}: {plain(memory.allocated_gib)} GiB, reserved {plain(memory.reserved_gib)} GiB"
+    yield from (f"parameters of {name}: {plain(count)}" for name, (count, _) in part.rank_params.items())
+    yield from (f"timer {name}: {plain(total)} s" for name, (total, _) in part.timers_s.items())
+    yield from map(said_failure, one_a_line(part.failures))
+    yield from (f"ended: {ended}" for ended, _ in part.ends)
+    yield from (f"left out: {count} {what}" for what, count in part.left_out.items())
+    if part.step_rank is not None:
+        yield f"rank {part.step_rank}'s steps are read"
+    if part.last_at is not None:
+        yield f"until {datetime.fromtimestamp(part.last_at, UTC):%Y-%m-%d %H:%M:%S}"
+    if part.started:
+        yield "starts"
+
+
+def said_failure(failure: Failure) -> str:
+    about = [f"rank {failure.rank}"] * (failure.rank is not None) + [f"on {failure.node}"] * bool(failure.node)
+    return f"failure: {' '.join([failure.ended, *['echo'] * failure.echo, *about])}: {failure.words}"
+
+
+def named(fact: Fact) -> str:
+    """A fact's value, and the device that it names."""
+    device = device_named(fact.value) if isinstance(fact.value, str) else None
+    return plain(fact.value) + (f" ({device})" if device else "")
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={plain(value)}" for name, value in values.items())
+
+
+def plain(value: Any) -> str:
+    """A figure to nine digits, a whole one without its point."""
+    if isinstance(value, str):
+        return repr(value) if " " in value else value
+    if value is None or isinstance(value, bool):
+        return str(value)
+    whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
+    return str(int(value)) if whole else f"{value:.9g}"
