@@ -8,28 +8,21 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.secrets import hide_secrets
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
 _HELP = "hpc-gpt help keys lists every key"
-# {how pydantic's error types begin: what the value should be, in TOML's terms}.
-_TYPES = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "tuple": "a list",
-    "dict": "a table", "dataclass": "a table",
-}  # fmt: skip
+# {type of a key: what its value should be, in TOML's terms}; any other is a table.
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
-_TYPE_FAULT = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float)")
 # tomllib's messages for a key given twice, and the place in them.
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
@@ -143,40 +136,17 @@ def check_tables(
     """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
-    A value must have its key's own type; the `given` keys also take what reads as one (`yes`). `more` has faults that
-    the caller has found, each with its hint. Pydantic, which loads slowly, is asked only if a value is of another type.
+    A value must have its key's own type; the `given` keys also take a text that reads as one (`yes`). `more` has faults
+    that the caller has found, each with its hint.
     """
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if not more:
-            return cast(T, _exact(kind, tables))
-    from pydantic import ValidationError
-
-    faults: dict[str, list[str]] = {}
-    for loc, wanted, value in _other_types(kind, tables):
-        key = _key_of(kind, loc)
-        if key not in given:
-            faults.setdefault(key, [_type_words(key, wanted, value)])
-    strict = set(faults)
-    checked: T | None = None
-    try:
-        checked = _adapter(cast(Any, kind)).validate_python(tables)
-    except ValidationError as failure:
-        for fault in failure.errors():
-            key = _key_of(kind, fault["loc"])
-            if key not in strict:
-                faults.setdefault(key, []).append(_words(kind, key, fault))
-    if checked is not None and not faults and not more:
-        return checked
-    lines = []
-    options = set(given)
-    for key, words in faults.items():
-        # A value that may have several types has a fault for each.
-        others = [other.removeprefix(f"{key}: ") for other in words[1:]]
-        of_options = bool(options) and (key in options or _stated_under(tables, key) <= options)
-        lines.append(f"{'your options' if of_options else where}: {', or '.join([words[0], *others])}")
-    more = more or {}
-    hints = dict.fromkeys([*([_HELP] if faults else []), *more.values()])
-    raise ConfigError("\n".join([*lines, *more]), "; ".join(hints))
+    check = _Check(kind, frozenset(given))
+    checked = check.table(kind, tables, "")
+    lines = {}
+    for key, words in check.faults.items():
+        of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
+        lines[f"{'your options' if of_options else where}: {words}"] = _HELP
+    raise_faults(lines | dict(more or {}))
+    return cast(T, checked)
 
 
 def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
@@ -187,103 +157,106 @@ def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
     return set(flat(value, f"{key}.")) if isinstance(value, Mapping) and value else {key}
 
 
-def _exact(kind: Any, value: Any) -> Any:
-    """A value whose type is its key's own, as pydantic converts it. Raises ValueError or TypeError for any other."""
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        hints = _hints(kind)
-        if not value.keys() <= hints.keys():
-            raise ValueError("a key is not known")
-        return cast(Any, kind)(**{key: _exact(hints[key], each) for key, each in value.items()})
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        for each in inner:
-            with contextlib.suppress(TypeError, ValueError):
-                return _exact(each, value)
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_exact(inner[0], each) for each in value)
-    elif origin is dict and isinstance(value, Mapping):
-        return {key: _exact(inner[1], each) for key, each in value.items()}
-    elif fits(value, kind):
-        return float(value) if kind is float else value
-    raise ValueError(f"{value!r:.60} is not of its key's type")
+@dataclass
+class _Check:
+    """Reads tables as dataclass `root`, and gathers {dotted key: what is wrong with its value}."""
+
+    root: Any
+    given: frozenset[str]
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def table(self, kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
+        """The object of a dataclass; None if any value has a fault."""
+        hints, values = _hints(kind), {}
+        for entry in fields(kind):
+            key = prefix + entry.name
+            if entry.name in tables:
+                values[entry.name] = self.value(hints[entry.name], tables[entry.name], key)
+            elif (entry.default, entry.default_factory) == (MISSING, MISSING):
+                self.faults[key] = f"{key}: field required"
+        for name in tables:
+            if name not in hints:
+                self.faults[prefix + name] = self._unknown(kind, prefix, name)
+        return None if self.faults else kind(**values)
+
+    def value(self, kind: Any, value: Any, key: str) -> Any:
+        """A value in the type of its key."""
+        origin, inner = get_origin(kind), get_args(kind)
+        if origin in (Union, UnionType):
+            return self._one_of(inner, value, key)
+        if is_dataclass(kind) and isinstance(value, Mapping):
+            return self.table(kind, value, f"{key}.")
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(self.value(inner[0], part, key) for part in value)
+        if origin is dict and isinstance(value, Mapping):
+            return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return _scalar(kind, value, key in self.given)
+        self.faults.setdefault(key, _type_words(key, kind, value))
+        return None
+
+    def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
+        """A value of a key that may have several types. The fault of one that has none names each."""
+        if value is None and NoneType in kinds:
+            return None
+        tried = [kind for kind in kinds if kind is not NoneType]
+        if isinstance(value, list | tuple):
+            tried = [kind for kind in tried if get_origin(kind) is tuple] or tried
+        faults = []
+        for kind in tried:
+            check = _Check(self.root, self.given)
+            found = check.value(kind, value, key)
+            if not check.faults:
+                return found
+            faults.append(check.faults)
+        if len(faults) == 1:
+            self.faults |= faults[0]
+        else:
+            words = [next(iter(each.values())).removeprefix(f"{key}: ") for each in faults]
+            self.faults[key] = f"{key}: {', or '.join(words)}"
+        return None
+
+    def _unknown(self, table: Any, prefix: str, name: str) -> str:
+        known = _field_names(table)
+        # The key belongs to another table.
+        elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
+        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
+        return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(known)}")
 
 
-def _other_types(
-    kind: Any, value: Any, loc: tuple[int | str, ...] = ()
-) -> Iterator[tuple[tuple[int | str, ...], str, Any]]:
-    """(place, wanted type, value) of each number or flag of another type that pydantic would convert: `"64"`, `true`
-    for 1, `"yes"`. A float without a fraction is accepted as a whole number (`steps = 1e4`)."""
-    if is_dataclass(kind):
-        if isinstance(value, Mapping):
-            for name, hint in _hints(kind).items():
-                if name in value:
-                    yield from _other_types(hint, value[name], (*loc, name))
-        return
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        for each in inner if type(value) not in inner else ():
-            yield from _other_types(each, value, loc)
-    elif origin is tuple and isinstance(value, list | tuple):
-        for number, part in enumerate(value):
-            yield from _other_types(inner[0], part, (*loc, number))
-    elif origin is dict and isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _other_types(inner[1], part, (*loc, name))
-    elif (kind in (int, float) and isinstance(value, bool | str)) or (
-        kind is bool and isinstance(value, int | float | str) and not isinstance(value, bool)
-    ):
-        yield loc, kind.__name__, value
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Cached, because a sweep checks every row."""
-    from pydantic import TypeAdapter
+def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
+    """A value of a key without a table or list; TypeError, ValueError or OverflowError if it has another type.
 
-    return TypeAdapter(kind)
-
-
-def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
-    """The dotted key of a fault's place, without the type that pydantic tried there."""
-    parts: list[str] = []
-    for part in loc:
-        if parts and not is_dataclass(kind) and get_origin(kind) is not dict:
-            break
-        parts.append(str(part))
-        kind = _table_in(_hints(kind).get(str(part))) if is_dataclass(kind) else None
-    return ".".join(parts)
-
-
-def _table_in(hint: Any) -> Any:
-    """The table among the types of an optional key; any other type unchanged."""
-    return next((kind for kind in get_args(hint) if is_dataclass(kind) or get_origin(kind) is dict), hint)
+    A float without a fraction is a whole number, too (`steps = 1e4`). `from_text`: so is a text that reads as one.
+    """
+    if get_origin(kind) is Literal and (type(value), value) in {(type(each), each) for each in get_args(kind)}:
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in (int, float) and (is_number or (from_text and isinstance(value, str))):
+        number = value if is_number else float(value)
+        if kind is int and isinstance(number, float) and not (number.is_integer() and abs(number) <= LARGEST):
+            raise ValueError("no whole number")
+        return kind(number)
+    if kind is bool and from_text and str(value).lower() in _FLAGS:
+        return _FLAGS[str(value).lower()]
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise TypeError("another type")
 
 
-def _words(kind: type, key: str, fault: Any) -> str:
-    """The message for pydantic's `fault` of a key."""
-    *tables, name = key.split(".")
-    if of_type := _TYPE_FAULT.fullmatch(fault["type"]):
-        return _type_words(key, of_type[1], fault["input"])
-    if fault["type"] not in ("unexpected_keyword_argument", "extra_forbidden"):
-        words = f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
-        choices = re.findall("'([^']*)'", fault["msg"]) if fault["type"] == "literal_error" else []
-        match = close_matches(str(fault["input"]), choices)
-        return f"{words}; {match}" if match else words
-    table: Any = kind
-    for part in tables:
-        table = _table_in(_hints(table).get(part)) if is_dataclass(table) else None
-    known = _field_names(table)
-    # The key belongs to another table.
-    elsewhere = [f"{other}.{name}" for other, of in _hints(kind).items() if name in _field_names(of)]
-    match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
-    return f"unknown key {key}" + (f"; {match}" if match else f"; known here: {', '.join(known)}" if known else "")
-
-
-def _type_words(key: str, wanted: str, value: Any) -> str:
-    """The message for a value that does not have the `wanted` type of `_TYPES`."""
-    if wanted == "tuple" and isinstance(value, str):
+def _type_words(key: str, kind: Any, value: Any) -> str:
+    """The message for a value that does not have the type of its key."""
+    if get_origin(kind) is Literal:
+        choices = [repr(choice) for choice in get_args(kind)]
+        listed = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+        match = close_matches(str(value), map(str, get_args(kind)))
+        return f"{key}: input should be {listed}" + (f"; {match}" if match else "")
+    if get_origin(kind) is tuple and isinstance(value, str):
         return f"{key}: input should be a list: {key.rpartition('.')[2]} = [{_toml(value)}]"
-    return f"{key}: input should be {_TYPES[wanted]}, not {_kind_of_value(value)}"
+    return f"{key}: input should be {_TYPES.get(get_origin(kind) or kind, 'a table')}, not {_kind_of_value(value)}"
 
 
 def _kind_of_value(value: Any) -> str:

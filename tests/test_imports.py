@@ -56,7 +56,7 @@ TRAINER = {"model", "train"}
 # On the nodes, too: modules of other packages.
 ON_NODES = {"preflight.rank", "preflight.measurements"}
 HEAVY = {"torch", "deepspeed"}
-NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "pydantic", "jinja2", "rich", "markdown_it"}
+NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2", "rich", "markdown_it"}
 
 
 def all_modules():

@@ -18,7 +18,6 @@ from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 
-_CLOSED = {"extra": "forbid"}
 FALLBACK = "generic-slurm"
 _DEVICES_FILE = Path(__file__).with_name("devices.toml")
 
@@ -26,8 +25,6 @@ _DEVICES_FILE = Path(__file__).with_name("devices.toml")
 @dataclass(frozen=True)
 class Container:
     """`[container]`: the image that the ranks run in."""
-
-    __pydantic_config__ = _CLOSED
 
     kind: Literal["pyxis", "apptainer"]
     "Pyxis adds flags to srun, apptainer wraps the command."
@@ -43,8 +40,6 @@ class MachineFigures:
 
     An unknown device needs all but `network_gb_s`, `host_memory_gib` and the latencies.
     """
-
-    __pydantic_config__ = _CLOSED
 
     memory_gib: float | None = None
     "GiB of a GPU's memory that a program can use; for example 79.3."
@@ -72,8 +67,6 @@ class MachineFigures:
 class Calibration:
     """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes."""
 
-    __pydantic_config__ = _CLOSED
-
     constants: dict[str, float] = field(default_factory=dict)
     "The planner's constants, by name, which hpc-gpt plan --calibrate fits and writes."
     rows: int = 0
@@ -92,8 +85,6 @@ def _planner_key() -> Any:
 @dataclass(frozen=True)
 class ClusterProfile:
     """One site. `None` means that the site has no such thing, or needs none."""
-
-    __pydantic_config__ = _CLOSED
 
     name: str
     "The file's name; not a key of the file."

@@ -29,7 +29,6 @@ MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rope"]
 Bias = Literal["all", "qkv", "none"]
-_STRICT = {"extra": "forbid"}
 # For weights that are trained already, as the recipes of full fine-tuning have it (Alpaca's, torchtune's for Llama);
 # train.lr's default is for random ones.
 LR_OF_TRAINED = 2e-5
@@ -77,8 +76,6 @@ def key_rules(table: Any) -> dict[str, KeyRules]:
 class RopeScaling:
     """`[model.rope_scaling]`: how the rotation's frequencies are lowered for long sequences, as Llama 3.1 does it."""
 
-    __pydantic_config__ = _STRICT
-
     kind: Literal["llama3"]
     "The rule by which frequencies are scaled: llama3."
     factor: float
@@ -97,8 +94,6 @@ class Model:
 
     The keys after `vocab_multiple` give another shape than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
     """
-
-    __pydantic_config__ = _STRICT
 
     preset: str | None = key(None, "never", "nothing")
     'A model by its name, whose sizes the other keys may change; for example "gpt2-xl".'
@@ -148,8 +143,6 @@ class Model:
 class Data:
     """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
 
-    __pydantic_config__ = _STRICT
-
     source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", "never", "speed")
     "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, or text tokenised as it is read."
     path: str | None = key(None, "never", "speed")
@@ -169,8 +162,6 @@ class Data:
 @dataclass(frozen=True)
 class Engine:
     """`[engine]`: the trainer of the steps and its switches; `hpc_gpt.engines` says which engine takes which switch."""
-
-    __pydantic_config__ = _STRICT
 
     name: EngineName = key("deepspeed-3d", "converted", "speed")
     "What trains; hpc-gpt help engines says what each can do."
@@ -222,8 +213,6 @@ class Engine:
 class LayoutRequest:
     """`[layout]`: the GPUs, how they are split, and the batch. The rules of `resolve` give the other values."""
 
-    __pydantic_config__ = _STRICT
-
     gpus: int | None = key(None, "free", "speed")
     "GPUs in all; for example 64."
     nodes: int | None = key(None, "free", "speed")
@@ -252,8 +241,6 @@ class Train:
     a run that is done must change one of them to train further, and its decaying learning rate then differs from that
     of an unbroken run.
     """
-
-    __pydantic_config__ = _STRICT
 
     steps: int = key(1000, "free", "schedule", least=1)
     "Optimizer steps of the whole run, 1 or more; for example 10000."
@@ -331,8 +318,6 @@ class Train:
 class Job:
     """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile."""
 
-    __pydantic_config__ = _STRICT
-
     name: str | None = key(None, "free", "nothing")
     "The job's name in the queue; by default the experiment's."
     time: str | None = key(None, "free", "nothing")
@@ -384,8 +369,6 @@ class Command:
     In its texts `{gpus}`, `{nodes}`, `{tp}`, `{run}`, `{attempt}` and `{checkpoint}` are filled in, quoted for bash.
     """
 
-    __pydantic_config__ = _STRICT
-
     run: str | tuple[str, ...] = key("", "free", "speed")
     'A line for bash, or a list that is executed as it is; for example ["python", "train.py", "--gpus", "{gpus}"].'
     per: Literal["gpu", "node", "job"] = key("gpu", "free", "speed")
@@ -435,8 +418,6 @@ class ScriptFacts:
 @dataclass(frozen=True)
 class Experiment:
     """One TOML file with the files that it extends, and with overrides applied."""
-
-    __pydantic_config__ = _STRICT
 
     name: str = "experiment"
     "Names the run's folder and its job; by default the file's name."

@@ -19,7 +19,7 @@ from tests.terminal import on_a_terminal
 # Prints [exit code, stderr] of each verb, whose reader has left before its first line. Each is a fork of one process.
 PROGRAM = """
 import importlib, json, os, sys
-import jinja2, pydantic
+import jinja2
 from hpc_gpt import cli
 
 for verb in cli.verbs():  # once for all forks

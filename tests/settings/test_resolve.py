@@ -450,8 +450,8 @@ def test_all_faults_of_a_profile_at_once_and_no_secret_is_told(tmp_path):
         load_profile(str(site))
     assert [line.removeprefix(f"{site}: ") for line in str(refused.value).splitlines()] == [
         'exclusive: input should be true or false, not the text "yes"',
-        'machine.memory_gib: input should be a number, not the text "80"',
         'modules: input should be a list: modules = ["cuda"]',
+        'machine.memory_gib: input should be a number, not the text "80"',
         "cpus_per_node is 3, below gpus_per_node = 4: there is a process for each GPU",
         "environment.HF_TOKEN looks like a secret, which job.sh and the run folder would hold",
         "environment.MOTTO looks like a secret, which job.sh and the run folder would hold",
