@@ -17,9 +17,9 @@ from hpc_gpt.cli.removed_option import removed_option
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
+from hpc_gpt.launch.prediction import compiled_step
 from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
-from hpc_gpt.plan.step_time import can_compile, predict_step
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.report.plan_explanation import explain_plan
 from hpc_gpt.report.plan_table import (
@@ -203,8 +203,10 @@ def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | Non
     else:
         _print_table(asked, searched, figures[0], slow)
         assert best is not None
-        if faster := _compiled_words(asked, best):
-            click.echo(faster, err=True)
+        assert best.step is not None
+        if compiled := compiled_step(best.training, asked.machine, asked.constants):
+            words = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
+            click.echo(f"{words}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
 
@@ -215,17 +217,6 @@ def _without_offload(asked: PlanAsked) -> Candidate | None:
         return None
     question = replace(asked.question, fixed={**asked.question.fixed, "offload": "none"})
     return search(question, asked.machine, asked.constants).best
-
-
-def _compiled_words(asked: PlanAsked, best: Candidate) -> str:
-    """How much faster the best layout is predicted compiled; empty if it is, or cannot be."""
-    training = best.training
-    if training.compiled or best.step is None or not can_compile(training, asked.machine):
-        return ""
-    compiled = predict_step(replace(training, compiled=True, compiled_loss=True), asked.machine, asked.constants)
-    gain = best.step.step_s / compiled.step_s
-    words = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted {gain:.2f} times as fast"
-    return words if gain >= 1.01 else ""
 
 
 def _print_table(asked: PlanAsked, searched: Searched, figures: Figures, slow: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from shlex import join, quote
-from typing import TypeVar
 
 import click
 
@@ -17,8 +16,7 @@ from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.allocation import Allocation, read_allocation
 from hpc_gpt.launch.control import wait_for, wait_for_all
-from hpc_gpt.launch.overview import of_run, overview, saves
-from hpc_gpt.launch.prediction import faster_compiled, faster_layout
+from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.request import Request
@@ -28,11 +26,18 @@ from hpc_gpt.launch.resumption import (
     check_resumption,
     forecast_same,
     prepare_resumption,
-    resume_elsewhere,
 )
 from hpc_gpt.launch.slurm_start import ExpectedStart
 from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run, write_run
-from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
+from hpc_gpt.launch.sweep import (
+    SubmittedSweep,
+    hold_here,
+    plan_jobs,
+    queue_sweep,
+    start_held,
+    submit_script_array,
+    write_sweep,
+)
 from hpc_gpt.launch.until import Until, parse_until
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_text
@@ -41,17 +46,23 @@ from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.runs.work_folder import describe_copy
-from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.terminal import can_ask
-from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted
 
-T = TypeVar("T")
 # What may change when the script of a run is started again.
 OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
+_NOTHING_DONE = "dry run: nothing was written or submitted"
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`."""
+
+    dry: bool
+    script: bool
+    allocation: Allocation | None
 
 
 def submit_one(
@@ -66,74 +77,101 @@ def submit_one(
 ) -> None:
     """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
-    allocation = read_allocation() if request.here else None
-    if allocation is not None and request.script is not None:
+    how = _How(dry_run, script, read_allocation() if request.here else None)
+    if how.allocation is not None and request.script is not None:
         raise _no_script_here(str(request.script.path))
     if script and not dry_run:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
         raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
     if resume is not None:
-        submitted = _resume(resume, request, dry_run, script, from_start, allocation)
-        if submitted is None:
-            return
+        submitted = _resume(resume, request, from_start, how)
     else:
         prepared = prepare(request, queueing=not dry_run)
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        faster = faster_layout(prepared.resolved, prepared.profile, prepared.given)
-        compiled = faster_compiled(prepared.resolved, prepared.profile, prepared.given)
-        for note in (*prepared.notes, *filter(None, (faster, compiled))):
-            click.echo(note, err=True)
-        if dry_run:
-            _dry_run(prepared, script, allocation)
+        _print_lines((*prepared.notes, *prepared.faster))
+        if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
+            sweep = submit_script_array(prepared, logs_folder())
+            click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+            _follow_sweep(sweep, wait)
             return
-        if allocation is not None:
-            _run_new(allocation, prepared)
-            return
-        if prepared.job_script is not None and prepared.job_script.array:
-            _submit_array(prepared, wait)
-            return
-        submitted = submit_run(prepared, logs_folder())
-        _print_predictions(prepared)
+        submitted = _submit(prepared, None, how)
+    if submitted is None:
+        return
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         print_record(leave_record(submitted.run))
 
 
-def _submit_array(prepared: Prepared, wait: bool) -> None:
-    """Submits an array of a job script, and with `wait` follows its runs to their ends."""
-    from hpc_gpt.launch.script_array import submit_script_array
-
-    sweep = submit_script_array(prepared, logs_folder())
-    click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
-    if wait:
-        wait_for_all(sweep.runs, interrupts)
-        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
-
-
-def _run_new(allocation: Allocation, prepared: Prepared, parent: Parent | None = None) -> None:
-    """Writes a new run, which resumes from `parent` if there is one, and runs it in the allocation."""
+def _submit(prepared: Prepared, parent: Parent | None, how: _How) -> Submitted | None:
+    """Submits a new run, which resumes from `parent` if there is one. None for a dry run, and for a run in an
+    allocation, which has ended."""
+    logs = logs_folder()
+    if how.dry:
+        check_submission([prepared], logs, dry=True, begins=parent is None)
+        rows = overview(prepared, logs, here=how.allocation is not None)
+        _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
+        return None
+    if how.allocation is None:
+        submitted = submit_run(prepared, logs, parent)
+        _print_lines(prediction_lines(prepared, logs))
+        return submitted
     if prepared.job_script is not None:
         raise _no_script_here(str(prepared.job_script.provenance["script"]["path"]))
-    allocation.place(prepared.resolved, prepared.script)  # before anything is written
-    provenance = check_submission([prepared], logs_folder(), begins=parent is None)
-    resumed_from = asdict(parent) if parent is not None else None
-    run = write_run(prepared, logs_folder(), provenance, resumed_from=resumed_from)
-    _print_predictions(prepared)
-    _run_in(allocation, run, prepared.resolved)
+    how.allocation.place(prepared.resolved, prepared.script)  # before anything is written
+    provenance = check_submission([prepared], logs, begins=parent is None)
+    run = write_run(prepared, logs, provenance, parent=parent)
+    _print_lines(prediction_lines(prepared, logs))
+    return _start(run, prepared.resolved, how)
 
 
-def _run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
-    """Runs a run's job.sh in the allocation, and prints the record."""
+def _start(
+    run: RunFolder, resolved: Resolved, how: _How, where: str = "", jobs: int = 1, words: Sequence[str] = ()
+) -> Submitted | None:
+    """Starts the job.sh of a run; one that is there already resumes `where` these words say. None as of `_submit`."""
+    text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
+    if how.dry:
+        rows = [
+            ("resumes", f"{run.run_id}{where}"),
+            *of_run(resolved),
+            ("would run", f"the run's own {run.job_script}"),
+        ]
+        _show(resolved, text, rows, how)
+        return None
+    if how.allocation is None:
+        return start_run(run, resolved, jobs, words)
     from hpc_gpt.launch.here import run_in
 
-    script = run.job_script.read_text(encoding="utf-8")
-    click.echo(f"started {run.run_id} {allocation.words(resolved, script)}")
-    run_in(allocation, run, resolved)
+    click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
+    run_in(how.allocation, run, resolved)
     print_record(leave_record(run))
+    return None
+
+
+def _show(resolved: Resolved, text: str, rows: Sequence[tuple[str, str]], how: _How, notes: Iterable[str] = ()) -> None:
+    """Prints what a dry run would start, as rows or as its script with `notes`, and what Slurm says of that, or where
+    and until when it would run in the allocation."""
+    if how.allocation is None:
+        start = dry_run(resolved, text)
+    else:
+        start = ExpectedStart(f"would run now, {how.allocation.words(resolved, text)}")
+    if how.script:
+        click.echo(text.encode(errors="surrogateescape"), nl=False)
+        _print_lines((*notes, f"would run: {dict(rows)['would run']}"))
+    else:
+        width, before = max(len(subject) for subject, _ in rows), ""
+        for subject, what in rows:
+            click.echo(f"{subject if subject != before else '':{width}}  {what}")
+            before = subject
+    _print_start(start)
+    click.echo(_NOTHING_DONE, err=True)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line, err=True)
 
 
 def _no_script_here(name: str) -> ConfigError:
@@ -186,11 +224,9 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(
-    name: str, request: Request, dry_run: bool, script: bool, from_start: bool, allocation: Allocation | None
-) -> Submitted | None:
+def _resume(name: str, request: Request, from_start: bool, how: _How) -> Submitted | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
-    a new run without a checkpoint. None for a dry run, and for a run in an allocation, which has ended."""
+    a new run without a checkpoint. None as of `_submit`."""
     given = on_command_line("resume", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)
@@ -203,40 +239,31 @@ def _resume(
             "leave them out, or submit a new run",
         )
     run = find_run(name, logs_folder())
+    settings = run.resolved()
     assert request.until is not None
-    if run.resolved().script is not None:
-        if allocation is not None:
-            raise _no_script_here(str(read_stored(run.path / "provenance.json")["script"]["path"]))
-        return _resume_script(run, request, dry_run, script, from_start)
+    if settings.script is not None:
+        return _resume_script(run, request, from_start, how)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
-    settings = run.resolved()
-    if allocation is not None and settings.cluster.chain != "none":  # its job.sh would requeue the allocation
+    if how.allocation is not None and settings.cluster.chain != "none":  # its job.sh would requeue the allocation
         profile = replace(profile or settings.cluster, chain="none")
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and changes_nothing(settings, request.given, profile):
-        return _resume_same(run, request.until, dry_run, script, allocation)
+        return _resume_same(run, request.until, how)
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
-    for note in prepared.notes:
-        click.echo(note, err=True)
-    how = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    click.echo(f"{how}, as {prepared.resolved.layout}", err=True)
-    if dry_run:
-        _dry_run(prepared, script, allocation, begins=parent is None)
-        return None
-    if allocation is not None:
-        _run_new(allocation, prepared, parent)
-        return None
-    submitted = resume_elsewhere(prepared, parent, logs_folder())
-    _print_predictions(prepared)
-    return submitted
+    words = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    _print_lines((*prepared.notes, f"{words}, as {prepared.resolved.layout}"))
+    return _submit(prepared, parent, how)
 
 
-def _resume_script(run: RunFolder, request: Request, dry: bool, script: bool, from_start: bool) -> Submitted | None:
+def _resume_script(run: RunFolder, request: Request, from_start: bool, how: _How) -> Submitted | None:
     """Starts the kept script of a run again, with another limit or place if the command line gives one."""
+    script = read_stored(run.path / "provenance.json").get("script") or {}
+    if how.allocation is not None:
+        raise _no_script_here(str(script.get("path")))
     other = [key for key in request.given if key not in OPTIONS_ON_RESUME]
     if from_start or other or request.until != Until():
         named = "--from-start" if from_start else other[0] if other else "--until"
@@ -245,114 +272,24 @@ def _resume_script(run: RunFolder, request: Request, dry: bool, script: bool, fr
             f"submit a new run; of options {', '.join(OPTIONS_ON_RESUME)} may change",
         )
     words = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
-    resolved, _ = check_resumption(run, dry)
-    text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
+    resolved, _ = check_resumption(run, how.dry)
     click.echo(f"starts the script of {run.run_id} again{f', with {join(words)}' if words else ''}", err=True)
-    if dry:
-        if script:
-            click.echo(text.encode(errors="surrogateescape"), nl=False)
-        else:
-            _print_overview([("resumes", run.run_id), *of_run(resolved), ("would run", f"its own {run.job_script}")])
-        _print_start(dry_run(resolved, text))
-        click.echo("dry run: nothing was written or submitted", err=True)
-        return None
-    folder = read_stored(run.path / "provenance.json").get("script") or {}
+    if how.dry:
+        return _start(run, resolved, how)
     own = RunFolder(run.path.resolve())
-    with contextlib.chdir(folder.get("folder") or "."):  # sbatch starts it where it is called
-        return start_run(own, resolved, 1, words)
+    with contextlib.chdir(script.get("folder") or "."):  # sbatch starts it where it is called
+        return _start(own, resolved, how, words=words)
 
 
-def _resume_same(
-    run: RunFolder, until: Until, dry: bool, script: bool, allocation: Allocation | None
-) -> Submitted | None:
-    """Starts the run's own job.sh again; None for a dry run, and for a run in an allocation, which has ended."""
-    resolved, point = check_resumption(run, dry)
-    for note in point.notes if point else ():
-        click.echo(f"note: {note}", err=True)
+def _resume_same(run: RunFolder, until: Until, how: _How) -> Submitted | None:
+    """Starts the run's own job.sh again. None as of `_submit`."""
+    resolved, point = check_resumption(run, how.dry)
     forecast = forecast_same(run, point.step if point else 0, until, earlier_runs())
-    for line in forecast.lines if forecast else ():
-        click.echo(line, err=True)
-    where = f"after step {point.step}" if point else "at step 0: it has no checkpoint"
-    click.echo(f"resumes {run.run_id} {where}", err=True)
-    if dry:
-        text = run.job_script.read_text(encoding="utf-8")
-        if script:
-            click.echo(text, nl=False)
-            click.echo(f"would run: the run's own {run.job_script}", err=True)
-        else:
-            rows = [("resumes", f"{run.run_id} {where}"), *of_run(resolved), ("would run", f"its own {run.job_script}")]
-            _print_overview(rows)
-        _print_start(_answer(resolved, text, allocation))
-        click.echo("dry run: nothing was written or submitted", err=True)
-        return None
-    if allocation is not None:
-        _run_in(allocation, run, resolved)
-        return None
-    return start_run(run, resolved, forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1)
-
-
-def _print_predictions(prepared: Prepared) -> None:
-    """Prints what the data are, and what is predicted."""
-    saved = [
-        text if text.startswith("warning: ") else f"checkpoints: {text}"
-        for text in saves(prepared.resolved, logs_folder())
-    ]
-    for line in (*_copy_lines(prepared), *_data_lines(prepared), *saved, *prepared.predictions):
-        click.echo(line, err=True)
-
-
-def _copy_lines(prepared: Prepared) -> list[str]:
-    return [f"copy: {line}" for line in describe_copy(prepared.resolved)]
-
-
-def _data_lines(prepared: Prepared) -> tuple[str, ...]:
-    return describe_data(located(prepared.resolved, prepared.data_beside))
-
-
-def _answer(resolved: Resolved, text: str, allocation: Allocation | None) -> ExpectedStart:
-    """What Slurm says of a job that is not submitted, or where and until when it would run in the allocation."""
-    return (
-        dry_run(resolved, text)
-        if allocation is None
-        else ExpectedStart(f"would run now, {allocation.words(resolved, text)}")
-    )
-
-
-def _dry_run(prepared: Prepared, script: bool, allocation: Allocation | None = None, begins: bool = True) -> None:
-    """Prints what would be submitted: with `script` the job script, else an overview in a screen of lines."""
-    check_submission([prepared], logs_folder(), dry=True, begins=begins)
-    start = _answer(prepared.resolved, prepared.script, allocation)
-    if script:
-        click.echo(prepared.script, nl=False)
-        _print_predictions(prepared)
-        click.echo(f"would run: {_command(prepared, allocation is not None)}", err=True)
-    else:
-        command = _command(prepared, allocation is not None)
-        rows = overview(prepared, logs_folder(), _data_lines(prepared), command)
-        _print_overview([row for row in rows if allocation is None or row[0] != "asks Slurm"])
-    _print_start(start)
-    click.echo("dry run: nothing was written or submitted", err=True)
-
-
-def _command(prepared: Prepared, here: bool = False) -> str:
-    if here:
-        return "bash job.sh, with HPC_GPT_RUN, in this allocation"
-    if prepared.job_script is not None and prepared.resolved.cluster.scheduler == "slurm":
-        words = [hide_secrets(word) for word in prepared.job_script.words]
-        return f"{join(['sbatch', *words])} … job.sh RUN"
-    if prepared.resolved.cluster.scheduler != "slurm":
-        return f"bash job.sh, for each of {counted(prepared.resolved.tasks, 'rank')}"
-    chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
-    command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
-    return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
-
-
-def _print_overview(rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(subject) for subject, _ in rows)
-    before = ""
-    for subject, text in rows:
-        click.echo(f"{subject if subject != before else '':{width}}  {text}")
-        before = subject
+    where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
+    notes = [f"note: {note}" for note in (point.notes if point else ())]
+    _print_lines((*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}"))
+    jobs = forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1
+    return _start(run, resolved, how, where, jobs)
 
 
 def _print_start(start: ExpectedStart) -> None:
@@ -402,16 +339,19 @@ def submit_sweep(
     if not request.sweep:
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
-    prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
-    here = prepared.rows[0].resolved.cluster.scheduler == "local"
+    prepared, logs = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit), logs_folder()
+    try:
+        provenance = check_submission(prepared.rows, logs, dry_run)
+    except RowFaults as refusal:
+        prepared = prepared.without(refusal, skip_unfit)
+        provenance = check_submission(prepared.rows, logs, dry_run)
+    rows = prepared.rows
+    here = rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
-        prepared, _ = _sound(prepared, skip_unfit, lambda rows: check_submission(rows, logs_folder(), dry=True))
-        rows = prepared.rows
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
-    prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
-    rows = prepared.rows
+    sweep = write_sweep(prepared.name, rows, logs, provenance)
     _print_rows(prepared)
     click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
@@ -422,42 +362,27 @@ def submit_sweep(
     except UserError:
         _print_sweep(sweep, wait)
         raise
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
-    if wait:
-        wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
-        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+    _follow_sweep(sweep, wait)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
         raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request and submit those rows")
 
 
-def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
-    """(the sweep, what `check` returns for its rows). With `skip_unfit` the rows that `check` refuses are left out if
-    others remain. Raises RowFaults, and whatever else `check` raises."""
-    try:
-        return prepared, check(prepared.rows)
-    except RowFaults as refusal:
-        left = [row for row in prepared.rows if row.resolved.row not in refusal.faults]
-        if not skip_unfit:
-            raise refusal.with_hint_to_skip(len(left)) from None
-        if not left:
-            raise
-        faults = refusal.faults
-    return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)
+def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+    """Prints the jobs of a sweep, and with `wait` follows its runs to their ends."""
+    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
+    if wait:
+        wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
+        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
 
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    for note in (
-        *dict.fromkeys(line for row in prepared.rows for line in (*_copy_lines(row), *_data_lines(row))),
-        *prepared.messages,
-    ):
-        click.echo(note, err=True)
-    for row in prepared.impossible:
-        click.echo(f"not {row.name}: {row.impossible}", err=True)
-    for name, fault in prepared.unfit.items():
-        click.echo(f"not {name}: {'; '.join(str(fault).splitlines())}", err=True)
+    _print_lines(dict.fromkeys(line for row in prepared.rows for line in data_lines(row)))
+    _print_lines(prepared.messages)
+    _print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
+    _print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
 
 def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
@@ -474,7 +399,7 @@ def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
         except JobRefused as fault:
             refused.append(fault)
             click.echo(f"refused: {fault}", err=True)
-    click.echo("dry run: nothing was written or submitted", err=True)
+    click.echo(_NOTHING_DONE, err=True)
     if refused:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
@@ -487,7 +412,7 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}{_on_cluster(job.runs[0])}")
-        _print_waits(sweep.waits.get(job.id, ""))
+        _print_waits(job.waits)
     for refusal in sweep.refusals:
         click.echo(f"not queued: {refusal}", err=True)
     if not wait and sweep.jobs:

@@ -25,7 +25,6 @@ from typing import Literal, TextIO
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
-from hpc_gpt.launch.prediction import faster_compiled, faster_layout
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.slurm import ask, check_reachable
@@ -71,9 +70,8 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
             if prepared.job_script is not None:
                 notes = [note for note in prepared.notes if note.startswith("note: ")]
             found += [Check("config", "ok", line) for line in prepared.unread]
-            for faster in (faster_layout, faster_compiled):
-                if line := faster(resolved, prepared.profile, prepared.given):
-                    sys.stderr.write(f"{line}\n")
+            for line in prepared.faster:
+                sys.stderr.write(f"{line}\n")
     except UserError as fault:
         found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:

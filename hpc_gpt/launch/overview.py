@@ -10,19 +10,19 @@ from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import script_directives
 from hpc_gpt.runs.room import checkpoint_bytes, free_gib, room_needed_gib
 from hpc_gpt.runs.work_folder import describe_copy
+from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted, cut, show_bytes
 
 
-def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str) -> list[tuple[str, str]]:
-    """(subject, what of it) of a run that is prepared, for its user to read before it is submitted.
-
-    `data` are the lines on its data, `command` is what submits it.
-    """
+def overview(prepared: Prepared, logs: Path, here: bool = False) -> list[tuple[str, str]]:
+    """(subject, what of it) of a run that is prepared, for its user to read before it is submitted. `here`: it would
+    run in the user's allocation."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     rows += [("copy", line) for line in describe_copy(run)]
-    rows += [("data", line.removeprefix("data: ")) for line in data]
+    rows += [("data", line.removeprefix("data: ")) for line in _on_data(prepared)]
     rows += [("checkpoints", text) for text in saves(run, logs)]
     if prepared.prediction is not None:
         line = prepared.prediction.line.removeprefix("predicted: ")
@@ -32,8 +32,38 @@ def overview(prepared: Prepared, logs: Path, data: tuple[str, ...], command: str
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
     directives = script_directives(prepared.script)
-    rows += [("asks Slurm", " ".join(directives))] if directives else []
-    return [*rows, ("would run", command)]
+    rows += [("asks Slurm", " ".join(directives))] if directives and not here else []
+    return [*rows, ("would run", _command(prepared, here))]
+
+
+def _command(prepared: Prepared, here: bool) -> str:
+    """What would submit it, as text."""
+    run = prepared.resolved
+    if here:
+        return "bash job.sh, with HPC_GPT_RUN, in this allocation"
+    if run.cluster.scheduler != "slurm":
+        return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
+    if prepared.job_script is not None:
+        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.words)])} … job.sh RUN"
+    chained = "--job-name=…-RUN --dependency=singleton " if run.cluster.chain == "singleton" else ""
+    command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
+    return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
+
+
+def data_lines(prepared: Prepared) -> list[str]:
+    """What a run takes along and reads, as lines after its submission."""
+    return [*(f"copy: {line}" for line in describe_copy(prepared.resolved)), *_on_data(prepared)]
+
+
+def _on_data(prepared: Prepared) -> tuple[str, ...]:
+    return describe_data(located(prepared.resolved, prepared.data_beside))
+
+
+def prediction_lines(prepared: Prepared, logs: Path) -> list[str]:
+    """The lines on its data, its checkpoints and what is predicted of it."""
+    on_saves = saves(prepared.resolved, logs)
+    saved = [text if text.startswith("warning: ") else f"checkpoints: {text}" for text in on_saves]
+    return [*data_lines(prepared), *saved, *prepared.predictions]
 
 
 def of_run(run: Resolved) -> list[tuple[str, str]]:

@@ -35,14 +35,19 @@ _FASTER_S = 2.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """A line for the user, and the tables of predicted.json; None if nothing is predicted."""
+    """A line for the user, and the figures in it; None if nothing is predicted."""
 
     line: str
-    tables: dict[str, Any] | None = None
+    found: Predicted | None = None
+    tables: dict[str, Any] | None = None  # of predicted.json
 
 
 @dataclass(frozen=True)
-class _Predicted:
+class Predicted:
+    """What a run is predicted to need on the nodes of a profile; `step` is None, with the reason, if its time is not
+    predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
+
+    profile: ClusterProfile
     training: Training
     machine: Machine
     memory: Memory
@@ -66,7 +71,7 @@ def plan_open(resolved: Resolved, profile: ClusterProfile, given: Collection[str
     try:
         picked = _pick(resolved, profile, machine_of(profile), given)
     except UserError:
-        return resolved, ()
+        picked = None
     if picked is None:
         return resolved, ()
     run = picked.training
@@ -104,11 +109,11 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
     except UserError as fault:
         return Prediction(f"not predicted: {fault}")
     if not found.may_run and refuse:
-        raise _refusal(resolved, profile, found)
-    return Prediction(_line(resolved, found), _tables(found, profile))
+        raise _refusal(resolved, found)
+    return Prediction(_line(resolved, found), found, _tables(found))
 
 
-def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
+def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
     from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
 
     machine = machine_of(profile)
@@ -132,7 +137,8 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
     # Seed 001's rows had more activations than this on such nodes: those are no reason to refuse a run.
     stored = replace(training, activations_on_host=False)
     states = host_need_gib(stored, predict_memory(stored), machine)
-    return _Predicted(training, machine, memory, step, no_time, fit and host <= limit, fit and states <= limit, host)
+    fits, may_run = fit and host <= limit, fit and states <= limit
+    return Predicted(profile, training, machine, memory, step, no_time, fits, may_run, host)
 
 
 def constants_of(profile: ClusterProfile) -> Constants:
@@ -142,7 +148,7 @@ def constants_of(profile: ClusterProfile) -> Constants:
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _line(resolved: Resolved, found: _Predicted) -> str:
+def _line(resolved: Resolved, found: Predicted) -> str:
     deciding = found.memory.deciding
     need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
     where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
@@ -159,7 +165,7 @@ def _line(resolved: Resolved, found: _Predicted) -> str:
     return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
 
 
-def _tables(found: _Predicted, profile: ClusterProfile) -> dict[str, Any]:
+def _tables(found: Predicted) -> dict[str, Any]:
     """The tables of predicted.json."""
     stages = [{**asdict(stage), "allocated": stage.allocated} for stage in found.memory.stages]
     step = {**asdict(found.step), "step_s": found.step.step_s} if found.step else None
@@ -169,12 +175,12 @@ def _tables(found: _Predicted, profile: ClusterProfile) -> dict[str, Any]:
         "fits": found.fits,
         "memory_gib": {"card": found.machine.memory_gib, "deciding": found.memory.deciding, "stages": stages},
         "step": step,
-        "calibrated": bool(profile.calibration and profile.calibration.constants),
+        "calibrated": bool(found.profile.calibration and found.profile.calibration.constants),
         "machine": asdict(found.machine),
     }
 
 
-def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> LayoutError:
+def _refusal(resolved: Resolved, found: Predicted) -> LayoutError:
     deciding = found.memory.deciding
     need = found.memory.stages[deciding].nvidia_smi
     card, host_has = found.machine.memory_gib, found.machine.host_memory_gib
@@ -182,7 +188,7 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
     if need <= card:
         short = f"a host must hold {found.host_gib:.1f} GiB of what its GPUs offload, but it has {host_has:,.4g}"
     message = f"{resolved.layout} is predicted not to fit: {short}"
-    nearest = _nearest(resolved, profile, found)
+    nearest = _nearest(resolved, found)
     if nearest is None:
         return LayoutError(
             message,
@@ -212,11 +218,11 @@ _NEARER: tuple[tuple[str, ...], ...] = (
 _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 
-def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
+def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
     """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     for open_keys in _NEARER:
         try:
-            picked = _search(resolved, profile, found.machine, _ALL - set(open_keys))
+            picked = _search(resolved, found.profile, found.machine, _ALL - set(open_keys))
         except UserError:
             continue
         if picked is not None and not picked.needs_unknown_host:
@@ -241,23 +247,37 @@ def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: 
     return _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"})
 
 
-def faster_layout(resolved: Resolved, profile: ClusterProfile | None, given: Collection[str]) -> str | None:
+def faster_notes(prediction: Prediction | None, resolved: Resolved, given: Collection[str]) -> list[str]:
+    """Lines on what is predicted to make the run faster: another layout, unless tp and pp are `given` (dotted keys),
+    and compiling, unless that is. Empty if the run's own time is not predicted."""
+    found = prediction.found if prediction is not None else None
+    if found is None or found.step is None:
+        return []
+    notes = []
+    if not {"layout.tp", "layout.pp"} <= set(given):
+        notes.append(_faster_layout(resolved, found, found.step))
+    if "engine.compile" not in given and (
+        compiled := compiled_step(found.training, found.machine, constants_of(found.profile))
+    ):
+        notes.append(
+            f"note: engine.compile = block is predicted {found.step.step_s / compiled.step_s:.2f} times as fast: "
+            f"{show_short(compiled.step_s)} instead of {show_short(found.step.step_s)} s a step; use "
+            "--set engine.compile=block"
+        )
+    return [note for note in notes if note]
+
+
+def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime) -> str:
     """A line on another layout of as many GPUs and of the same global batch that is predicted faster by more than both
-    error bands. None if there is none, if tp and pp are `given` (dotted keys), if the profile says too little or is
-    None, or if the search takes more than _FASTER_S."""
-    if profile is None or {"layout.tp", "layout.pp"} <= set(given):
-        return None
+    error bands; empty if there is none, or if the search takes more than _FASTER_S."""
+    holds = _ALL - {*_SMALL, *_SPLITS, "engine.sequence_parallel"}
     try:
-        found = _predict(resolved, profile)
-        holds = _ALL - {*_SMALL, *_SPLITS, "engine.sequence_parallel"}
-        best = _search(resolved, profile, found.machine, holds, _FASTER_S) if found.step is not None else None
+        best = _search(resolved, found.profile, found.machine, holds, _FASTER_S)
     except (UserError, TimeoutError):
-        return None
-    if found.step is None or best is None or best.step is None or best.needs_unknown_host:
-        return None
-    ours, theirs = found.step, best.step
-    if theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
-        return None
+        return ""
+    theirs = best.step if best is not None and not best.needs_unknown_host else None
+    if best is None or theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
+        return ""
     bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
     return (
         f"note: {best.layout} is predicted faster than {resolved.layout}: {show_short(theirs.step_s)} instead of "
@@ -265,28 +285,14 @@ def faster_layout(resolved: Resolved, profile: ClusterProfile | None, given: Col
     )
 
 
-def faster_compiled(resolved: Resolved, profile: ClusterProfile | None, given: Collection[str]) -> str | None:
-    """A line on how much faster the run is predicted compiled; None if it is, if engine.compile is `given` (dotted
-    keys), or if it cannot be or is not predicted."""
-    engine = resolved.engine
-    if profile is None or engine.compile != "none" or "engine.compile" in given or resolved.command is not None:
-        return None
-    from hpc_gpt.plan.step_time import can_compile
+def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:
+    """The step of a training with its blocks and loss compiled; None if they are, cannot be, or gain less than 1%."""
+    from hpc_gpt.plan.step_time import can_compile, predict_step
 
-    try:
-        found = _predict(resolved, profile)
-        if not can_compile(found.training, found.machine):
-            return None
-        compiled = _predict(with_tables(resolved, engine=replace(engine, compile="block")), profile)
-    except UserError:
+    if training.compiled or not can_compile(training, machine):
         return None
-    if found.step is None or compiled.step is None or found.step.step_s < 1.01 * compiled.step.step_s:
-        return None
-    return (
-        f"note: engine.compile = block is predicted {found.step.step_s / compiled.step.step_s:.2f} times as fast: "
-        f"{show_short(compiled.step.step_s)} instead of {show_short(found.step.step_s)} s a step; use "
-        "--set engine.compile=block"
-    )
+    compiled = predict_step(replace(training, compiled=True, compiled_loss=True), machine, constants)
+    return compiled if predict_step(training, machine, constants).step_s >= 1.01 * compiled.step_s else None
 
 
 def _search(
@@ -298,16 +304,10 @@ def _search(
     from hpc_gpt.plan.search import search
 
     question = question_of(resolved, profile, {*holds, "layout.global_batch"})
-    machine = _rankable(machine, question.dtype)
+    if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
+        machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
     candidates = search(question, machine, constants_of(profile), limit_s=limit_s).candidates
     return candidates[0] if candidates else None
-
-
-def _rankable(machine: Machine, dtype: str) -> Machine:
-    """The machine with fp32's rate for a dtype without a unit of its own, so that candidates can be ranked."""
-    if dtype in machine.peak_tflops:
-        return machine
-    return replace(machine, peak_tflops={**machine.peak_tflops, dtype: machine.peak_tflops["fp32"]})
 
 
 def _flags(asked: Training, nearest: Training) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prediction import Prediction, plan_open, predict
+from hpc_gpt.launch.prediction import Prediction, faster_notes, plan_open, predict
 from hpc_gpt.launch.prepare_script import PreparedScript, SbatchRequest, prepare_file, prepare_script
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import (
@@ -54,9 +54,9 @@ class Prepared:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked for in the folder `data_beside` first. `profile` has the planner's keys, which
-    `resolved` has not; `given` are the dotted keys that the experiment and the options state. `unread` has a line on
-    the keys of config.json that nothing reads. `job_script` is of a script that runs as it is.
+    A relative data.path is looked for in the folder `data_beside` first. `given` are the dotted keys that the
+    experiment and the options state. `unread` has a line on the keys of config.json that nothing reads. `job_script` is
+    of a script that runs as it is.
     """
 
     resolved: Resolved
@@ -67,10 +67,14 @@ class Prepared:
     forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
-    profile: ClusterProfile | None = None
     given: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
     job_script: SbatchRequest | None = None
+
+    @property
+    def faster(self) -> list[str]:
+        """The lines on what is predicted to be faster."""
+        return faster_notes(self.prediction, self.resolved, self.given)
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -97,7 +101,7 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
-        return _of_script(prepare_script(request, profile, request.script), profile, request)
+        return _of_script(prepare_script(request, profile, request.script), request)
     file = read_asked(request, profile)
     row = file.row(request.row)
     try:
@@ -110,13 +114,10 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
         raise
 
 
-def _of_script(script: PreparedScript, profile: ClusterProfile, request: Request) -> Prepared:
-    prediction = Prediction("not predicted: a script of your own")
-    given = frozenset(request.overrides)
-    return Prepared(
-        script.resolved, script.text, script.experiment, script.notes, prediction,
-        profile=profile, given=given, job_script=script.asked,
-    )  # fmt: skip
+def _of_script(script: PreparedScript, request: Request) -> Prepared:
+    prediction, given = Prediction("not predicted: a script of your own"), frozenset(request.overrides)
+    settings = (script.resolved, script.text, script.experiment, script.notes)
+    return Prepared(*settings, prediction, given=given, job_script=script.asked)
 
 
 def prepare_row(
@@ -127,7 +128,7 @@ def prepare_row(
     experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_length)
     given = keys_given(file, request.overrides, row)
     if experiment.command.script is not None and engine_named(experiment.engine.name).takes_command:
-        prepared = _of_script(prepare_file(request, profile, experiment, given), profile, request)
+        prepared = _of_script(prepare_file(request, profile, experiment, given), request)
         return replace(prepared, text=file.text, file=file.path)
     meant_for = of_full_size(request, profile)
     if request.smoke and until is not None and until != Until():
@@ -185,7 +186,7 @@ def prepare_row(
     prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)
     path = None if file.path is DEFAULTS else file.path
     beside = folder_beside(file, resolved, request.overrides, row)
-    return replace(prepared, file=path, data_beside=beside, profile=profile, given=frozenset(given), unread=unread)
+    return replace(prepared, file=path, data_beside=beside, given=frozenset(given), unread=unread)
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare_row
 from hpc_gpt.launch.request import Request, choose_profile, read_asked
 from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.words import and_more, counted
+
+
+class RowFaults(ConfigError):
+    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
+
+    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
+        super().__init__(message, hint)
+        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,16 @@ class PreparedSweep:
     rows: list[Prepared]
     impossible: list[SweepRow]
     unfit: dict[str, UserError]
+
+    def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
+        """The sweep without the rows that are refused; raises the refusal if they are not to be skipped, or if no other
+        is left."""
+        left = [row for row in self.rows if row.resolved.row not in refusal.faults]
+        if left and not skip_unfit:
+            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
+        if not (left and skip_unfit):
+            raise refusal
+        return replace(self, rows=left, unfit={**self.unfit, **refusal.faults})
 
     @property
     def messages(self) -> list[str]:
@@ -39,20 +57,6 @@ class PreparedSweep:
             unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
             lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
         return lines
-
-
-class RowFaults(ConfigError):
-    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
-
-    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
-        super().__init__(message, hint)
-        self.faults = faults
-
-    def with_hint_to_skip(self, others: int) -> RowFaults:
-        """This error, with a hint to --skip-unfit if there are other rows."""
-        if others:
-            self.hint += f"; --skip-unfit submits the other {others}"
-        return self
 
 
 def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
@@ -90,6 +94,5 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
             prepared.append(prepare_row(request, profile, file, row.name, earlier))
         except UserError as fault:
             faults[row.name] = fault
-    if faults and not (skip_unfit and prepared):
-        raise faults_of_rows(faults).with_hint_to_skip(len(prepared))
-    return PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], faults)
+    sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {})
+    return sweep.without(faults_of_rows(faults), skip_unfit) if faults else sweep

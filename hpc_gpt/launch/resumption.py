@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from hpc_gpt.launch.prediction import Prediction
 from hpc_gpt.launch.prepare import Prepared, finish
 from hpc_gpt.launch.slurm import check_reachable
 from hpc_gpt.launch.status import read_own_status
-from hpc_gpt.launch.submission import Submitted, check_inputs, check_start, check_submission, start_run, write_run
+from hpc_gpt.launch.submission import Submitted, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.failures import LIVE
@@ -160,8 +160,7 @@ def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:
     if the run is done, or its engine cannot resume; DataError.
     """
     resolved, _ = check_resumption(run)
-    waits = check_start(resolved, run.job_script.read_text(encoding="utf-8"))
-    return replace(start_run(run, resolved, jobs), waits=waits)
+    return start_run(run, resolved, jobs)
 
 
 def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
@@ -182,12 +181,3 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     if point is None:
         check_weights_of(run.path, resolved)  # before it waits in a queue; the trainer notes a copy
     return resolved, point
-
-
-def resume_elsewhere(prepared: Prepared, parent: Parent | None, logs: Path) -> Submitted:
-    """Submit a new run that resumes from `parent`, which its folder names, if there is one. Raises as submit_run."""
-    resolved = prepared.resolved
-    provenance = check_submission([prepared], logs, begins=parent is None)
-    waits = check_start(resolved, prepared.script)
-    run = write_run(prepared, logs, provenance, resumed_from=asdict(parent) if parent else None)
-    return replace(start_run(run, resolved, prepared.jobs), waits=waits)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.launch.slurm import (
@@ -28,51 +28,35 @@ ARRAY_SCRIPT = "array.sh"
 
 
 class ScriptExecutor(SlurmExecutor):
-    """Submits one script: the job.sh of a run, or that of an array whose elements are the `runs`, in their order.
+    """Submits a script with sbatch's `command` line: the job.sh of a run, or that of an array.
 
-    What belongs to the runs is not in the script but in the environment, and in `flags` on sbatch's command line.
-    `note` is added to the job's line in each run's submissions.jsonl. An element of an array is a job `4711_0` and so
-    on. All jobs of a run go to the cluster that took its first one.
+    `runs` are by what follows the job's id in their own: nothing for a single job, `_0` and so on for the elements of
+    an array. All jobs of a run go to the cluster that took its first one.
     """
 
     def __init__(
-        self,
-        script: Path,
-        resolved: Resolved,
-        runs: Sequence[RunFolder],
-        own: Mapping[str, str],
-        flags: Sequence[str],
-        is_array: bool = False,
+        self, command: list[str], environment: Mapping[str, str], runs: Mapping[str, RunFolder], profile: str
     ) -> None:
+        self.first = next(iter(runs.values()))
         try:
-            super().__init__(script.parent)
+            super().__init__(self.first.path)
         except RuntimeError as fault:  # submitit found no srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
-        self.script = script
-        self.cluster_name = resolved.cluster.name
-        self.runs = runs
-        self.flags = flags
-        self.is_array = is_array
-        self.note: Mapping[str, Any] = {}
-        self.numbers: Sequence[int] = range(len(runs))  # of an array's elements
-        self.update_parameters(nodes=resolved.nodes, ntasks_per_node=resolved.ranks_per_node)
-        self.environment = submission_environment(os.environ, dict(own) | job_python(resolved))
+        self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
 
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
+    def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
+        """Call sbatch with the script in its own folder, not with a copy, and return the job's id. Each run's
+        submissions.jsonl gets a line, with `note` added.
 
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
-        """Call sbatch with the script in its own folder, not with a copy.
-
-        Raises JobRefused or SlurmUnreachable with sbatch's message, which every run's submissions.jsonl gets, too.
+        Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
         """
-        line = self._make_submission_command(self.script)
-        entry = {"scheduler": "slurm", "job_id": None, "command": line, "refused": None, "cluster": self.cluster_name}
-        cluster, environment = self.runs[0].slurm_cluster(), self.environment
-        if cluster is None and job_ids(self.runs[0]):
+        entry = {"scheduler": "slurm", "job_id": None, "command": self.command, "refused": None}
+        entry |= {"cluster": self.profile, **(note or {})}
+        cluster, environment = self.first.slurm_cluster(), self.environment
+        if cluster is None and job_ids(self.first):
             environment = without_choice(environment)
         try:
-            answer = ask(line, environment, cluster=cluster)
+            answer = ask(self.command, environment, cluster=cluster)
         except SlurmUnreachable as fault:
             self._note({**entry, "refused": str(fault)})
             raise
@@ -80,64 +64,47 @@ class ScriptExecutor(SlurmExecutor):
             self._note({**entry, "refused": answer.words})
             refusal = sbatch_failed(answer)
             kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
-            refusal.hint += f"; {kept} kept, marked refused: {self.runs[0].path}"
+            refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"
             raise refusal
         job_id = self._get_job_id_from_submission_command(answer.stdout)
         if found := re.search(r" on cluster (\S+)", answer.stdout):
             entry["slurm_cluster"] = cluster = found[1]
         try:
-            self._note({**entry, "job_id": job_id})
+            self._note(entry, job_id)
         except RunFolderError as fault:
             raise RunFolderError(
                 f"job {job_id} is queued, but {fault}", f"{words_of_scancel(job_id, cluster)} ends it"
             ) from None
-        return SlurmJob(folder=self.script.parent, job_id=job_id, tasks=list(range(self._num_tasks())))
+        return job_id
 
-    def _note(self, entry: Mapping[str, Any]) -> None:
-        for number, run in zip(self.numbers, self.runs, strict=True):
-            job_id = entry["job_id"]
-            if self.is_array and job_id:
-                job_id = f"{job_id}_{number}"
-            run.add_submission({**entry, "job_id": job_id, **self.note})
+    def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
+        for element, run in self.runs.items():
+            run.add_submission({**entry, "job_id": f"{job_id}{element}" if job_id else None})
 
 
-class OwnScriptExecutor(ScriptExecutor):
-    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
-    that the user gives it. What belongs to the runs are arguments of job.sh: `folder`, and the interpreter."""
-
-    def __init__(
-        self,
-        script: Path,
-        resolved: Resolved,
-        runs: Sequence[RunFolder],
-        folder: Path,
-        words: Sequence[str],
-        output: str,
-    ) -> None:
-        requeue = "--no-requeue" if resolved.cluster.chain == "none" else "--requeue"
-        flags = [*words, requeue, "--open-mode=append", f"--output={output}", f"--error={output}"]
-        super().__init__(script, resolved, runs, {}, flags, is_array=len(runs) > 1 or folder != runs[0].path)
-        self.environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
-        python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON") or ""
-        self.arguments = [str(folder), *([python] if python else [])]
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", *self.flags, str(submission_file_path), *self.arguments]
+def _executor(
+    script: Path, flags: Sequence[str], own: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
+) -> ScriptExecutor:
+    """For a rendered script. What belongs to the runs is not in it but in the variables `own`, and in `flags`."""
+    command = ["sbatch", f"--chdir={Path.cwd()}", *flags, "--export=ALL", str(script)]
+    environment = submission_environment(os.environ, {**own, **job_python(resolved)})
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name)
 
 
-def submit_own(run: RunFolder, resolved: Resolved, words: Sequence[str]) -> str:
-    """Submit the run of a script of the user's own, with `words` on sbatch's command line. Raises as submit."""
-    output = f"{_no_pattern(run.path)}/slurm-%j.out"
-    return str(OwnScriptExecutor(run.job_script, resolved, [run], run.path, words, output)._submit_command("").job_id)
-
-
-def submit_own_array(folder: Path, resolved: Resolved, runs: Mapping[int, RunFolder], words: Sequence[str]) -> str:
-    """Submit an array whose elements are runs, by their numbers, in a folder with a link to each. Raises as submit."""
-    first = next(iter(runs.values()))
-    output = f"{_no_pattern(folder)}/%a/slurm-%A_%a.out"
-    executor = OwnScriptExecutor(first.job_script, resolved, [*runs.values()], folder, words, output)
-    executor.numbers = [*runs]
-    return str(executor._submit_command("").job_id)
+def submit_own(
+    folder: Path, output: str, resolved: Resolved, runs: Mapping[str, RunFolder], words: Sequence[str]
+) -> str:
+    """Submit the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
+    `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
+    with a link to each, and the interpreter. `output` is a pattern in it."""
+    requeue = "--no-requeue" if resolved.cluster.chain == "none" else "--requeue"
+    path = f"{_no_pattern(folder)}/{output}"
+    flags = [*words, requeue, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
+    script = next(iter(runs.values())).job_script
+    command = ["sbatch", *flags, str(script), str(folder), *([python] if python else [])]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
 
 
 def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
@@ -147,20 +114,18 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
 
     Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
     """
-    flags = [
-        f"--output={_no_pattern(run.path)}/slurm-%j.out"
-    ]  # for the output before the script has made its attempt's folder
-    own = {"HPC_GPT_RUN": str(run.path)}
+    output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
     if resolved.script is not None:
-        return [submit_own(run, resolved, words)]
-    if resolved.cluster.chain != "singleton":
-        return [str(ScriptExecutor(run.job_script, resolved, [run], own, flags)._submit_command("").job_id)]
-    executor = ScriptExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])
+        return [submit_own(run.path, output, resolved, {"": run}, words)]
+    is_singleton = resolved.cluster.chain == "singleton"
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *(singleton_flags(run, resolved) if is_singleton else ())]
+    executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
+    if not is_singleton:
+        return [executor.submit_script()]
     accepted: list[str] = []
     for number in range(1, jobs + 1):
-        executor.note = {"link": number, "links": jobs}
         try:
-            accepted.append(str(executor._submit_command("").job_id))
+            accepted.append(executor.submit_script({"link": number, "links": jobs}))
         except (JobRefused, SlurmUnreachable):
             # For example a limit on queued jobs: the accepted jobs run, and the last one submits another.
             if not accepted:
@@ -182,13 +147,13 @@ def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
     """Submit `array.sh` in a folder with a link for each run, by number, and return the array's job id.
 
-    The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit.
+    The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit_script.
     """
     most = f"%{at_once}" if at_once else ""
     flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
+    elements = {f"_{number}": run for number, run in enumerate(runs)}
     own = {"HPC_GPT_ARRAY": str(folder)}
-    executor = ScriptExecutor(folder / ARRAY_SCRIPT, resolved, runs, own, flags, is_array=True)
-    return str(executor._submit_command("").job_id)
+    return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()
 
 
 def _no_pattern(path: Path) -> str:

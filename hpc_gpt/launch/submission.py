@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.slurm import check_dependency, check_output_path, check_reachable, has_sbatch
 from hpc_gpt.launch.slurm_start import ExpectedStart, NeverStarts, ask_start
 from hpc_gpt.preflight.lines import preflight_limit_s
+from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.provenance import collect, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
@@ -39,16 +40,17 @@ class Submitted:
     waits: str = ""
 
 
-def submit_run(prepared: Prepared, logs: Path) -> Submitted:
-    """Check that the scheduler answers, make missing data, write the run folder, submit.
+def submit_run(prepared: Prepared, logs: Path, parent: Parent | None = None) -> Submitted:
+    """Check that the scheduler answers, make missing data, write the run folder, submit. The folder names the `parent`
+    from which it resumes.
 
     Everything but sbatch itself refuses before the folder exists. Raises SlurmUnreachable, ConfigError, DataError,
     RunFolderError, JobRefused.
     """
-    provenance = check_submission([prepared], logs)
+    provenance = check_submission([prepared], logs, begins=parent is None)
     waits = check_start(prepared.resolved, prepared.script)
     words = prepared.job_script.words if prepared.job_script is not None else ()
-    run = write_run(prepared, logs, provenance)
+    run = write_run(prepared, logs, provenance, parent=parent)
     return replace(start_run(run, prepared.resolved, prepared.jobs, words), waits=waits)
 
 
@@ -105,14 +107,14 @@ def write_run(
     logs: Path,
     provenance: Mapping[str, Any],
     sweep: Mapping[str, Any] | None = None,
-    resumed_from: Mapping[str, Any] | None = None,
+    parent: Parent | None = None,
 ) -> RunFolder:
     """Write the run folder, with all that is known before the job starts. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
     beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
-    if resumed_from is None:
+    if parent is None:
         beside |= weights_of(resolved)
     if prepared.job_script is not None:
         beside |= prepared.job_script.provenance
@@ -125,7 +127,7 @@ def write_run(
         prepared.text,
         engine_named(resolved.engine.name).config_files(resolved),
         {**provenance, **beside},
-        resumed_from=resumed_from,
+        resumed_from=asdict(parent) if parent is not None else None,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,
         archives=[archive for archive in (take_snapshot(), work) if archive is not None],

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
@@ -26,19 +27,17 @@ from hpc_gpt.settings.resolved import folder_name
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A submitted job: an array, or the job of one run."""
+    """A submitted job: an array, or the job of one run. `waits`: why Slurm cannot start it now, empty if it can."""
 
     id: str
     runs: tuple[RunFolder, ...]
+    waits: str = ""
 
 
 @dataclass
 class SubmittedSweep:
-    """A sweep with the folders of its runs, its jobs, and what sbatch refused.
-
-    `largest` is the most elements that an array can have on its cluster; `waits`: {job id: why Slurm cannot
-    start it now}.
-    """
+    """A sweep with the folders of its runs, its jobs, and what sbatch refused. `largest` is the most elements that an
+    array can have on its cluster."""
 
     name: str
     folder: Path
@@ -46,7 +45,6 @@ class SubmittedSweep:
     runs: list[RunFolder] = field(default_factory=list)
     jobs: list[SweepJob] = field(default_factory=list)
     refusals: list[JobRefused] = field(default_factory=list)
-    waits: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -54,22 +52,25 @@ class SubmittedSweep:
         return self.folder.name
 
 
-def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSweep:
-    """Check every row, then write the folder of each run.
+def write_sweep(name: str, rows: Sequence[Prepared], logs: Path, provenance: Mapping[str, Any]) -> SubmittedSweep:
+    """Write the folder of each run, after `check_submission`, which returns the provenance.
 
-    Raises as submit_run. If a folder cannot be written, the earlier ones stay, marked as refused.
+    Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
-    provenance = check_submission(rows, logs)
     largest = largest_array() if rows[0].resolved.cluster.scheduler == "slurm" else 1
     sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
+    _write_rows(sweep, rows, logs, provenance)
+    return sweep
+
+
+def _write_rows(sweep: SubmittedSweep, rows: Iterable[Prepared], logs: Path, provenance: Mapping[str, Any]) -> None:
     for row in rows:
         try:
-            note = {"id": sweep.id, "name": name, "row": row.resolved.row}
+            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row}
             sweep.runs.append(write_run(row, logs, provenance, note))
         except RunFolderError as fault:
             refuse_runs(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
             raise
-    return sweep
 
 
 def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | None = None) -> None:
@@ -83,9 +84,7 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
         runs = [sweep.runs[index] for index in group]
         try:
             folder = link_runs(sweep, number, runs)
-            sweep.jobs.append(
-                SweepJob(_queue(sweep, folder, [rows[index] for index in group], runs, at_once), tuple(runs))
-            )
+            sweep.jobs.append(_queue(sweep, folder, [rows[index] for index in group], runs, at_once))
         except JobRefused as fault:
             names = ", ".join(repr(rows[index].resolved.row) for index in group)
             sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
@@ -96,7 +95,7 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
 
 def _queue(
     sweep: SubmittedSweep, folder: Path, rows: Sequence[Prepared], runs: Sequence[RunFolder], at_once: int | None
-) -> str:
+) -> SweepJob:
     from hpc_gpt.launch.slurm_executor import ARRAY_SCRIPT, submit_array
 
     try:
@@ -109,17 +108,42 @@ def _queue(
     else:
         write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
         job_id = submit_array(folder, rows[0].resolved, runs, at_once)
-    if waits:
-        sweep.waits[job_id] = waits
-    return job_id
+    return SweepJob(job_id, tuple(runs), waits)
 
 
-def link_runs(sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder]) -> Path:
-    """Make the folder of the sweep's n-th job, with a link to each of its runs. Raises RunFolderError."""
+def submit_script_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
+    """Submit an array of a job script: a run folder for each element, with a link by its number, and one job. Raises as
+    submit_run."""
+    from hpc_gpt.launch.slurm_executor import submit_own
+
+    asked, resolved = prepared.job_script, prepared.resolved
+    assert asked is not None
+    provenance = check_submission([prepared], logs)
+    waits = check_start(resolved, prepared.script)
+    sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
+    numbers = list(map(str, asked.array))
+    rows = (replace(prepared, resolved=replace(resolved, sweep=resolved.name, row=number)) for number in numbers)
+    _write_rows(sweep, rows, logs, provenance)
+    try:
+        folder = link_runs(sweep, 1, sweep.runs, numbers)
+    except RunFolderError as fault:
+        refuse_runs(sweep.runs, str(fault))
+        raise
+    elements = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
+    job_id = submit_own(folder, "%a/slurm-%A_%a.out", resolved, elements, asked.words)
+    sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
+    return sweep
+
+
+def link_runs(
+    sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder], names: Iterable[str] | None = None
+) -> Path:
+    """Make the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
+    Raises RunFolderError."""
     folder = sweep.folder / str(number)
     try:
         folder.mkdir()
-        for index, run in enumerate(runs):
+        for index, run in zip(names or range(len(runs)), runs, strict=True):
             (folder / str(index)).symlink_to(os.path.relpath(run.path, folder), target_is_directory=True)
     except OSError as fault:
         raise RunFolderError(f"cannot link runs in {folder}: {fault.strerror}", "is the disk full?") from None

@@ -188,7 +188,7 @@ def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
 
 
 def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
-    def write(prepared, logs):
+    def write(prepared, logs, parent):
         run = submission.write_run(prepared, logs, {})
         run.add_submission({"scheduler": "local", "job_id": None})
         return submission.Submitted(run, "local", "7")

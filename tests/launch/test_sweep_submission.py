@@ -14,6 +14,7 @@ from hpc_gpt.files import logs_dir
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.render import array_script, render_script, script_directives
+from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -34,7 +35,8 @@ ROWS = [prepared(row, time) for row, time in TIMES.items()]
 
 @pytest.fixture
 def sweep() -> SubmittedSweep:
-    sweep = write_sweep("table", [prepared(row, time, "local") for row, time in TIMES.items()], logs_dir())
+    rows = [prepared(row, time, "local") for row, time in TIMES.items()]
+    sweep = write_sweep("table", rows, logs_dir(), check_submission(rows, logs_dir()))
     sweep.largest = 100
     return sweep
 

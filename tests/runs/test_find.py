@@ -15,6 +15,7 @@ from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
 from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.readers.runs.own_run import read_run
@@ -39,7 +40,7 @@ ROWS = [prepared(row) for row in ("a", "b", "c")]
 @pytest.fixture
 def sweep() -> SubmittedSweep:
     """Three runs, of which the first two are an array's."""
-    sweep = write_sweep("table", ROWS, logs_dir())
+    sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     for run, job_id in zip(sweep.runs, ("4711_0", "4711_1", "4712"), strict=True):
         run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
     link_runs(sweep, 1, sweep.runs[:2])
@@ -116,7 +117,7 @@ def test_a_sweep_is_one_line(sweep):
 
 
 def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_queue_dies():
-    sweep = write_sweep("table", ROWS, logs_dir())
+    sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     hold_here(sweep)
     assert count_states(read_status(sweep.runs)) == "3 pending"
     assert cancel_run(sweep.runs[1]) == IN_QUEUE
@@ -140,11 +141,11 @@ def test_where_one_folder_cannot_be_written_the_others_say_so(monkeypatch):
     logs_dir().mkdir(parents=True)
     (logs_dir() / "table-c").write_text("in the way")
     with pytest.raises(RunFolderError, match="table-c"):
-        write_sweep("table", ROWS, logs_dir())
+        write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     assert read_status(list_runs(logs_dir())) == [], "it was seen before anything was written"
     monkeypatch.setattr("hpc_gpt.launch.submission.check_writable", lambda folder: None)
     with pytest.raises(RunFolderError, match="table-c"):
-        write_sweep("table", ROWS, logs_dir())
+        write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     rows = read_status(list_runs(logs_dir()))
     assert [(row.row, row.state) for row in rows] == [("a", "refused"), ("b", "refused")]
     assert "the folder of row 'c' could not be written" in str(rows[0].cause)
