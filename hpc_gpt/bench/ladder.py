@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt.bench.bench_table import SLOWED, shared_lines
@@ -22,7 +22,6 @@ from hpc_gpt.settings.cluster import FALLBACK, load_profile
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.words import cut, plain, show_digits, show_params
@@ -136,11 +135,16 @@ def _rung(asked: BenchAsked, sweep: str, file: ExperimentFile, row: SweepRow, gp
         check_requirements(resolved, gpus > 0)
         ensure_data(resolved, beside=cell.prepared.data_beside)
     except UserError as fault:
+        asked_for: dict[str, Any] = {}
+        wanted = None
+        with contextlib.suppress(UserError):  # as on a cluster with enough GPUs, unless it cannot run there either
+            experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
+            wanted = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
+            asked_for = figures_asked(wanted)
+        asked_for["settings"] = {"sweep": {"name": sweep, "row": row.name}}
         reason = hide_secrets("; ".join(str(fault).splitlines()))
-        wanted = _as_wanted(asked, file, row)
-        record = _refused(f"{sweep}-{row.name}", reason, wanted)
-        record = replace(record, settings={"sweep": {"name": sweep, "row": row.name}})
-        return Rung(sweep, row, BenchCell(row.name, record=record))
+        record = Record(name=f"{sweep}-{row.name}", dialect=DIALECT, ended="refused", cause=reason, **asked_for)
+        cell = BenchCell(row.name, record=with_predicted_memory(record, wanted) if wanted is not None else record)
     return Rung(sweep, row, cell)
 
 
@@ -150,54 +154,12 @@ def _check_gpus(wanted: int | None, gpus: int) -> None:
         raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")
 
 
-def _as_wanted(asked: BenchAsked, file: ExperimentFile, row: SweepRow) -> Resolved | None:
-    """The row resolved for a cluster with enough GPUs; None if it cannot run there either."""
-    with contextlib.suppress(UserError):
-        experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
-        return resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
-    return None
-
-
-def _refused(name: str, reason: str, resolved: Resolved | None) -> Record:
-    """The record of a run that this machine cannot run."""
-    asked = figures_asked(resolved) if resolved is not None else {}
-    record = Record(name=name, dialect=DIALECT, ended="refused", cause=reason, **asked)
-    return with_predicted_memory(record, resolved) if resolved is not None else record
-
-
 # --- savings ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What one row saves and costs. `switched_on`: its techniques. `time_ratio`: the time for the same tokens over the
-    base's. `memory_allocated_gib`: the measured peak of the highest stage. `saved_gib`: the base's peak minus that."""
-
-    sweep: str
-    row: str
-    switched_on: str
-    shape: str
-    step_s: float | None
-    time_ratio: float | None
-    memory_allocated_gib: float | None
-    saved_gib: float | None
-    predicted_memory_gib: float | None
-    ended: str | None
-
-
-def savings_of(group: Group, rungs: Sequence[Rung], records: Mapping[str, Record]) -> list[Saving]:
-    """The savings of a group's rows, in order, as far as `records`, by row, has them."""
-    base = records.get(group.base)
-    return [
-        _saving(rung, records[rung.row.name], base)
-        for rung in rungs
-        if rung.sweep == group.sweep and rung.row.name in records
-    ]
 
 
 _SAVINGS = (
     column("Row", "row", right=False),
-    Column("Switched on", ("switched_on",), lambda saving: saving.switched_on or "nothing", right=False),
+    Column("Switched on", ("switched_on",), lambda saving: saving["switched_on"] or "nothing", right=False),
     column("Shape", "shape", right=False),
     column("Step s", "step_s", show_digits),
     column("x base", "time_ratio", show_digits),
@@ -208,27 +170,49 @@ _SAVINGS = (
 )
 
 
+def savings_of(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[dict[str, Any]]:
+    """What each measured rung saves and costs.
+
+    `switched_on`: its techniques. `time_ratio`: the time for the same tokens over that of the group's base.
+    `memory_allocated_gib`: the measured peak of the highest stage. `saved_gib`: the base's peak minus that.
+    """
+    return [
+        _saving(rung, record, next((base for other, base in measured if other.row.name == group.base), None))
+        for group in ladder.groups
+        for measured in [_measured(group, rungs, rows)]
+        for rung, record in measured
+    ]
+
+
+def _saving(rung: Rung, record: Record, base: Record | None) -> dict[str, Any]:
+    most, of_base = peak(record.memory_allocated_gib), peak(base.memory_allocated_gib) if base else None
+    return {
+        "sweep": rung.sweep,
+        "row": rung.row.name,
+        "switched_on": ", ".join(_switched_on(rung.row.overrides)),
+        "shape": f"{show_params(record.params)} s{record.seq} v{record.vocab}",
+        "step_s": record.step_s,
+        "time_ratio": time_ratio(record, base),
+        "memory_allocated_gib": most,
+        "saved_gib": None if most is None or of_base is None or is_smoke(record) else of_base - most,
+        "predicted_memory_gib": peak(record.predicted_memory_gib),
+        "ended": record.ended,
+    }
+
+
+def _measured(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[tuple[Rung, Record]]:
+    """The group's rungs that have a record."""
+    by_cell = {row.cell: row.record for row in rows}
+    return [
+        (rung, by_cell[rung.cell.name]) for rung in rungs if rung.sweep == group.sweep and rung.cell.name in by_cell
+    ]
+
+
 def time_ratio(record: Record | None, base: Record | None) -> float | None:
     """The time for the same tokens over the base's; None if a speed is missing or the run is a --smoke run."""
     if record is None or base is None or not record.tokens_per_s or not base.tokens_per_s or is_smoke(record):
         return None
     return base.tokens_per_s / record.tokens_per_s
-
-
-def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
-    most, of_base = peak(record.memory_allocated_gib), peak(base.memory_allocated_gib) if base else None
-    return Saving(
-        sweep=rung.sweep,
-        row=rung.row.name,
-        switched_on=", ".join(_switched_on(rung.row.overrides)),
-        shape=f"{show_params(record.params)} s{record.seq} v{record.vocab}",
-        step_s=record.step_s,
-        time_ratio=time_ratio(record, base),
-        memory_allocated_gib=most,
-        saved_gib=None if most is None or of_base is None or is_smoke(record) else of_base - most,
-        predicted_memory_gib=peak(record.predicted_memory_gib),
-        ended=record.ended,
-    )
 
 
 def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
@@ -259,71 +243,52 @@ class LadderOutcome:
 
     def line(self) -> str:
         """`tokens/s of workers over baseline: 10.1 (published: 8.66)`."""
-        ours, theirs = _shown(self.ratio), show_digits(self.seed_ratio)
+        ours = NOT_MEASURED if self.ratio is None else plain(show_digits(self.ratio))
+        theirs = show_digits(self.seed_ratio)
         if self.what == _MEMORY:
-            ours += f" at {_shown(self.time)} x the time" if self.ratio is not None else ""
+            time = NOT_MEASURED if self.time is None else plain(show_digits(self.time))
+            ours += f" at {time} x the time" if self.ratio is not None else ""
             theirs += f" at {show_digits(self.seed_time)} x"
         return f"{self.what} of {self.last} over {self.first}: {ours} (published: {theirs})"
 
 
 def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
-    text = _seed_table(ladder.rungs, rungs, rows, width)
-    savings = _savings(ladder, rungs, rows)
+    lines = sweep_lines(ladder.rungs.sweep, [record for _, record in _measured(ladder.rungs, rungs, rows)])
+    text = seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
+    savings = savings_of(ladder, rungs, rows)
     if savings:
-        text += f"\n{_caption(ladder)}\n{grid(_SAVINGS, savings).fitted(width)}"
+        bases = " and ".join(group.base for group in ladder.groups)
+        means = "x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it."
+        text += f"\nAgainst {bases}: {means}\n{grid(_SAVINGS, savings).fitted(width)}"
     shared = "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
     return f"{text}\n{shared}{outcome(ladder, rungs, rows).line()}\n"
 
 
-def _caption(ladder: Ladder) -> str:
-    bases = " and ".join(group.base for group in ladder.groups)
-    return (
-        f"Against {bases}: x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it."
-    )
-
-
 def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
-    found = outcome(ladder, rungs, rows)
-    tables: dict[str, Any] = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(found)}
-    tables["savings"] = [asdict(each) for each in _savings(ladder, rungs, rows)]
-    return dict(finite(tables))
+    own = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(outcome(ladder, rungs, rows))}
+    return dict(finite({**own, "savings": savings_of(ladder, rungs, rows)}))
 
 
 def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> LadderOutcome:
     """The last rung over the first. A --smoke run does not count as a measurement."""
     group = ladder.rungs
-    records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
+    records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
     first, last = records.get(group.base), records.get(group.last)
     seeds: Mapping[str, Mapping[str, Any]] = {
         line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines
     }
     seed_first, seed_last = seeds[group.base], seeds[group.last]
     if group.sweep == "memory-ladder":
+        ours = [peak(record.memory_reserved_gib) if record else None for record in (last, first)]
         return LadderOutcome(
-            _MEMORY, group.base, group.last,
-            _over(_reserved(last), _reserved(first)), _over(seed_last["memory_mb"], seed_first["memory_mb"]),
+            _MEMORY, group.base, group.last, _over(*ours), _over(seed_last["memory_mb"], seed_first["memory_mb"]),
             time_ratio(last, first), _over(seed_last["latency_s"], seed_first["latency_s"]),
         )  # fmt: skip
     what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
     ours = [getattr(record, key) if record else None for record in (last, first)]
     return LadderOutcome(what, group.base, group.last, _over(*ours), _over(seed_last[key], seed_first[key]))
-
-
-def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Record]:
-    """A group's records, by row."""
-    by_cell = {row.cell: row.record for row in rows}
-    return {
-        rung.row.name: by_cell[rung.cell.name]
-        for rung in rungs
-        if rung.sweep == group.sweep and rung.cell.name in by_cell
-    }
-
-
-def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None) -> str:
-    lines = sweep_lines(group.sweep, list(_records(group, rungs, rows).values()))
-    return seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
 
 
 def _with_reason(line: SeedLine) -> SeedLine:
@@ -338,18 +303,5 @@ def _with_reason(line: SeedLine) -> SeedLine:
     return replace(line, row=replace(line.row, impossible=cut(why, _LONGEST)))
 
 
-def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> list[Saving]:
-    return [saving for group in ladder.groups for saving in savings_of(group, rungs, _records(group, rungs, rows))]
-
-
-def _reserved(record: Record | None) -> float | None:
-    """The peak of memory that the seed's column has."""
-    return peak(record.memory_reserved_gib) if record else None
-
-
 def _over(last: float | None, first: float | None) -> float | None:
     return last / first if last is not None and first else None
-
-
-def _shown(ratio: float | None) -> str:
-    return NOT_MEASURED if ratio is None else plain(show_digits(ratio))

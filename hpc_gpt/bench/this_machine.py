@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import os
-import re
-import resource
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.engines.base.training import Training
@@ -23,10 +21,6 @@ from hpc_gpt.settings.resolved import Resolved
 LOCAL = "local"
 # The keys of a profile about the machine itself. All others are for the scheduler.
 _OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
-# GiB of memory and of address space that a rank takes before it has a model, for libraries and threads. A rank that
-# trains 120,000 parameters had VmHWM 0.33 and VmPeak 1.32 on a machine with 2 cores.
-_BARE_GIB, _BARE_ADDRESSES_GIB = 0.4, 1.5
-
 _SMALLER = "try a smaller --model, or --seq"
 
 
@@ -66,76 +60,37 @@ def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
     return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """The memory of one rank: GiB, and a text that names it. `machine`: the GPU's, None on the host. `bare_gib`: on the
-    host, what the rank takes before it has a model."""
-
-    gib: float
-    where: str
-    machine: Machine | None = None
-    bare_gib: float = 0.0
-
-    def need_gib(self, asked: Training, micro_batch: int) -> float:
-        """The predicted need of a rank, in GiB."""
-        memory = predict_memory(replace(asked, micro_batch=micro_batch), self.machine)
-        stage = memory.stages[memory.deciding]
-        return stage.nvidia_smi if self.machine else stage.allocated + stage.host + self.bare_gib
-
-
 def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:
-    """Advice for the user: what may fit instead of a run that ended as `ended` (gpu_memory or host_memory)."""
+    """Advice for the user: what may fit instead of a run that ended as `ended` (gpu_memory or host_memory).
+
+    What a process may have of the host, by its RAM, its cgroup and ulimit, is not predicted.
+    """
     asked = training_of(resolved)
     half = f"try --mbs {asked.micro_batch // 2}" if asked.micro_batch > 1 else _SMALLER
+    if ended != "gpu_memory":
+        return half
     try:
-        capacity = _capacity(profile, ended, resolved.gpus)
+        machine = machine_of(profile)
     except UserError as fault:
         return f"{half}; plan cannot say what fits: {fault}"
-    if capacity is None:
-        return half
-    need = capacity.need_gib(asked, asked.micro_batch)
-    if need <= capacity.gib:
-        return f"{half}; plan predicts that {need:.3g} GiB are enough, and {capacity.where} hold that"
-    fits = nearest_micro_batch(asked, capacity)
+    where = f"the {machine.memory_gib:.1f} GiB of a {machine.device}"
+    need = need_gib(asked, machine, asked.micro_batch)
+    if need <= machine.memory_gib:
+        return f"{half}; plan predicts that {need:.3g} GiB are enough, and {where} hold that"
+    fits = nearest_micro_batch(asked, machine)
+    need = need_gib(asked, machine, fits or 1)
     if fits == 0:
-        least = capacity.need_gib(asked, 1)
-        text = f"plan predicts that no micro-batch fits in {capacity.where}: --mbs 1 needs {least:.3g} GiB already"
-        return f"{text}; {_SMALLER}"
-    need = capacity.need_gib(asked, fits)
-    return f"the nearest micro-batch predicted to fit in {capacity.where} is --mbs {fits}, with {need:.3g} GiB"
+        return f"plan predicts that no micro-batch fits in {where}: --mbs 1 needs {need:.3g} GiB already; {_SMALLER}"
+    return f"the nearest micro-batch predicted to fit in {where} is --mbs {fits}, with {need:.3g} GiB"
 
 
-def nearest_micro_batch(asked: Training, capacity: Capacity) -> int:
+def nearest_micro_batch(asked: Training, machine: Machine) -> int:
     """The largest micro-batch below the one asked for that is predicted to fit; 0 if none is."""
-    low, high = 0, asked.micro_batch  # fits, does not fit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if capacity.need_gib(asked, middle) <= capacity.gib:
-            low = middle
-        else:
-            high = middle
-    return low
+    smaller = range(1, asked.micro_batch)
+    return bisect.bisect_right(smaller, machine.memory_gib, key=lambda size: need_gib(asked, machine, size))
 
 
-def _capacity(profile: ClusterProfile, ended: str, ranks: int) -> Capacity | None:
-    """The memory that the run exceeded; None if it is not known."""
-    if ended == "gpu_memory":
-        machine = machine_of(profile)
-        return Capacity(machine.memory_gib, f"the {machine.memory_gib:.1f} GiB of a {machine.device}", machine)
-    total = _host_memory_gib()
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and (total is None or limit / 2**30 < total / ranks):
-        name = f"the {limit / 2**30:.1f} GiB that ulimit -v leaves a process"
-        return Capacity(limit / 2**30, name, bare_gib=_BARE_ADDRESSES_GIB)
-    if total is None:
-        return None
-    share = f" for {ranks} ranks" if ranks > 1 else ""
-    return Capacity(total / ranks, f"the {total:.1f} GiB of this machine{share}", bare_gib=_BARE_GIB)
-
-
-def _host_memory_gib() -> float | None:
-    try:
-        found = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) / 2**20 if found else None
+def need_gib(asked: Training, machine: Machine, micro_batch: int) -> float:
+    """The predicted need of a rank, in GiB."""
+    memory = predict_memory(replace(asked, micro_batch=micro_batch), machine)
+    return memory.stages[memory.deciding].nvidia_smi

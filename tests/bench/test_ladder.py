@@ -249,21 +249,23 @@ def test_savings_and_costs_are_against_the_base_of_each_group():
         "zero_3_offload": {"ended": "host_memory"},
     }
     rows = measured(RUNGS["memory"], **figures)
-    records = {rung.row.name: row.record for rung in RUNGS["memory"] for row in rows if row.cell == rung.cell.name}
     ladder = LADDERS["memory"]
-    rungs = {each.row: each for each in savings_of(ladder.rungs, RUNGS["memory"], records)}
+    rungs = {each["row"]: each for each in savings_of(ladder, RUNGS["memory"], rows)}
     # A quarter of the batch in half the time is twice the time for the same samples.
-    assert (rungs["batch32"].time_ratio, rungs["batch32"].saved_gib) == (pytest.approx(2.0), 3.5)
-    assert (rungs["accumulation"].time_ratio, rungs["accumulation"].saved_gib) == (pytest.approx(1.25), 4.0)
-    assert rungs["accumulation"].switched_on == "micro_batches 4"
-    techniques = {each.row: each for each in savings_of(ladder.techniques, RUNGS["memory"], records)}
-    chunks = techniques["loss-chunks"]
-    assert (chunks.switched_on, chunks.saved_gib, chunks.time_ratio) == ("loss_chunks 8", 6.0, pytest.approx(1.05))
-    assert techniques["base"].predicted_memory_gib == 14.3
-    lost = techniques["zero-3-offload"]
-    assert (lost.step_s, lost.time_ratio, lost.saved_gib, lost.ended) == (None, None, None, "host_memory")
-    assert lost.predicted_memory_gib > 1
-    assert lost.switched_on == "deepspeed-zero, zero_stage 3, offload full"
+    assert (rungs["batch32"]["time_ratio"], rungs["batch32"]["saved_gib"]) == (pytest.approx(2.0), 3.5)
+    assert (rungs["accumulation"]["time_ratio"], rungs["accumulation"]["saved_gib"]) == (pytest.approx(1.25), 4.0)
+    assert rungs["accumulation"]["switched_on"] == "micro_batches 4"
+    chunks = rungs["loss-chunks"]
+    assert (chunks["switched_on"], chunks["saved_gib"], chunks["time_ratio"]) == (
+        "loss_chunks 8",
+        6.0,
+        pytest.approx(1.05),
+    )
+    assert rungs["base"]["predicted_memory_gib"] == 14.3
+    lost = rungs["zero-3-offload"]
+    assert (lost["step_s"], lost["time_ratio"], lost["saved_gib"], lost["ended"]) == (None, None, None, "host_memory")
+    assert lost["predicted_memory_gib"] > 1
+    assert lost["switched_on"] == "deepspeed-zero, zero_stage 3, offload full"
     line = next(line for line in ladder_text(ladder, RUNGS["memory"], rows).splitlines() if "loss_chunks 8" in line)
     assert line.split()[:4] == ["loss-chunks", "loss_chunks", "8", "124M"]
     assert line.split()[6:10] == ["0.0420", "1.05", "8.00", "6.00"]
