@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import aside
+from hpc_gpt.files import aside, try_folder
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.attempts import epoch
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
@@ -63,9 +63,8 @@ def check_export_target(folder: Path, package: str) -> None:
     """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
     may be an hour of reading."""
     _need(package)
-    above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RunFolderError(f"{above} is not a folder that can be written to", ANOTHER)
+    with _faults(folder):
+        try_folder(folder.absolute())
 
 
 def _need(package: str) -> Any:
@@ -97,16 +96,17 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
             yield Event(wall_time=at, step=step, summary=Summary(value=values))
 
-    def write(run: Exported, path: Path) -> Path:
-        with aside(path.parent / "export") as part:
-            with part.open("wb") as file:
-                writer = RecordWriter(file)
-                for event in events(run):
-                    writer.write(event.SerializeToString())
-            return part.replace(path)
-
-    with _told(folder):
-        return [write(run, folder_within(folder, run.name, run.id) / EVENT_FILE) for run in export_runs(runs)]
+    written = []
+    with _faults(folder):
+        for run in export_runs(runs):
+            place = folder_within(folder, run.name, run.id)
+            with aside(place / "export") as part:
+                with part.open("wb") as file:
+                    writer = RecordWriter(file)
+                    for event in events(run):
+                        writer.write(event.SerializeToString())
+                written.append(part.replace(place / EVENT_FILE))
+    return written
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -114,20 +114,29 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
     UserError if wandb is not installed, RunFolderError if a folder cannot be written.
     """
-    with _told(folder):
-        place, exported = folder_within(folder, "wandb"), export_runs(runs)
-        with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=place) as name:
+    with _faults(folder):
+        within, exported = folder_within(folder, "wandb"), export_runs(runs)
+        with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=within) as name:
             # The files are complete only after wandb's process has ended.
             with _offline(name) as wandb:
-                made = [_write(wandb, run, name) for run in exported]
-            places = [place / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
-            for own, at in zip(made, places, strict=True):
-                _put(own, at, Path(name))
+                made = [_log_run(wandb, run, name) for run in exported]
+            places = [within / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
+            for own, place in zip(made, places, strict=True):
+                for inner in ("logs", "tmp"):  # of wandb itself
+                    shutil.rmtree(own / inner, ignore_errors=True)
+                mark = json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n"
+                (own / EXPORT_MARK).write_text(mark, encoding="utf-8")
+                if os.path.lexists(place):
+                    if place.is_symlink() or not (place / EXPORT_MARK).is_file():
+                        raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
+                    place.rename(Path(name) / f"former-{place.name}")
+                own.rename(place)
             return places
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _faults(folder: Path) -> Iterator[None]:
+    """Faults of the disk as RunFolderError."""
     try:
         yield
     except OSError as fault:
@@ -153,7 +162,7 @@ def _offline(caches: str) -> Iterator[Any]:
         os.environ |= kept
 
 
-def _write(wandb: Any, run: Exported, folder: str) -> Path:
+def _log_run(wandb: Any, run: Exported, folder: str) -> Path:
     """Writes one run through wandb, and returns the folder that wandb made."""
     record = run.run.record
     off = ("save_code", "x_save_requirements")
@@ -179,26 +188,20 @@ def started_name(run: Exported) -> str:
     return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
-def _put(made: Path, place: Path, former: Path) -> None:
-    """Moves what wandb wrote to its place, without wandb's logs. RunFolderError if the place is taken and not ours."""
-    for inner in ("logs", "tmp"):
-        shutil.rmtree(made / inner, ignore_errors=True)
-    (made / EXPORT_MARK).write_text(json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n", encoding="utf-8")
-    if os.path.lexists(place):
-        if place.is_symlink() or not (place / EXPORT_MARK).is_file():
-            raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
-        place.rename(former / f"former-{place.name}")
-    made.rename(place)
-
-
 def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
     """Every run once, with unique ids."""
     once = list({id(run): run for run in runs}.values())
-    # The path of a run stays the same when more is logged.
-    paths = [
-        next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name)) for run in once
-    ]
-    ids = [_id(run, path) for run, path in zip(once, paths, strict=True)]
+    ids, paths = [], []
+    for run in once:
+        # The path of a run stays the same when more is logged.
+        path = next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name))
+        own = safe_name(run.record.run or run.record.name or "run")
+        if run.folder is None:
+            own += f"-{_digits(path)}"
+        elif own.isdecimal():  # the id of a run started by plain sbatch is only a job id
+            own = f"{safe_name(run.record.name or 'run')}-{own}"
+        paths.append(path)
+        ids.append(own)
     # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
     ids = [own if ids.count(own) == 1 else f"{own}-{_digits(path)}" for own, path in zip(ids, paths, strict=True)]
     ids = [f"{own}-{n + 1}" if (n := ids[:place].count(own)) else own for place, own in enumerate(ids)]
@@ -225,15 +228,6 @@ def folder_within(folder: Path, *names: str) -> Path:
     return inner
 
 
-def _id(run: RunRead, place: str) -> str:
-    """An id that stays the same after a restart: that of our own run, or a log's name and a hash of its path."""
-    name = safe_name(run.record.run or run.record.name or "run")
-    if run.folder is None:
-        return f"{name}-{_digits(place)}"
-    # The id of a run started by plain sbatch is only a job id.
-    return f"{safe_name(run.record.name or 'run')}-{name}" if name.isdecimal() else name
-
-
 def _digits(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
@@ -249,20 +243,19 @@ def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, floa
     columns["skipped"] = steps.is_skipped.astype(np.float64)
     for formula in FLOPS:  # each is inversely proportional to the seconds
         columns[formula] = (getattr(record, formula) or np.nan) * (record.step_s or np.nan) / step_s
-    places: dict[int, int] = {}  # if a log has a step twice, its last line counts
-    for place in np.flatnonzero(steps.counts).tolist():
-        if _is_whole(number := float(steps["step"][place])):
-            places[int(number)] = place
+    numbered = (steps["step"] >= 0) & (steps["step"] < 2**53) & (steps["step"] % 1 == 0)
+    # If a log has a step twice, its last line counts.
+    places = {int(steps["step"][place]): place for place in np.flatnonzero(numbered & steps.counts).tolist()}
     evaluated = zip(steps.eval_step.tolist(), steps.eval_loss.tolist(), strict=True)
-    losses = {int(number): loss for number, loss in evaluated if _is_whole(number)}
+    losses = {int(number): loss for number, loss in evaluated if 0 <= number < 2**53 and number % 1 == 0}
     numbers = sorted({*places, *losses})
     # Logged or interpolated; if none is logged, the start plus the steps' seconds.
     at = np.array([steps["at"][places[number]] if number in places else np.nan for number in numbers])
-    seconds = [step_s[places[number]] if number in places else 0.0 for number in numbers]
     known = np.isfinite(at)
     if known.any():
         at = np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
     else:
+        seconds = [step_s[places[number]] if number in places else 0.0 for number in numbers]
         at = (epoch(record.started) or 0.0) + np.cumsum(np.nan_to_num(seconds))
     rows = []
     for number, moment in zip(numbers, at.tolist(), strict=True):
@@ -271,10 +264,6 @@ def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, floa
         if row := {tag: found[tag] for tag in TAGS if np.isfinite(found.get(tag, np.nan))}:
             rows.append((number, moment, row))
     return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
-
-
-def _is_whole(step: float) -> bool:
-    return 0 <= step < 2**53 and step == int(step)
 
 
 def plain_text(text: str) -> str:
