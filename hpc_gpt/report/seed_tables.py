@@ -6,20 +6,19 @@ A seed's figure is in the column after ours; the sweep's file has it under `seed
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.columns import FIGURES, Column, column, look_up
+from hpc_gpt.columns import FIGURES, Column, column, grid, look_up
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.formulas import tflops_seed
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.readers.runs.own_run import figures_asked
-from hpc_gpt.report.tables import COLUMNS, as_jsonl
+from hpc_gpt.report.tables import COLUMNS, json_text, records_text
 from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
@@ -106,21 +105,6 @@ SEED_TABLES: dict[str, SeedTable] = {
         "Experiments Setting",
     ),
 }
-
-
-def _seed_table(sweep: str, seed_keys: Sequence[str]) -> SeedTable:
-    """The columns of a sweep: those of the seed with its name, else the usual ones and the keys that its rows have."""
-    if sweep in SEED_TABLES:
-        return SEED_TABLES[sweep]
-    usual = [
-        replace(each, seed=next((key for key in each.keys if key in seed_keys), None))
-        for each in COLUMNS
-        if "run" not in each.keys and "ended" not in each.keys
-    ]
-    shown = {each.seed for each in usual}
-    # Figures of the seed that no column of ours has.
-    alone = [Column(key, (), lambda _: NOTHING, seed=key) for key in seed_keys if key not in shown | {"notes"}]
-    return SeedTable((*usual, *alone))
 
 
 # The note of a run made small by --smoke; the seed's figures are then on a line of their own.
@@ -247,29 +231,29 @@ def _with_size(row: SweepRow, preset: str | None) -> SweepRow:
     return SweepRow(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
 
 
+_SIZES = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "dtype", "recompute", "params",
+          "seq", "hidden", "layers", "heads", "vocab")  # fmt: skip
+
+
 def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the seeds."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
-    sizes = experiment.layout
     try:
         resolved = resolve(experiment, ClusterProfile("report"))
+        found, shape = figures_asked(resolved), resolved.model
         if not resolved.has_model:
-            found = figures_asked(resolved)
-            return Record(**{key: found[key] for key in ("gpus", "tp", "pp", "dp", "global_batch")}), None
-        shape = resolved.model
+            return Record(**{key: found[key] for key in (*_SIZES[:4], "global_batch")}), None
     except UserError:  # of a row that cannot run, what its file says
-        shape = resolve_shape(experiment.model)
-        gpus, tp, pp, dp = sizes.gpus, sizes.tp, sizes.pp, sizes.dp or 1
-        micro_batch, micro_batches = sizes.micro_batch or 1, sizes.micro_batches or 1
-        global_batch = sizes.global_batch or micro_batch * micro_batches * dp
-    else:
-        layout, batch = resolved.layout, resolved.batch
-        gpus, tp, pp, dp = resolved.gpus, layout.tp, layout.pp, layout.dp
-        micro_batch, micro_batches, global_batch = batch.micro_batch, batch.micro_batches, batch.global_batch
-    asked = Record(gpus=gpus, tp=tp, pp=pp, dp=dp, dtype=experiment.train.dtype, recompute=experiment.engine.recompute)
-    asked = replace(asked, micro_batch=micro_batch, micro_batches=micro_batches, global_batch=global_batch)
-    sizes_of = {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
-    return add_figures(replace(asked, **sizes_of, settings={"model": shape.table()})), experiment.model.preset
+        sizes, shape = experiment.layout, resolve_shape(experiment.model)
+        found = {key: getattr(sizes, key) for key in ("gpus", "tp", "pp")}
+        for key in ("dp", "micro_batch", "micro_batches"):
+            found[key] = getattr(sizes, key) or 1
+        batch = found["micro_batch"] * found["micro_batches"] * found["dp"]
+        found |= {"global_batch": sizes.global_batch or batch, "dtype": experiment.train.dtype}
+        found |= {"recompute": experiment.engine.recompute}
+        found |= {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
+    asked = Record(**{key: found[key] for key in _SIZES}, settings={"model": shape.table()})
+    return add_figures(asked), experiment.model.preset
 
 
 # The heading of the seed's own figure, after ours.
@@ -284,19 +268,21 @@ def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     each row with the seed's figures, why it cannot run, and the ids of its runs. jsonl: the records.
     """
     if form == "jsonl":
-        return as_jsonl(lines.records)
+        return records_text(lines.records, form)
     if form == "json":
-        return json.dumps(_page(lines), indent=1, allow_nan=False) + "\n"
+        return json_text(_page(lines))
     if form == "csv":
         return _csv(lines)
-    grid = _grid(lines)
+    table = _grid(lines)
     if form == "md":
-        return grid.markdown()
-    if width is None or grid.width <= width:
-        return grid.aligned()
-    pairs = enumerate(grid.headings)
-    named = [f"{grid.headings[index - 1]}, {SEED}" if heading == SEED else heading for index, heading in pairs]
-    return "\n".join(Grid(named, grid.right, grid.lines).block(cells) for cells in grid.lines)
+        return table.markdown()
+    if width is None or table.width <= width:
+        return table.aligned()
+    named = [
+        f"{table.headings[index - 1]}, {SEED}" if heading == SEED else heading
+        for index, heading in enumerate(table.headings)
+    ]
+    return "\n".join(Grid(named, table.right, table.lines).block(cells) for cells in table.lines)
 
 
 def _csv(lines: SweepLines) -> str:
@@ -326,31 +312,42 @@ def _page(lines: SweepLines) -> dict[str, Any]:
 
 
 def _columns(lines: SweepLines) -> SeedTable:
-    """The sweep's columns; a seed's column only if a row has a figure for it."""
-    table = _seed_table(lines.sweep, lines.seed_keys)
-    printed = set(lines.seed_keys)
-    columns = [replace(each, seed=each.seed if each.seed in printed else None) for each in table.columns]
-    return replace(table, columns=columns)
+    """The columns of the seed with the sweep's name, else the usual ones and the keys that the rows have; a seed's
+    column only if a row has a figure for it."""
+    printed = lines.seed_keys
+    if lines.sweep in SEED_TABLES:
+        table = SEED_TABLES[lines.sweep]
+        own = [replace(each, seed=each.seed if each.seed in printed else None) for each in table.columns]
+        return replace(table, columns=own)
+    usual = [
+        replace(each, seed=next((key for key in each.keys if key in printed), None))
+        for each in COLUMNS
+        if "run" not in each.keys and "ended" not in each.keys
+    ]
+    shown = {each.seed for each in usual} | {"notes"}
+    # Figures of the seed that no column of ours has.
+    return SeedTable([*usual, *(Column(key, (), lambda _: None, seed=key) for key in printed if key not in shown)])
 
 
 def _grid(lines: SweepLines) -> Grid:
     table = _columns(lines)
-    headings, right = [table.row], [False]
+    columns = [Column(table.row, (), lambda line: line.row.name, right=False)]
     for each in table.columns:
-        headings += [each.heading, SEED] if each.seed else [each.heading]
-        right += [True, True] if each.seed else [True]
-    cells = [_cells(table, line) for line in lines.lines]
-    return Grid([*headings, "Notes", "Ended", "Run"], [*right, False, False, False], cells)
+        columns += [_ours(each), *([_seeds(each.seed)] if each.seed else [])]
+    columns += [
+        Column("Notes", (), lambda line: line.notes or None, right=False),
+        Column("Ended", (), lambda line: _ended(line) or None, right=False),
+        Column("Run", (), lambda line: line.record and line.record.run, right=False),
+    ]
+    return grid(columns, lines.lines)
 
 
-def _cells(table: SeedTable, line: SeedLine) -> list[str]:
-    cells = [line.row.name]
-    for each in table.columns:
-        cells.append(each.show(line.figures))
-        if each.seed:
-            cells.append(str(line.row.seed.get(each.seed, NOTHING)))
-    run = line.record.run if line.record else None
-    return [*cells, line.notes or NOTHING, _ended(line) or NOTHING, run or NOTHING]
+def _ours(figure: Column) -> Column:
+    return replace(figure, value=lambda line: figure.value(line.figures))
+
+
+def _seeds(key: str) -> Column:
+    return Column(SEED, (), lambda line: line.row.seed.get(key), str)
 
 
 def _ended(line: SeedLine) -> str:

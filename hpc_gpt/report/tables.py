@@ -138,50 +138,40 @@ COLUMNS = (
 )
 
 
-def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:
-    """An aligned table with a line for each record; a block for each record if it is wider than `width`.
+def records_text(
+    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+) -> str:
+    """The records as table, md, csv, json or jsonl.
 
-    `width` None: any width. Flags are left out, as the verb writes them to stderr.
+    table: aligned, a line for each record, or a block for each if it is wider than `width` (None: any width); empty
+    without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the record
+    and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: an object a line.
     """
-    grid = _grid(records, columns)
-    if columns is COLUMNS and width is not None and grid.width > width:
+    if form == "json":
+        return json_text({"schema": SCHEMA, "records": [record.to_tables() for record in records]})
+    if form == "jsonl":
+        return json_lines([record.to_tables() for record in records])
+    if form == "csv":
+        keys = [key for column in columns for key in column.keys]
+        return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
+    table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
+    if form == "md":
+        return table.markdown()
+    if not records:
+        return ""
+    if columns is COLUMNS and width is not None and table.width > width:
         return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
-    return grid.fitted(width, "\n")
+    return table.fitted(width, "\n")
 
 
-def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """A Markdown table, figures flush right."""
-    return _grid(records, columns).markdown()
-
-
-def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
-    return grid(filled(columns, records) if columns is COLUMNS else columns, records)
-
-
-def records_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """csv with a heading for each key of the record and figures in full; a missing figure is an empty cell."""
-    keys = [key for column in columns for key in column.keys]
-    return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
-
-
-def records_json(records: Sequence[Record]) -> str:
-    """`{"schema": 1, "records": [...]}`, every key of every record."""
-    page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
+def json_text(page: dict[str, Any]) -> str:
+    """A page of `--json`."""
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 
 
-def as_jsonl(records: Sequence[Record]) -> str:
-    """One JSON object per line, with every key of the record."""
-    return "".join(json.dumps(record.to_tables(), allow_nan=False) + "\n" for record in records)
-
-
-def records_text(records: Sequence[Record], form: str, width: int | None, columns: Sequence[Column]) -> str:
-    """The records as table, md, csv, json or jsonl; an empty text for a table without records."""
-    if form in ("json", "jsonl"):
-        return records_json(records) if form == "json" else as_jsonl(records)
-    if form in ("csv", "md"):
-        return records_csv(records, columns) if form == "csv" else as_markdown(records, columns)
-    return as_table(records, width, columns) if records else ""
+def json_lines(lines: Sequence[dict[str, Any]]) -> str:
+    """An object on each line."""
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
 
 
 def as_block(record: Record, width: int | None = None) -> str:
@@ -191,7 +181,10 @@ def as_block(record: Record, width: int | None = None) -> str:
     margin = max(len(label) for label, _ in lines) if lines else 0
     text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
     for flag in record.flags:
-        text += _folded(f"  note: {plain(flag)}", width)
+        note = f"  note: {plain(flag)}"
+        if width is not None:  # wrapped at spaces, no word is cut
+            note = textwrap.fill(note, max(20, width), subsequent_indent=" " * 8, break_long_words=False)
+        text += f"{note}\n"
     return text
 
 
@@ -263,13 +256,6 @@ def _flops(record: Record, key: str) -> str:
     return NOTHING if shown == NOTHING else f"{shown} {figure.unit}  ({formula})"
 
 
-def _folded(text: str, width: int | None) -> str:
-    """The text wrapped at spaces to `width`; no word is cut."""
-    if width is None:
-        return text + "\n"
-    return textwrap.fill(text, max(20, width), subsequent_indent=" " * 8, break_long_words=False) + "\n"
-
-
 def predictions_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     """What was predicted of each run beside what it measured, for each record that has a prediction.
 
@@ -285,20 +271,26 @@ def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
 
     The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
     """
-    if form in ("table", "md"):
-        grid = _prediction_grid(lines)
-        return grid.markdown() if form == "md" else grid.aligned() if lines else ""
     if form == "csv":
         return words.as_csv(list(_prediction(Record())), [list(line.values()) for line in lines])
     if form == "jsonl":
-        return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
-    page = {"schema": SCHEMA, "predictions": list(lines), "mean": _mean_errors(lines)}
-    return json.dumps(finite(page), indent=1, allow_nan=False) + "\n"
+        return json_lines([finite(line) for line in lines])
+    mean: dict[str, float | int | None] = {}  # over the runs with both a prediction and a measurement
+    for name in ("step", "memory"):
+        errors = [abs(error) for line in lines if (error := line[f"{name}_error"]) is not None]
+        mean |= {f"{name}_error": sum(errors) / len(errors) if errors else None, f"{name}_runs": len(errors)}
+    if form == "json":
+        return json_text(finite({"schema": SCHEMA, "predictions": list(lines), "mean": mean}))
+    title = f"mean of {mean['step_runs']} and {mean['memory_runs']} runs, absolute"
+    last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
+    table = grid(_PREDICTED, lines)
+    table = Grid(table.headings, table.right, [*table.lines, last])
+    return table.markdown() if form == "md" else table.aligned() if lines else ""
 
 
 def _prediction(record: Record) -> dict[str, Any]:
     layout = show_layout(record)
-    memory, planned = _most(record.memory_allocated_gib), _most(record.predicted_memory_gib)
+    memory, planned = peak(record.memory_allocated_gib), peak(record.predicted_memory_gib)
     # Steps on a CPU do not measure a prediction for a GPU.
     step_s = record.step_s if record.device is not None else None
     return {
@@ -315,19 +307,6 @@ def _prediction(record: Record) -> dict[str, Any]:
     }
 
 
-def _most(figures: Sequence[float | None] | None) -> float | None:
-    return max((figure for figure in figures or () if figure is not None and math.isfinite(figure)), default=None)
-
-
-def _mean_errors(lines: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
-    """Mean absolute errors, and over how many runs: those with both a prediction and a measurement."""
-    means: dict[str, float | int | None] = {}
-    for name in ("step", "memory"):
-        errors = [abs(error) for line in lines if (error := line[f"{name}_error"]) is not None]
-        means |= {f"{name}_error": sum(errors) / len(errors) if errors else None, f"{name}_runs": len(errors)}
-    return means
-
-
 _PREDICTED = (
     Column("run", ("name", "run"), lambda line: show_name(Record(name=line["name"], run=line["run"])), right=False),
     column("layout", "layout", right=False),
@@ -339,10 +318,3 @@ _PREDICTED = (
     column("predicted", "predicted_memory_gib", show_digits),
     column("error", "memory_error", functools.partial(show_share, sign="+")),
 )
-
-
-def _prediction_grid(lines: Sequence[dict[str, Any]]) -> Grid:
-    mean, table = _mean_errors(lines), grid(_PREDICTED, lines)
-    title = f"mean of {mean['step_runs']} and {mean['memory_runs']} runs, absolute"
-    last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
-    return Grid(table.headings, table.right, [*table.lines, last])

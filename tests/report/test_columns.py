@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.tables import as_markdown, as_table, choose_columns, look_up, records_csv, sort_records
+from hpc_gpt.report.tables import choose_columns, look_up, records_text, sort_records
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import Grid
 
@@ -19,14 +19,16 @@ NONE = Record(run="none")
 
 def test_columns_stand_in_the_order_asked_for():
     columns = choose_columns(["step_s", "gpus", "settings.engine.compile", "memory_allocated_gib"])
-    lines = as_table([FAST, SLOW], columns=columns).splitlines()
+    lines = records_text([FAST, SLOW], columns=columns).splitlines()
     assert lines[0].split() == ["Step", "s", "GPUs", "settings.engine.compile", "memory_allocated_gib"]
     assert lines[1].split() == ["0.500", "8", "blocks", "-"]
     assert lines[2].split() == ["2.00", "64", "-", "3.00,", "21.6"]
 
 
 def test_csv_has_the_chosen_keys_in_full():
-    rows = list(csv.reader(io.StringIO(records_csv([SLOW], columns=choose_columns(["memory_allocated_gib", "gpus"])))))
+    rows = list(
+        csv.reader(io.StringIO(records_text([SLOW], "csv", columns=choose_columns(["memory_allocated_gib", "gpus"]))))
+    )
     assert rows == [["memory_allocated_gib", "gpus"], ["[3.0, 21.586]", "64"]]
 
 
@@ -59,7 +61,7 @@ def test_the_first_key_leads_and_equals_keep_their_order(values):
 
 def test_every_key_can_be_a_column_and_an_order():
     for key in RECORD_KEYS:
-        as_table([FAST, SLOW, NONE], columns=choose_columns([key]))
+        records_text([FAST, SLOW, NONE], columns=choose_columns([key]))
         assert sorted(sort_records([FAST, SLOW, NONE], [key, f"-{key}"])) == [0, 1, 2]
 
 
@@ -71,10 +73,10 @@ def test_a_dot_reaches_inside():
 
 def test_a_name_from_a_log_obeys_no_terminal_and_no_spreadsheet():
     hostile = Record(name="\x1b[2J\nx", run="=cmd|'/c calc'!A1", gpus=1)
-    for text in (as_table([hostile]), as_table([hostile], width=20), as_markdown([hostile])):
+    for text in (records_text([hostile]), records_text([hostile], width=20), records_text([hostile], "md")):
         assert "\x1b" not in text
         assert "\nx" not in text
-    rows = list(csv.DictReader(io.StringIO(records_csv([hostile]))))
+    rows = list(csv.DictReader(io.StringIO(records_text([hostile], "csv"))))
     assert rows[0]["run"].startswith("'=")
     assert rows[0]["gpus"] == "1"
 

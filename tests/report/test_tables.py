@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.tables import COLUMNS, as_block, as_markdown, as_table, print_record, records_csv, records_json
+from hpc_gpt.report.tables import COLUMNS, as_block, print_record, records_text
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
@@ -57,10 +57,10 @@ def test_columns_stand_in_the_seeds_order():
 
 
 def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
-    assert "Memory" not in as_table([SEED_RUN])
-    assert "printed" not in as_table([SEED_RUN])
+    assert "Memory" not in records_text([SEED_RUN])
+    assert "printed" not in records_text([SEED_RUN])
     run = replace(SEED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
-    for text in (as_table([SEED_RUN, run]), as_markdown([run])):
+    for text in (records_text([SEED_RUN, run]), records_text([run], "md")):
         assert "Memory GiB" in text
         assert "25.5" in text
         assert "TFLOPs printed" in text
@@ -71,7 +71,7 @@ def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
 
 def test_a_name_that_the_run_begins_with_is_not_said_twice():
     log = replace(SEED_RUN, name="train", run="train-4711")
-    assert as_table([log]).splitlines()[1].endswith(" train-4711")
+    assert records_text([log]).splitlines()[1].endswith(" train-4711")
     assert as_block(log).startswith("train-4711\n")
     assert as_block(replace(log, name="demo")).startswith("demo/train-4711\n")
 
@@ -85,7 +85,7 @@ def test_a_block_says_nothing_of_what_is_not_known():
 
 
 def test_a_row_reads_like_the_seeds():
-    heading, row = as_table([SEED_RUN]).splitlines()
+    heading, row = records_text([SEED_RUN]).splitlines()
     assert heading.split()[:5] == ["GPUs", "Size", "TP", "PP", "DP"]
     assert row.split()[:9] == ["64", "52.0B", "4", "16", "1", "256", "4", "1024", "146"]
     assert "12.800 -> 6.400" in row
@@ -93,7 +93,7 @@ def test_a_row_reads_like_the_seeds():
 
 
 def test_a_pipe_gets_whole_lines_a_record_each():
-    lines = as_table([SEED_RUN, EMPTY]).splitlines()
+    lines = records_text([SEED_RUN, EMPTY]).splitlines()
     assert len(lines) == 3
     assert "…" not in "".join(lines)
     assert lines[0].index("Ended") == lines[1].index("done") == lines[2].index("pending")
@@ -101,18 +101,18 @@ def test_a_pipe_gets_whole_lines_a_record_each():
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
 def test_a_narrow_terminal_gets_a_block_a_record_and_no_figure_is_cut(width):
-    text = as_table([SEED_RUN, replace(EMPTY, flags=["a long flag " * 10])], width)
+    text = records_text([SEED_RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)
     assert "46.7 TFLOP/s" in text
     assert text.count("20210527-040202") == 2
     assert "…" not in text
 
 
 def test_a_wide_terminal_gets_the_table():
-    assert as_table([SEED_RUN], 400) == as_table([SEED_RUN], None)
+    assert records_text([SEED_RUN], "table", 400) == records_text([SEED_RUN], "table", None)
 
 
 def test_csv_holds_figures_in_full_under_the_records_keys():
-    (row,) = csv.DictReader(io.StringIO(records_csv([SEED_RUN])))
+    (row,) = csv.DictReader(io.StringIO(records_text([SEED_RUN], "csv")))
     assert float(row["step_s"]) == 146.0
     assert float(row["step_s_p90"]) == 150.1
     assert int(row["params"]) == 51_970_000_000
@@ -121,7 +121,7 @@ def test_csv_holds_figures_in_full_under_the_records_keys():
 
 
 def test_csv_of_an_odd_name():
-    (row,) = csv.DictReader(io.StringIO(records_csv([replace(SEED_RUN, name='a,"b"\nc')])))
+    (row,) = csv.DictReader(io.StringIO(records_text([replace(SEED_RUN, name='a,"b"\nc')], "csv")))
     assert row["name"] == 'a,"b"\nc'
 
 
@@ -138,7 +138,7 @@ def test_no_name_is_markup_in_markdown():
 
 
 def test_markdown_is_a_table_of_equal_columns():
-    lines = as_markdown([SEED_RUN, replace(EMPTY, name="a|b")]).splitlines()
+    lines = records_text([SEED_RUN, replace(EMPTY, name="a|b")], "md").splitlines()
     assert {line.replace("\\|", "").count("|") for line in lines} == {
         sum(not column.optional for column in COLUMNS) + 1
     }
@@ -146,15 +146,15 @@ def test_markdown_is_a_table_of_equal_columns():
 
 
 def test_json_is_one_object_with_every_key():
-    page = json.loads(records_json([SEED_RUN, EMPTY]))
+    page = json.loads(records_text([SEED_RUN, EMPTY], "json"))
     assert page["schema"] == 1
     assert [record["run"] for record in page["records"]] == [SEED_RUN.run, EMPTY.run]
     assert list(page["records"][1]) == list(Record().to_tables())
 
 
 def test_no_record_at_all():
-    assert json.loads(records_json([])) == {"schema": 1, "records": []}
-    assert len(records_csv([]).splitlines()) == 1
+    assert json.loads(records_text([], "json")) == {"schema": 1, "records": []}
+    assert len(records_text([], "csv").splitlines()) == 1
 
 
 def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
