@@ -34,14 +34,9 @@ def keys_of(kind: Any, prefix: str = "") -> list[Key]:
     return rows
 
 
-def names_of(kind: Any, prefix: str = "") -> list[str]:
-    """The dotted names of `keys_of`, without reading the source."""
-    hints, names = get_type_hints(kind), list[str]()
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        table = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
-        names += [prefix + entry.name] if table is None else names_of(table, f"{prefix}{entry.name}.")
-    return names
+def names_of(kind: Any) -> list[str]:
+    """The dotted names of `keys_of`."""
+    return [key.name for key in keys_of(kind)]
 
 
 def choices_of(kind: Any, name: str) -> tuple[str, ...]:
@@ -72,9 +67,7 @@ def _type_words(hint: Any) -> str:
     """A type as text for the user."""
     if get_origin(hint) is Literal:
         return " | ".join(str(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {_type_words(get_args(hint)[0])}s"
-    if get_origin(hint) is list:
+    if get_origin(hint) in (tuple, list):
         return f"list of {_type_words(get_args(hint)[0])}s"
     if get_origin(hint) is dict:
         return f"table of {_type_words(get_args(hint)[1])}s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 
 import click
 
@@ -12,8 +12,8 @@ from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.launch.render import variables
+from hpc_gpt.runs.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.settings.resolve import resolve
@@ -165,13 +165,14 @@ def sweeps() -> None:
 def causes(as_json: bool) -> None:
     """List how a run or an attempt can end: each class, whether a retry can help, and what to do."""
     if as_json:
-        rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]
+        rows = [{"ended": name, "retry": row.can_succeed, "chain": row.chain, "means": row.means, "to_do": row.to_do}
+                for name, row in CLASSES.items()]  # fmt: skip
         click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
         return
-    for name, advice in ADVICE.items():
-        click.echo(f"{name}: {advice.means}")
+    for name, row in CLASSES.items():
+        click.echo(f"{name}: {row.means}")
         over = name not in ("done", "pending", "running")
-        words = f"retry: {RETRY_WORDS[advice.retry]}; a chain {advice.chain}; {advice.to_do}" if over else advice.to_do
+        words = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
         click.echo(f"    {words}")
 
 

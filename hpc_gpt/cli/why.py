@@ -11,7 +11,7 @@ import click
 
 from hpc_gpt.cli.run_argument import run_meant, run_or_logs_argument
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.state import RETRY_WORDS
+from hpc_gpt.runs.failures import RETRY_WORDS, meaning
 from hpc_gpt.words import class_and_words
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def why(run: str | None, as_json: bool) -> None:
 def _lines(found: Why) -> list[str]:
     from hpc_gpt.readers.causes import one_line
 
-    record, last, advice = found.record, found.last, found.advice
+    record, last, advice = found.record, found.last, meaning(found.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
     # Of a program of one's own only its own words say how many steps it has made of how many.
     means = found.words if found.ended == "done" and found.words else advice.means
@@ -74,7 +74,7 @@ def _lines(found: Why) -> list[str]:
     if found.status:
         lines.append(f"status   {found.status}")
     if found.ended not in ("done", "pending", "running"):
-        lines += ["", f"to do    {found.to_do}", f"retry    {RETRY_WORDS[advice.retry]}"]
+        lines += ["", f"to do    {found.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
     if found.chain and not found.status:  # the status has it
         lines.append(f"chain    {found.chain}")
     if found.exclude:

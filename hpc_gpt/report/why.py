@@ -17,14 +17,14 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
-from hpc_gpt.runs.failures import LIVE, VAGUE
+from hpc_gpt.runs.failures import LIVE, VAGUE, meaning
 from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.program_checkpoints import command_of
 from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
-from hpc_gpt.runs.state import ADVICE, Advice, Facts, class_of
+from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.runs.work_folder import link_line, missing_in_copy
 from hpc_gpt.words import class_and_words
 
@@ -134,10 +134,6 @@ class Why:
         return self.ended != "unknown"
 
     @property
-    def advice(self) -> Advice:
-        return ADVICE.get(self.ended, ADVICE["unknown"])
-
-    @property
     def to_do(self) -> str:
         """What the user can do."""
         if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
@@ -149,7 +145,7 @@ class Why:
             return fault
         end = read_rank_end(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
-            return self.advice.to_do
+            return meaning(self.ended).to_do
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 
@@ -195,8 +191,8 @@ class Why:
             "status": self.status,
             **top,
             "lines": [{"line": number, "text": text} for number, text in self.lines],
-            "retry": self.advice.retry,
-            "means": self.advice.means,
+            "retry": meaning(self.ended).can_succeed,
+            "means": meaning(self.ended).means,
             "to_do": self.to_do,
             "exclude": self.exclude,
             "chain": self.chain,

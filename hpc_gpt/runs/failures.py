@@ -70,6 +70,18 @@ class EndClass:
     lost: str = ""
     exit_code: int = 0
 
+    @property
+    def can_succeed(self) -> bool | None:
+        """Whether the same job, started again by hand, can succeed; None if it depends."""
+        return bool(self.retry and self.retry.continues) if isinstance(self.by_hand, str) else self.by_hand
+
+    @property
+    def chain(self) -> str:
+        """What a job chain does by itself, for users."""
+        if self.retry is None or not self.retry.continues:
+            return "stops"
+        return "retries after a pause" if self.retry.fails else "continues at once"
+
 
 CLASSES: dict[str, EndClass] = {
     "done": EndClass(_STOPS, "trained all its steps", "nothing to do", by_hand=None, good=True),
@@ -140,6 +152,7 @@ ENDED = list(CLASSES)
 RETRIES = {ended: row.retry for ended, row in CLASSES.items() if row.retry is not None}
 LIVE = tuple(ended for ended, row in CLASSES.items() if row.live)
 VAGUE = tuple(ended for ended, row in CLASSES.items() if row.vague)
+RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)
 
 

@@ -17,6 +17,8 @@ between the same two steps.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import give_name, read_json, write_once
+from hpc_gpt.files import aside, give_name, read_json, write_once
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
 
@@ -161,24 +163,19 @@ def write_request(attempt: Attempt, verb: str) -> RunRequest:
     """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
-    aside = attempt.asked / f".{verb}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         attempt.asked.mkdir(exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        number = 1
-        while True:
-            request = RunRequest(verb, number)
-            try:
-                give_name(aside, request.path(attempt))
-                return request
-            except FileExistsError:
-                number += 1
+        with aside(attempt.asked / verb) as own:
+            own.write_text(text, encoding="utf-8")
+            for number in itertools.count(1):
+                request = RunRequest(verb, number)
+                with contextlib.suppress(FileExistsError):
+                    give_name(own, request.path(attempt))
+                    break
     except OSError as fault:
-        raise RunFolderError(
-            f"cannot write in {attempt.asked}: {fault.strerror}", "is the disk full or read-only?"
-        ) from None
-    finally:
-        aside.unlink(missing_ok=True)
+        hint = "is the disk full or read-only?"
+        raise RunFolderError(f"cannot write in {attempt.asked}: {fault.strerror}", hint) from None
+    return request
 
 
 def open_requests(attempt: Attempt) -> list[RunRequest]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shlex
 import time
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import give_name, replace_whole, write_once
+from hpc_gpt.files import aside, give_name, replace_whole, write_once
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tables import from_tables
@@ -112,13 +111,11 @@ def _text(taker: Holder) -> str:
 
 def _set_aside(path: Path, text: str) -> None:
     """Remove a lock of this text, and no other: another start may have taken it over in between."""
-    aside = path.with_name(f".lock.{os.getpid()}.{os.urandom(2).hex()}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
-        if _read(aside) != text:
+    with aside(path) as own, contextlib.suppress(FileNotFoundError):
+        path.rename(own)
+        if _read(own) != text:
             with contextlib.suppress(FileExistsError):
-                give_name(aside, path)
-        aside.unlink(missing_ok=True)
+                give_name(own, path)
 
 
 def _read(path: Path) -> str:

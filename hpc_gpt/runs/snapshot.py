@@ -18,14 +18,13 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import give_name, templates_dir, write_once
+from hpc_gpt.files import aside, give_name, templates_dir, write_once
 from hpc_gpt.runs import unpack as unpack_module
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY, SUMS, UnpackFault, sums_text
@@ -53,13 +52,9 @@ class Archive:
             with contextlib.suppress(OSError):
                 os.link(self._last, target)
                 return
-        aside = folder / f".{self._name}.{os.getpid()}.{secrets.token_hex(2)}"
-        try:
-            aside.write_bytes(self._archive)
-            with contextlib.suppress(FileExistsError):
-                give_name(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
+        with aside(target) as own, contextlib.suppress(FileExistsError):
+            own.write_bytes(self._archive)
+            give_name(own, target)
         self._last = target
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_gpt.runs.failures import CLASSES, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
+from hpc_gpt.runs.failures import LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
 
 # --- Slurm's states
 
@@ -235,18 +235,6 @@ def ends_by_itself(cause: str | None) -> bool:
     return bool(cause) and BY_ITSELF in (cause or "")
 
 
-def words_of(ended: str) -> str:
-    """What a job chain does after an attempt of that class, as text.
-
-    >>> words_of("walltime"), words_of("hang"), words_of("nan")
-    ('continues at once', 'retries after a pause', 'stops')
-    """
-    retry = RETRIES.get(ended)
-    if retry is None or not retry.continues:
-        return "stops"
-    return "retries after a pause" if retry.fails else "continues at once"
-
-
 def pause_s(first_s: float, failures: int) -> float:
     """Seconds to wait before a retry, after so many failures in a row.
 
@@ -256,32 +244,3 @@ def pause_s(first_s: float, failures: int) -> float:
     if failures < 1:
         return 0.0
     return float(min(LONGEST_PAUSE_S, max(0.0, first_s) * 2 ** min(failures - 1, 30)))
-
-
-# --- advice for the user
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What a class means for the user.
-
-    `retry`: whether the same job, started again by hand, can succeed: True, False, None if it depends. `chain` says
-    what a job chain does by itself; `means` and `to_do` are texts for the user.
-    """
-
-    retry: bool | None
-    chain: str
-    means: str
-    to_do: str
-
-
-ADVICE = {
-    ended: Advice(
-        bool(row.retry and row.retry.continues) if isinstance(row.by_hand, str) else row.by_hand,
-        words_of(ended),
-        row.means,
-        row.to_do,
-    )
-    for ended, row in CLASSES.items()
-}
-RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}

@@ -15,7 +15,7 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.files import aside, data_dir, give_name, try_folder
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.sources import file_pieces, pieces
-from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens
+from hpc_gpt.tokens.token_file import TokenFile, open_tokens, write_tokens
 from hpc_gpt.tokens.tokenizer import (
     BYTE,
     CHAR,
@@ -188,9 +188,5 @@ def _write_table(table: CharTokenizer, path: Path) -> None:
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:
-    with TokenWriter(out, tokenizer.vocab, tokenizer.name) as writer:
-        for tokens in tokenizer.encode(text, source):
-            writer.add(tokens)
-        if not writer.count:
-            raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
-        writer.finish()
+    if not write_tokens(out, tokenizer.vocab, tokenizer.name, tokenizer.encode(text, source)):
+        raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")

@@ -17,18 +17,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.files import give_name, sync
+from hpc_gpt.files import aside, give_name, sync
 
 MAGIC = b"HPCGPTTK"
 VERSION = 1
@@ -107,56 +106,33 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     return TokenFile(path, tokens, vocab, tokenizer, sha.hex())
 
 
-class TokenWriter:
-    """Writes a token file under a temporary name, and renames it in `finish`. Without `finish` nothing is left.
+def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArray[Any]]) -> int:
+    """Writes a token file under a temporary name, renames it once it is complete, and returns the number of tokens;
+    without tokens nothing is left.
 
-    Never replaces a file: the second of two writers of one path gets FileExistsError.
+    Never replaces a file: the second of two writers of one path gets FileExistsError. Raises ValueError for a token
+    outside the vocabulary.
     """
-
-    def __init__(self, path: Path, vocab: int, tokenizer: str) -> None:
-        self.path = path
-        self.count = 0
-        self._vocab = vocab
-        self._tokenizer = tokenizer.encode("utf-8")
-        assert len(self._tokenizer) <= 32, f"the tokenizer's name has {len(self._tokenizer)} bytes, more than 32"
-        self._dtype = token_dtype(vocab)
-        self._sha = hashlib.sha256()
-        self._aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-
-    def __enter__(self) -> TokenWriter:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            # The parent is a file; the token file itself does not exist.
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path.parent)) from None
-        self._file = open(self._aside, "xb")
-        self._file.write(bytes(HEADER.size))
-        return self
-
-    def add(self, tokens: NDArray[Any]) -> None:
-        """Appends tokens. Raises ValueError for one outside the vocabulary."""
-        if tokens.size and int(tokens.max()) >= self._vocab:
-            raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {self._vocab}")
-        data = tokens.astype(self._dtype, copy=False).tobytes()
-        self._file.write(data)
-        self._sha.update(data)
-        self.count += tokens.size
-
-    def finish(self) -> None:
-        """Completes the header, syncs the file and renames it. Raises FileExistsError if the path exists."""
-        head = HEADER.pack(
-            MAGIC, VERSION, self._dtype.itemsize, self._vocab, self.count, self._tokenizer, self._sha.digest()
-        )
-        self._file.seek(0)
-        self._file.write(head)
-        self._file.flush()
-        sync(self._aside)
-        give_name(self._aside, self.path)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-        finally:
-            self._aside.unlink(missing_ok=True)
+    name, dtype, sha, count = tokenizer.encode("utf-8"), token_dtype(vocab), hashlib.sha256(), 0
+    assert len(name) <= 32, f"the tokenizer's name has {len(name)} bytes, more than 32"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        # The parent is a file; the token file itself does not exist.
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
+    with aside(path) as own:
+        with open(own, "xb") as file:
+            file.write(bytes(HEADER.size))
+            for tokens in arrays:
+                if tokens.size and int(tokens.max()) >= vocab:
+                    raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {vocab}")
+                data = tokens.astype(dtype, copy=False).tobytes()
+                file.write(data)
+                sha.update(data)
+                count += tokens.size
+            file.seek(0)
+            file.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab, count, name, sha.digest()))
+        if count:
+            sync(own)
+            give_name(own, path)
+    return count

@@ -27,7 +27,7 @@ from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, 
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import ensure_data, open_samples
-from hpc_gpt.tokens.token_file import TokenWriter
+from hpc_gpt.tokens.token_file import write_tokens
 from hpc_gpt.train.data import open_stream
 
 GPT2_TOKENS_S = 547_000
@@ -88,10 +88,7 @@ def gpt2_like_tokens(folder: Path) -> Path:
     """A token file of GPT-2's vocabulary, of no meaning: 32 million tokens, 64 MB."""
     path = folder / "gpt2.tokens"
     generator = np.random.default_rng(1)
-    with TokenWriter(path, VOCAB, "byte") as writer:
-        for _ in range(8):
-            writer.add(generator.integers(VOCAB, size=1 << 22, dtype=np.uint16))
-        writer.finish()
+    write_tokens(path, VOCAB, "byte", (generator.integers(VOCAB, size=1 << 22, dtype=np.uint16) for _ in range(8)))
     return path
 
 

@@ -14,7 +14,7 @@ import click
 
 from hpc_gpt.cli import group as every_verb
 from hpc_gpt.keys import Key, keys_of
-from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
+from hpc_gpt.runs.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.tables import toml_value
@@ -57,9 +57,9 @@ def profile_keys() -> str:
 def ends() -> str:
     """A row for each class of ends that is one."""
     rows = ["| class | means | a retry can help | the job chain | what to do |", "|---|---|---|---|---|"]
-    for name, advice in ADVICE.items():
-        retry, chain = ("-", "-") if name == "done" else (RETRY_WORDS[advice.retry], advice.chain)
-        cells = (advice.means, retry, chain, advice.to_do)
+    for name, row in CLASSES.items():
+        retry, chain = ("-", "-") if name == "done" else (RETRY_WORDS[row.can_succeed], row.chain)
+        cells = (row.means, retry, chain, row.to_do)
         if name not in ("pending", "running"):
             rows.append("| " + " | ".join((f"`{name}`", *map(_cell, cells))) + " |")
     return "\n".join(rows) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,11 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.tokens import token_file
-from hpc_gpt.tokens.token_file import HEADER, TokenWriter, open_tokens
+from hpc_gpt.tokens.token_file import HEADER, open_tokens, write_tokens
 
 
 def write(path: Path, tokens: list[int], vocab: int = 256, pieces: int = 1) -> None:
-    with TokenWriter(path, vocab, "byte") as writer:
-        for part in np.array_split(np.array(tokens, dtype=np.int64), pieces):
-            writer.add(part)
-        writer.finish()
+    write_tokens(path, vocab, "byte", np.array_split(np.array(tokens, dtype=np.int64), pieces))
 
 
 @given(data=st.data(), vocab=st.sampled_from([2, 256, 50257, 65536, 65537, 200_000, 2**32 - 1]))
@@ -73,6 +71,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_no_tokens_and_too_many_bytes(tmp_path: Path) -> None:
     path = tmp_path / "none.tokens"
     write(path, [])
+    assert not path.exists()
+    write(path, [1])
+    path.write_bytes(HEADER.pack(b"HPCGPTTK", 1, 2, 256, 0, b"byte", b""))
     with pytest.raises(DataError, match="holds no tokens"):
         open_tokens(path)
     path = tmp_path / "more.tokens"
@@ -117,9 +118,13 @@ def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write(path, [2])
     assert path.read_bytes() == before
-    with TokenWriter(tmp_path / "y.tokens", 256, "byte") as writer:
-        writer.add(np.array([1]))
-        # Left without `finish`, as by an interrupt.
+
+    def interrupted() -> Iterator[Any]:
+        yield np.array([1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(tmp_path / "y.tokens", 256, "byte", interrupted())
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
 
 
@@ -139,7 +144,5 @@ def test_a_token_file_has_its_name_once_its_bytes_are_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(token_file, "give_name", named)
-    with TokenWriter(tmp_path / "x.tokens", 256, "byte") as writer:
-        writer.add(np.array([1, 2, 3]))
-        writer.finish()
+    write(tmp_path / "x.tokens", [1, 2, 3])
     assert (tmp_path / "x.tokens").is_file()
