@@ -1,25 +1,33 @@
-"""Megatron-LM: its rules, and the arguments of its pretrain_gpt.py for a run.
+"""Megatron-LM: its rules, the arguments of its pretrain_gpt.py for a run, and the checkout that the run uses.
 
 Source of the options: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of
 August 2026), megatron/arguments.py before March 2024. Those used here have had these names since 2023.
+
+A checkout's parser is read, never run: importing it would take a GPU build of torch and minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.engines.base.megatron_checkout import check_checkout, checkout_of
 from hpc_gpt.engines.base.states import StateBytes, plain_states
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, RopeScaling, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 
+VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
+# The parser since March 2024, and before.
+_PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
+_OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
 _INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
@@ -80,18 +88,13 @@ class MegatronLm(EngineFacts):
                 f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM needs fewer",
                 f"use train.warmup_steps = {train.steps - 1} or less",
             )
-        if not train.save_last:
-            raise ConfigError("train.save_last is false, but Megatron-LM saves whenever it ends", "leave it out")
-        if train.matmul_rate:
-            raise ConfigError(
-                "train.matmul_rate is true, but Megatron-LM's processes run none of our code",
-                "leave it out",
-            )
-        if train.until_loss is not None:
-            raise ConfigError(
-                f"train.until_loss is {train.until_loss:g}, but Megatron-LM stops at a step, not at a loss",
-                "leave it out, and set train.steps",
-            )
+        for key, given, why in (
+            ("save_last", not train.save_last and "false", "saves whenever it ends"),
+            ("matmul_rate", train.matmul_rate and "true", "runs none of our code"),
+            ("until_loss", train.until_loss is not None and f"{train.until_loss:g}", "stops at a step, not at a loss"),
+        ):
+            if given:
+                raise ConfigError(f"train.{key} is {given}, but Megatron-LM {why}", "leave it out")
 
     def check_resolved(self, resolved: Resolved) -> None:
         """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment."""
@@ -181,6 +184,8 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
     model, layout, batch, train, engine = (
         resolved.model, resolved.layout, resolved.batch, resolved.train, resolved.engine
     )  # fmt: skip
+    evaluation = round(1000 * resolved.data.eval_fraction)
+    # {option: its value; True for one without, None or False for none}
     arguments: dict[str, object] = {
         "--tensor-model-parallel-size": layout.tp,
         "--pipeline-model-parallel-size": layout.pp,
@@ -213,27 +218,32 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         "--save": checkpoints,
         "--load": checkpoints,
         "--save-interval": train.save_every or train.steps,  # --save requires it; the last step is always saved
-        "--split": _split(resolved.data.eval_fraction),
+        "--split": f"{1000 - evaluation},{evaluation},0",  # thousandths for training, validation and test
     }
     if not model.is_gpt2:
-        arguments |= _shape_arguments(model)
-    if data_prefix is not None:
-        arguments["--data-path"] = data_prefix
+        norm = "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
+        arguments |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
+    if model.is_grouped:
+        arguments["--num-query-groups"] = model.key_heads
+    if model.positions == "rope":
+        arguments |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
+    if model.rope_scaling is not None:
+        arguments["--rope-scaling-factor"] = model.rope_scaling.factor
+    arguments |= {"--no-rope-freq": model.nope_every, "--data-path": data_prefix, "--optimizer": train.optimizer}
     if train.optimizer == "sgd":
-        arguments |= {"--optimizer": "sgd", "--sgd-momentum": 0.0}
+        arguments["--sgd-momentum"] = 0.0
     else:
-        betas = {"--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps}
-        arguments |= {"--optimizer": "adam", **betas}
+        arguments |= {
+            "--optimizer": "adam", "--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps
+        }  # fmt: skip
     if train.dtype == "fp16":
         # The loss scale of our own engines (ds_config).
         arguments |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
+    if engine.recompute != "none":
+        arguments["--recompute-granularity"] = engine.recompute
     if engine.recompute == "full":
-        arguments |= {
-            "--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1
-        }  # fmt: skip
-    elif engine.recompute == "selective":
-        arguments["--recompute-granularity"] = "selective"
-    flags = {
+        arguments |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
+    arguments |= {
         "--fp16": train.dtype == "fp16",
         "--bf16": train.dtype == "bf16",
         "--untie-embeddings-and-output-weights": not model.tied,
@@ -250,27 +260,11 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         # After SIGTERM all ranks save and end together after the current iteration.
         "--exit-signal-handler": True,
     }
-    words = [word for name, value in arguments.items() for word in (name, str(value))]
-    words += [name for name, wanted in flags.items() if wanted]
+    words = []
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            words += [name] if value is True else [name, str(value)]
     return [*words, *engine.megatron_args]
-
-
-def _shape_arguments(model: ModelShape) -> dict[str, object]:
-    """What gives the shape if it is not GPT-2's, beside its flags."""
-    arguments: dict[str, object] = {
-        "--kv-channels": model.head_width,
-        "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        "--norm-epsilon": model.norm_eps,
-    }
-    if model.is_grouped:
-        arguments["--num-query-groups"] = model.key_heads
-    if model.positions == "rope":
-        arguments |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
-    if model.rope_scaling is not None:
-        arguments["--rope-scaling-factor"] = model.rope_scaling.factor
-    if model.nope_every is not None:
-        arguments["--no-rope-freq"] = model.nope_every
-    return arguments
 
 
 def option_names(arguments: Sequence[str]) -> list[str]:
@@ -278,11 +272,68 @@ def option_names(arguments: Sequence[str]) -> list[str]:
     return [word.split("=")[0] for word in arguments if word.startswith("--")]
 
 
-def _split(eval_fraction: float) -> str:
-    """The shares of training, validation and test, in thousandths.
+# --- the checkout
 
-    >>> _split(0.05)
-    '950,50,0'
+
+def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
+    """The checkout that a run uses, as its job finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
+
+    ConfigError if neither names one, or if its path is not absolute.
     """
-    evaluation = round(1000 * eval_fraction)
-    return f"{1000 - evaluation},{evaluation},0"
+    profile = resolved.cluster
+    named = profile.environment.get(VARIABLE) or environment.get(VARIABLE) or profile.megatron_lm
+    if not named:
+        raise ConfigError(
+            f"engine megatron-lm runs a checkout of Megatron-LM, but neither {VARIABLE} nor profile {profile.name} "
+            "names one",
+            f'export {VARIABLE}=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile',
+        )
+    checkout = Path(named).expanduser()
+    if not checkout.is_absolute():
+        raise ConfigError(
+            f"the checkout of Megatron-LM is {named}, but a job starts in another folder", "give an absolute path"
+        )
+    return checkout
+
+
+def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
+    """ConfigError unless it is a checkout whose argument parser has the options; similar names are in the message."""
+    parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), checkout / _PARSERS[0])
+    for needed in (checkout / PROGRAM, *([parser] if options else [])):
+        if not needed.is_file():
+            raise ConfigError(
+                f"{checkout} is no Megatron-LM checkout: there is no {needed.relative_to(checkout)} in it",
+                "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
+            )
+    known = known_options(parser, checkout / "megatron") if options else set()
+    faults = {}
+    for option in options:
+        # `name: bool = True` has the options --no-name and --disable-name.
+        if option not in known and re.sub(r"^--(no|disable)-", "--", option) not in known:
+            close = difflib.get_close_matches(option, sorted(known), n=2)
+            message = f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else "")
+            faults[message] = "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"
+    raise_faults(faults)
+
+
+def known_options(parser: Path, package: Path) -> set[str]:
+    """The options of a checkout's argument parser, read from its source.
+
+    Some are written there, as "--name". Since 2025 others are the fields of dataclasses of the `package` that are
+    passed to `ArgumentGroupFactory(Class, …)`, and of their base classes. A field that the factory is told to leave out
+    counts as known.
+    """
+    source = parser.read_text(encoding="utf-8", errors="replace")
+    options, classes = set(_OPTION.findall(source)), re.findall(r"\bArgumentGroupFactory\(\s*(\w+)", source)
+    sources = [path.read_text(encoding="utf-8", errors="replace") for path in package.rglob("*.py")] if classes else []
+    bodies = {
+        name: (re.findall(r"\w+", bases), body)
+        for text in sources
+        for name, bases, body in re.findall(r"^class (\w+)(.*):\n((?:[ \t].*\n|\n)*)", text, re.MULTILINE)
+    }
+    while classes:
+        bases, body = bodies.pop(classes.pop(), ([], ""))
+        classes += bases
+        fields = re.findall(r"^    (\w+): ", body, re.MULTILINE)
+        options |= {f"--{field.replace('_', '-')}" for field in fields} | set(_OPTION.findall(body))
+    return options

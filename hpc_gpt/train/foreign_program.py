@@ -1,7 +1,7 @@
-"""Follows the foreign program of one task: its output, and whether it hangs. Needs no torch.
+"""Follows a program that is not ours: its output, its steps and its heartbeat. Needs no torch.
 
 The output is copied to the attempt's log, its lines of steps become metrics.jsonl, and its last lines are kept in case
-it fails. The watchdog counts the steps that the log reports.
+it fails. The heartbeat counts the steps that the log reports.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import replace_whole, write_once
-from hpc_gpt.process import stat_of
+from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.runs.rank_end import RankEnd
-from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import classify_exception, lost_peer
 from hpc_gpt.train.full_disk import KeptLines
-from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
-from hpc_gpt.train.watchdog import Watchdog
+from hpc_gpt.train.heartbeat import LEAVING, Heartbeat
 
 _KEPT_LINES = 200
 _ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?$")
@@ -39,46 +37,31 @@ _NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
 # A line of torchrun's table of a worker that failed.
 _WORKER = re.compile(r"(?:^|\s)(?P<key>rank|exitcode|host)\s+: (?P<value>\S+)(?: |$)")
 _LOOK_S = 1.0
-_ABORT_S = 3.0
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _LONGEST_LINE = 1 << 20
 
 
-@dataclass(frozen=True)
-class StepLine:
-    """The figures of one line, which is of all steps since the line before: their mean time and loss, None if the line
-    does not have them. `samples` of a step; `skipped` of all its steps."""
-
-    step: int
-    step_s: float | None = None
-    loss: float | None = None
-    loss_eval: float | None = None
-    grad_norm: float | None = None
-    lr: float | None = None
-    samples: int | None = None
-    tokens_per_s: float | None = None
-    skipped: int = 0
-    memory_allocated_gib: float | None = None
-    memory_reserved_gib: float | None = None
+# The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
+# line before: their mean time and loss, and how many of them were skipped.
+Row = Mapping[str, float]
 
 
-def step_line_of(row: Mapping[str, float], gpus: int) -> StepLine:
-    """The figures of a step as `readers.live` found them; its rate of a GPU is that of one of so many."""
-    rate = row.get("tokens_per_s")
-    if rate is None and "tokens_per_s_gpu" in row:
-        rate = row["tokens_per_s_gpu"] * gpus
-    return StepLine(
-        step=int(row["step"]),
-        step_s=row.get("step_s"),
-        loss=row.get("loss"),
-        loss_eval=row.get("loss_eval"),
-        grad_norm=row.get("grad_norm"),
-        lr=row.get("lr"),
-        tokens_per_s=rate,
-        skipped=int(row.get("skipped") or 0),
-        memory_allocated_gib=row.get("memory_allocated_gib"),
-        memory_reserved_gib=row.get("memory_reserved_gib"),
-    )
+def trained_s(run: RunFolder) -> float:
+    """Seconds of training in all attempts together."""
+    total = 0.0
+    for attempt in run.attempts():
+        with contextlib.suppress(OSError):
+            began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
+            total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
+    return total
+
+
+def count_steps(attempt: Attempt, heart: Heartbeat) -> bool:
+    """Gives the heartbeat the last step in metrics.jsonl; returns whether it is a new one."""
+    step, before = int(attempt.last_metrics().get("step") or 0), heart.step
+    if step > before:
+        heart.stepped(step, step - before)
+    return step > before
 
 
 class LastLines:
@@ -164,14 +147,14 @@ class ForeignLog:
         attempt: Attempt,
         resolved: Resolved,
         task: int,
-        read: Callable[[str], StepLine | None],
+        read: Callable[[str], Row | None],
         saw: Callable[[str], object] = lambda line: None,
         resumed: int | None = None,
         loss: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._attempt = attempt
         self._task, self._writes = task, resolved.tasks == 1
-        self._sample_tokens = resolved.model.seq
+        self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw, self._loss = read, saw, loss
         self._kept_loss: float | None = None
@@ -227,14 +210,14 @@ class ForeignLog:
     def take(self, line: str) -> None:
         """Takes one line of the program."""
         self._saw(line)
-        found = self._read_step(line)
+        row = self._read_step(line)
         self.keep_loss()
-        if found is None or (self._last is not None and found.step <= self._last):
+        if row is None or (self._last is not None and row["step"] <= self._last):
             return
         now = time.monotonic()
         if self._may_write():
-            self._rows.append([json.dumps(self._metrics(found, now)) + "\n"])  # which waits for room on a full disk
-        self._last, self._at = found.step, now
+            self._rows.append([json.dumps(self._metrics(row, now)) + "\n"])  # which waits for room on a full disk
+        self._last, self._at = int(row["step"]), now
 
     def _may_write(self) -> bool:
         if not self._writes:
@@ -244,25 +227,25 @@ class ForeignLog:
                 self._writes = int(path.read_text(encoding="utf-8")) == self._task
         return self._writes
 
-    def _metrics(self, found: StepLine, now: float) -> dict[str, object]:
-        count = 1 if self._last is None else found.step - self._last
-        step_s = found.step_s
+    def _metrics(self, row: Row, now: float) -> dict[str, object]:
+        step, step_s, rate = int(row["step"]), row.get("step_s"), row.get("tokens_per_s")
+        count = 1 if self._last is None else step - self._last
         if step_s is None and self._at:
             step_s = (now - self._at) / count
-        tokens = (found.samples or self._global_batch) * self._sample_tokens
-        rate = tokens / step_s if tokens and step_s else found.tokens_per_s
+        if rate is None and "tokens_per_s_gpu" in row:
+            rate = row["tokens_per_s_gpu"] * self._gpus
+        tokens = int(row.get("global_batch") or self._global_batch) * self._sample_tokens
+        if tokens and step_s:
+            rate = tokens / step_s
+        skipped = int(row.get("skipped") or 0)
         return {
-            "step": found.step,
-            "loss": found.loss,
-            "loss_eval": found.loss_eval,
-            "grad_norm": found.grad_norm,
-            "lr": found.lr,
+            "step": step,
+            **{name: row.get(name) for name in ("loss", "loss_eval", "grad_norm", "lr")},
             "step_s": None if step_s is None else round(step_s, 6),
             "tokens_per_s": round(rate, 1) if rate else None,
             "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
-            "skipped": bool(found.skipped) if count == 1 else found.skipped,
-            "memory_allocated_gib": found.memory_allocated_gib,
-            "memory_reserved_gib": found.memory_reserved_gib,
+            "skipped": bool(skipped) if count == 1 else skipped,
+            **{name: row.get(name) for name in MEMORY_FIELDS},
             "save_s": None,
             "time": round(time.time(), 3),
         }
@@ -288,91 +271,3 @@ class ForeignHeartbeat(Heartbeat):
         if self.phase == LEAVING:
             return 0.0  # the supervisor ends it in time
         return super().limit_s() if self._seconds else self._silent_s or 0.0
-
-
-class ForeignWatch:
-    """The watchdog of a task whose steps are made by another process.
-
-    `stacks` ends that process and gives what it was doing. `pauses`: how many steps apart it evaluates or saves, which
-    takes longer than a step and has no line.
-    """
-
-    def __init__(
-        self,
-        attempt: Attempt,
-        process: subprocess.Popen[bytes],
-        log: ForeignLog,
-        heart: Heartbeat,
-        stacks: Callable[[], str],
-        pauses: tuple[int, ...] = (),
-        log_every: int = 1,
-    ) -> None:
-        self._attempt = attempt
-        self._process = process
-        self._log = log
-        self._heart = heart
-        self._stacks = stacks
-        self._pauses, self._log_every = pauses, log_every
-        self._chunks = 0
-        self._looked = 0.0
-        self._rank = 0
-        self._hangs = False
-
-    def start(self, rank: int, size: int, resumed: int) -> None:
-        self._rank, self._heart.step = rank, resumed
-        Watchdog(self._attempt, rank, size, self._heart, self._leave, self._find_wait).start()
-
-    def look(self) -> None:
-        """Reads the last step in metrics.jsonl, at most once a second."""
-        now = time.monotonic()
-        if self._heart.phase == LEAVING or now < self._looked + _LOOK_S:
-            return
-        self._looked = now
-        if self._log.chunks != self._chunks and isinstance(self._heart, ForeignHeartbeat):
-            self._chunks = self._log.chunks
-            self._heart.heard()
-        step, before = int(self._attempt.last_metrics().get("step") or 0), self._heart.step
-        if step <= before:
-            return
-        self._heart.stepped(step, step - before)
-        # Evaluations and saves have no line of their own, and come before the next line.
-        until = step + self._log_every
-        if any(every and until // every * every >= step for every in self._pauses):
-            self._heart.enter(SAVING)
-
-    def leaving(self) -> None:
-        """To be called when the program is asked to end, or has ended."""
-        if self._heart.phase != LEAVING:
-            self._heart.enter(LEAVING)
-        if self._hangs:  # the watchdog's thread ends this process
-            threading.Event().wait()
-
-    def _find_wait(self) -> tuple[str, str]:
-        """(collective, place) of the program, as far as they can be seen from outside."""
-        try:
-            state = stat_of(self._process.pid)[0]
-        except (OSError, IndexError):
-            state = "?"
-        if state in "tT":
-            return "", "a process that is stopped"
-        return "its program", f"process {self._process.pid}"
-
-    def _leave(self, message: str) -> None:
-        """Ends the program and this process. Runs on the watchdog's thread."""
-        self._hangs = True
-        print(message, flush=True)
-        stacks = self._stacks()
-        if stacks:
-            with contextlib.suppress(RunFolderError):
-                write_once(self._attempt.stacks / f"{self._rank}.txt", stacks)
-        os._exit(1)
-
-
-def abort(process: subprocess.Popen[bytes], log: ForeignLog) -> None:
-    """Ends a process by SIGABRT, upon which Python's faulthandler writes the stacks, and waits for its output."""
-    process.send_signal(signal.SIGABRT)
-    until = time.monotonic() + _ABORT_S
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    process.kill()
-    log.finish()

@@ -13,6 +13,7 @@ import platform
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +22,18 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.ports import held_port
+from hpc_gpt.process import stat_of
 from hpc_gpt.runs.end_policy import STOP, End, end_for, first_reason, limits_reached
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.ending import end_of_sigterm, write_end
-from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
+from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, count_steps, trained_s
 from hpc_gpt.train.full_disk import release_reserve
+from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.signals import Inbox, Signals
+from hpc_gpt.train.watchdog import Watchdog
 
 OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
 WAIT_S = 900
@@ -61,13 +65,18 @@ class Stop:
 @dataclass(frozen=True)
 class ProgramStart:
     """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
-    `resumed`: the step after which it continues, 0 without a checkpoint."""
+
+    `resumed`: the step after which it continues, 0 without a checkpoint. `pauses`: how many steps apart it evaluates or
+    saves, which takes longer than a step and has no line.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log: ForeignLog
+    heart: Heartbeat
     resumed: int
     folder: str | None = None
+    pauses: tuple[int, ...] = ()
 
 
 class ForeignRank:
@@ -81,7 +90,9 @@ class ForeignRank:
         self._place = identify_task(os.environ, self._resolved)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Stop | None = None
-        self._looked = 0.0
+        self._looked = self._followed = 0.0
+        self._chunks = 0
+        self._hangs = False
         self._inbox = Inbox(attempt)
         self._port = os.environ.get("MASTER_PORT", "")
         self._held: socket.socket | None = None
@@ -97,8 +108,8 @@ class ForeignRank:
         """What is to be started. Raises UserError."""
         raise NotImplementedError
 
-    def watch(self, start: ProgramStart) -> ForeignWatch:
-        """Who watches it for hangs."""
+    def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
+        """What a program that hangs is doing, after which it is ended."""
         raise NotImplementedError
 
     def ask_to_end(self, stop: Stop) -> None:
@@ -114,14 +125,6 @@ class ForeignRank:
     def rest_is_over(self) -> bool:
         """Whether no process is left that the program started and that a stop is for."""
         return True
-
-    def was_stopped(self, code: int) -> bool:
-        """Whether a program that failed may have been stopped, or lost tasks that were: it has no fault of its own."""
-        raise NotImplementedError
-
-    def ended_early(self, code: int) -> bool:
-        """Whether it ended although nobody asked this task: another may have been asked."""
-        raise NotImplementedError
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         """(class of the end, cause, whether another rank failed) for the program's exit code."""
@@ -153,10 +156,9 @@ class ForeignRank:
             stderr=subprocess.STDOUT,
         )
         start.log.follow(self._process)
-        watch = self.watch(start)
-        watch.start(self._place.rank, self._place.size, start.resumed)
-        code = self._wait(start.log, watch)
-        if code and not (self._stop is not None and self.was_stopped(code)):
+        self._watch(start, self._process)
+        code = self._wait(start, self._process)
+        if code and self._stop is None:
             return self._report_failure(code)
         end = self._end(code)
         if self._place.rank == 0:
@@ -170,27 +172,26 @@ class ForeignRank:
             self._process.kill()
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
-    def _wait(self, log: ForeignLog, watch: ForeignWatch) -> int:
+    def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
         """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
-        assert self._process is not None
         while True:
-            code = self._process.poll()
+            code = process.poll()
             if code is not None and (self._stop is None or self.rest_is_over()):
                 break
             if self._stop is None and (stop := self._asked()):
                 self._stop = stop
                 self.ask_to_end(stop)
-                watch.leaving()
+                self._leaving(start)
             elif self._stop is not None:
                 self.press()
             else:
                 self.turn()
-            watch.look()
+            self._follow(start)
             time.sleep(TURN_S)
-        watch.leaving()
-        log.finish()
+        self._leaving(start)
+        start.log.finish()
         # After a signal to another task, all may have left before this process reads stop.json.
-        until = time.monotonic() + (_GRACE_S if self.ended_early(code) else 0)
+        until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else 0)
         while self._stop is None and not self._attempt.ended():
             self._looked = 0.0
             self._stop = self._asked()
@@ -230,17 +231,8 @@ class ForeignRank:
         """What this task is asked to end for; None for nothing."""
         asked = set(self._signals.raised)
         if self._place.rank == 0:
-            asked |= self._inbox.look() | limits_reached(self._resolved, self._train_s)
+            asked |= self._inbox.look() | limits_reached(self._resolved, lambda: trained_s(self._run))
         return first_reason(asked)
-
-    def _train_s(self) -> float:
-        """Seconds of training in all attempts together."""
-        total = 0.0
-        for attempt in self._run.attempts():
-            with contextlib.suppress(FileNotFoundError):
-                began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
-                total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
-        return total
 
     def _end(self, code: int) -> End:
         """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
@@ -270,7 +262,50 @@ class ForeignRank:
         self._attempt.write_ended(ended, cause, self.step)
         return code if code > 0 else 1
 
+    # --- hangs
+
+    def _watch(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> None:
+        def leave(message: str) -> None:
+            """Ends the program and this process. Runs on the watchdog's thread."""
+            self._hangs = True
+            print(message, flush=True)
+            if stacks := self.stacks(process, start.log):
+                with contextlib.suppress(RunFolderError):
+                    write_once(self._attempt.stacks / f"{self._place.rank}.txt", stacks)
+            os._exit(1)
+
+        start.heart.step = start.resumed
+        place = self._place
+        Watchdog(self._attempt, place.rank, place.size, start.heart, leave, lambda: _find_wait(process.pid)).start()
+
+    def _follow(self, start: ProgramStart) -> None:
+        """Reads the last step in metrics.jsonl, at most once a second."""
+        heart, now = start.heart, time.monotonic()
+        if heart.phase == LEAVING or now < self._followed + _LOOK_S:
+            return
+        self._followed = now
+        if start.log.chunks != self._chunks and isinstance(heart, ForeignHeartbeat):
+            self._chunks = start.log.chunks
+            heart.heard()
+        if count_steps(self._attempt, heart):
+            # Evaluations and saves come before the next line.
+            until = heart.step + self._resolved.train.log_every
+            if any(every and until // every * every >= heart.step for every in start.pauses):
+                heart.enter(SAVING)
+
+    def _leaving(self, start: ProgramStart) -> None:
+        """To be called when the program is asked to end, or has ended."""
+        if start.heart.phase != LEAVING:
+            start.heart.enter(LEAVING)
+        if self._hangs:  # the watchdog's thread ends this process
+            threading.Event().wait()
+
     # --- for the engines
+
+    def place_variables(self) -> dict[str, str]:
+        """The task's place by the names that torch's env:// rendezvous reads."""
+        place = self._place
+        return {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
 
     def await_file(self, path: Path, fault: UserError) -> None:
         """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after WAIT_S."""
@@ -312,6 +347,14 @@ class ForeignRank:
             else:
                 return host, port_text
         raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
+
+
+def _find_wait(pid: int) -> tuple[str, str]:
+    """(collective, place) of the program, as far as they can be seen from outside."""
+    with contextlib.suppress(OSError, IndexError):
+        if stat_of(pid)[0] in "tT":
+            return "", "a process that is stopped"
+    return "its program", f"process {pid}"
 
 
 def identify_task(environment: Mapping[str, str], resolved: Resolved) -> TaskPlace:

@@ -30,7 +30,7 @@ from hpc_gpt.runs.end_policy import first_reason, limits_reached
 from hpc_gpt.runs.program_checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, StepLine, step_line_of
+from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, count_steps, trained_s
 from hpc_gpt.train.full_disk import release_reserve, reserve
 from hpc_gpt.train.heartbeat import LEAVING
 from hpc_gpt.train.script_files import link_outputs
@@ -83,13 +83,9 @@ class ScriptWatch:
         self._lines = LiveLines(self._command.pattern)
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
+        resumed = before or self._resumed or None
         self._log = ForeignLog(
-            attempt,
-            self._resolved,
-            0,
-            self._read,
-            resumed=before or self._resumed or None,
-            loss=lambda: self._lines.loss,
+            attempt, self._resolved, 0, self._lines.take, resumed=resumed, loss=lambda: self._lines.loss
         )
         train = self._resolved.train
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
@@ -131,23 +127,15 @@ class ScriptWatch:
 
     # --- its output
 
-    def _read(self, line: str) -> StepLine | None:
-        row = self._lines.take(line)
-        return None if row is None else step_line_of(row, self._resolved.gpus)
-
     def _take_lines(self) -> None:
         came = False
         for file in self._files:
             for line in file.lines():
                 came = True
                 self._log.take(line)
-        if self._heart.phase == LEAVING:
-            return
-        if came:
+        if came and self._heart.phase != LEAVING:
             self._heart.heard()
-        step, before = int(self._attempt.last_metrics().get("step") or 0), self._heart.step
-        if came and step > before:
-            self._heart.stepped(step, step - before)
+            count_steps(self._attempt, self._heart)
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""
@@ -197,24 +185,18 @@ class ScriptWatch:
                 self._kill()
 
     def _reason(self) -> str | None:
-        asked = set(self._inbox.look()) | limits_reached(self._resolved, self._train_s)
+        asked = set(self._inbox.look()) | limits_reached(self._resolved, lambda: trained_s(self._run))
         for name, reason in ((".limit", "walltime"), (".interrupt", "interrupted")):
             if (self._attempt.folder / name).exists():
                 asked.add(reason)
         return first_reason(asked)
 
-    def _train_s(self) -> float:
-        total = 0.0
-        for attempt in self._run.attempts():
-            with contextlib.suppress(OSError):
-                began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
-                total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
-        return total
-
     def _ask_to_end(self) -> None:
         """SIGTERM to the job's steps and to the programs that the script's shell has started; to the shell only if it
         catches it, so that its lines after the training run."""
-        number = signal.SIGTERM if self._command.stop_signal == "none" else _number(self._command.stop_signal)
+        number = signal.SIGTERM
+        if self._command.stop_signal != "none":
+            number = signal.Signals[f"SIG{self._command.stop_signal}"]
         targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
         job = os.environ.get("HPC_GPT_JOB")
         if job:
@@ -242,10 +224,6 @@ class ScriptWatch:
         self._kill()
         (self._attempt.folder / ".followed").touch()
         os._exit(1)
-
-
-def _number(name: str) -> signal.Signals:
-    return signal.Signals[f"SIG{name}"]
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:

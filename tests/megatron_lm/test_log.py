@@ -7,9 +7,9 @@ from platform import node
 
 import pytest
 
-from hpc_gpt.engines.base.megatron_checkout import PROGRAM
-from hpc_gpt.train.engines.megatron_lm import MegatronLog, read_iteration
-from hpc_gpt.train.foreign_program import ForeignLog, LastLines
+from hpc_gpt.train.engines.megatron_lm import MegatronRank, read_iteration
+from hpc_gpt.train.foreign_program import ForeignLog
+from hpc_gpt.train.signals import Signals
 from tests.made_runs import unsubmitted_run
 
 KILLED = "was ended by SIGKILL, by hand or by the kernel's memory killer"
@@ -51,10 +51,8 @@ LINES = {
 def test_an_iteration_in_every_dress(line):
     found = read_iteration(line)
     assert found is not None
-    figures = (
-        found.step, found.step_s, found.lr, found.loss, found.grad_norm, found.samples, found.skipped
-    )  # fmt: skip
-    assert figures == pytest.approx(LINES[line])
+    names = ("step", "step_s", "lr", "loss", "grad_norm", "global_batch", "skipped")
+    assert tuple(map(found.get, names)) == pytest.approx(LINES[line])
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -81,9 +79,16 @@ def line(iteration: int, skipped: int = 0) -> str:
 
 
 @pytest.fixture
-def log():
+def rank(monkeypatch):
     run = unsubmitted_run(engine__name="megatron-lm", train__log_every=5, train__steps=100)
-    return MegatronLog(run.new_attempt(), run.resolved(), 1, 7, LastLines(PROGRAM))
+    for name, value in (("RANK", 1), ("LOCAL_RANK", 1), ("WORLD_SIZE", run.resolved().tasks)):
+        monkeypatch.setenv(name, str(value))
+    return MegatronRank(run, run.new_attempt(), Signals())
+
+
+@pytest.fixture
+def log(rank):
+    return rank.log(7)
 
 
 def metrics(log: ForeignLog) -> list[dict]:
@@ -132,7 +137,7 @@ TIMEOUT = "DistBackendError: NCCL communicator: Watchdog timeout"
         ("> setting tensorboard ...", 7, ("error", "pretrain_gpt.py ended with exit code 7", True)),
     ],
 )
-def test_what_its_last_words_say(log, last_words, code, said):
+def test_what_its_last_words_say(rank, log, last_words, code, said):
     for text in ("Traceback (most recent call last):", '  File "x.py", line 3', last_words):
         log.take(text)
-    assert log._lines.failure(code) == said
+    assert rank.failure(code) == said

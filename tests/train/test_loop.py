@@ -115,8 +115,8 @@ def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monke
     resolved, trained_s = run.resolved(), [0.0]
     for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", resolved.gpus)):
         monkeypatch.setenv(name, str(value))
-    for program in (MegatronRank, Loop):
-        monkeypatch.setattr(program, "_train_s", lambda _: trained_s[0])
+    monkeypatch.setattr("hpc_gpt.train.foreign_rank.trained_s", lambda _: trained_s[0])
+    monkeypatch.setattr(Loop, "_train_s", lambda _: trained_s[0])
     for pair in itertools.combinations([reason for reason in REASONS if reason not in ("bad_steps", "target")], 2):
         attempt = run.new_attempt()
         begun = Begun(attempt.folder, inbox=Inbox(attempt), steps=99)

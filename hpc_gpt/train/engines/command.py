@@ -31,15 +31,7 @@ from hpc_gpt.runs.work_folder import WORK_ARCHIVE, changed_since, link_work, tak
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.train.foreign_program import (
-    ForeignHeartbeat,
-    ForeignLog,
-    ForeignWatch,
-    LastLines,
-    StepLine,
-    code_words,
-    step_line_of,
-)
+from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, LastLines, code_words
 from hpc_gpt.train.foreign_rank import OVER, ForeignRank, ProgramStart, Stop
 from hpc_gpt.train.full_disk import reserve
 from hpc_gpt.train.signals import Signals
@@ -104,11 +96,11 @@ class CommandRank(ForeignRank):
         body = words[0] if isinstance(command.run, str) else 'exec "$@"'
         text = f"{ignored}{setup}\n{body}" if setup else f"{ignored}{body}"
         line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else words)]
-        log = ForeignLog(
-            attempt, self._resolved, self._place.rank, self._read, self._last.add, loss=lambda: self._lines.loss
-        )
+        lines, train = self._lines, self._resolved.train
+        log = ForeignLog(attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=lambda: lines.loss)
+        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s)
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
-        return ProgramStart(line, self._environment(), log, resumed, str(folder))
+        return ProgramStart(line, self._environment(), log, heart, resumed, str(folder))
 
     def _words(self, checkpoint: Path | None) -> list[str]:
         """The command with its braces filled in, and what resumes: one line for bash, or the arguments."""
@@ -167,7 +159,7 @@ class CommandRank(ForeignRank):
         return folder
 
     def _environment(self) -> dict[str, str]:
-        resolved, place = self._resolved, self._place
+        resolved = self._resolved
         environment = {
             name: value for name, value in os.environ.items() if name not in _OURS and not name.startswith("SUBMITIT_")
         }
@@ -183,11 +175,9 @@ class CommandRank(ForeignRank):
             "GPUS_PER_NODE": str(resolved.ranks_per_node),
         }
         if self._command.per == "gpu":
-            own = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
-            own["LOCAL_WORLD_SIZE"] = resolved.tasks_per_node
-            environment |= {name: str(number) for name, number in own.items()}
+            environment |= {**self.place_variables(), "LOCAL_WORLD_SIZE": str(resolved.tasks_per_node)}
         else:
-            environment["NODE_RANK"] = str(place.rank)
+            environment["NODE_RANK"] = str(self._place.rank)
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         return environment | self.rendezvous()
 
@@ -202,12 +192,6 @@ class CommandRank(ForeignRank):
         )
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
-
-    # --- its output
-
-    def _read(self, line: str) -> StepLine | None:
-        row = self._lines.take(line)
-        return None if row is None else step_line_of(row, self._resolved.gpus)
 
     # --- its end
 
@@ -271,12 +255,6 @@ class CommandRank(ForeignRank):
             self._kill()
         super().quit()
 
-    def was_stopped(self, code: int) -> bool:
-        return True
-
-    def ended_early(self, code: int) -> bool:
-        return bool(code) and self._place.size > 1
-
     def said(self) -> Mapping[str, object]:
         return {"planned": self._lines.planned, "limit": self._lines.limit}
 
@@ -323,16 +301,7 @@ class CommandRank(ForeignRank):
             return f"the program ended with {code_words(code)}"
         return ""
 
-    # --- hangs
-
-    def watch(self, start: ProgramStart) -> ForeignWatch:
-        train, process = self._resolved.train, self._process
-        assert process is not None
-        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
-        return ForeignWatch(self._attempt, process, start.log, heart, lambda: self._stacks(process, start.log))
-
-    def _stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
-        """What the program's processes are doing, after which all of them end."""
+    def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
         self._note()
         text = "\n".join(stack_of(pid) for pid, started in sorted(self._told.items()) if is_alive(pid, started))
         self._kill()

@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
-from dataclasses import replace
+import time
 from pathlib import Path
 
-from hpc_gpt.engines.base.megatron_checkout import PROGRAM, check_checkout, checkout_of
-from hpc_gpt.engines.megatron_lm import megatron_arguments, option_names
+from hpc_gpt.engines.megatron_lm import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
 from hpc_gpt.errors import DataError
 from hpc_gpt.readers.dialects.megatron import ITERATION
 from hpc_gpt.readers.logs.matches import float_of, values_of
 from hpc_gpt.runs.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
-from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch, LastLines, StepLine, abort, step_line_of
+from hpc_gpt.train.foreign_program import ForeignLog, LastLines, Row
 from hpc_gpt.train.foreign_rank import WAIT_S, ForeignRank, ProgramStart, Stop
 from hpc_gpt.train.heartbeat import Heartbeat
 from hpc_gpt.train.signals import Signals
@@ -33,8 +32,12 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _ITERATION = re.compile(ITERATION.regex)
 # What metrics.jsonl gets of it; tokens/s follow from the batch and the time.
-_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped")
+_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "global_batch")
 _BEGINS = "before the start of training step"
+_ABORT_S = 3.0
+# Slurm sends signals to every process of a step. This process handles those that would end Megatron: all but SIGTERM,
+# after which it saves.
+_IGNORED = " ".join(number.name for number in SIGNALS if number != signal.SIGTERM)
 
 
 class MegatronRank(ForeignRank):
@@ -51,44 +54,63 @@ class MegatronRank(ForeignRank):
         return max(super().step, saved_iteration(self._saved))
 
     def prepare(self) -> ProgramStart:
-        resolved, is_first = self._resolved, self._place.rank == 0
-        checkout = checkout_of(resolved, os.environ)
-        prefix = self._await_data()
-        arguments = megatron_arguments(resolved, str(self._saved), prefix)
+        train, is_first = self._resolved.train, self._place.rank == 0
+        checkout = checkout_of(self._resolved, os.environ)
+        arguments = megatron_arguments(self._resolved, str(self._saved), self._await_data())
         resumed = saved_iteration(self._saved)
         check_checkout(checkout, option_names(arguments) if is_first else ())
         if is_first:
-            complete_run(self._run.path, resolved)
+            complete_run(self._run.path, self._resolved)
             self._report_start(checkout, resumed)
-        log = MegatronLog(self._attempt, resolved, self._place.rank, resumed, self._lines)
-        # Slurm sends signals to every process of a step. This process handles those that would end Megatron: all but
-        # SIGTERM, after which it saves.
-        names = " ".join(number.name for number in SIGNALS if number != signal.SIGTERM)
-        ignoring = ["bash", "-c", f'trap "" {names}; exec "$@"', "rank"]
-        command = [*ignoring, sys.executable, str(checkout / PROGRAM), *arguments]
-        return ProgramStart(command, self._environment(checkout), log, resumed)
+        ignoring = ["bash", "-c", f'trap "" {_IGNORED}; exec "$@"', "rank"]
+        paths = [str(checkout), os.environ.get("PYTHONPATH")]
+        environment = {
+            "PYTHONFAULTHANDLER": "1",  # after a hang SIGABRT ends it, and its faulthandler writes the stacks
+            # Megatron requires it to overlap communication: kernels run in the order of their launch.
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            **os.environ,
+            **self.place_variables(),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **self.rendezvous(),
+        }
+        return ProgramStart(
+            [*ignoring, sys.executable, str(checkout / PROGRAM), *arguments],
+            environment,
+            self.log(resumed),
+            Heartbeat(train.hang_multiple, train.hang_floor_s),
+            resumed,
+            pauses=(train.eval_every, train.save_every),
+        )
 
-    def watch(self, start: ProgramStart) -> ForeignWatch:
-        train, process = self._resolved.train, self._process
-        assert process is not None
+    def log(self, resumed: int) -> ForeignLog:
+        """The output of pretrain_gpt.py, whose last rank prints the iterations."""
+        log_every = self._resolved.train.log_every
 
-        def stacks() -> str:
-            abort(process, start.log)
-            return self._lines.stacks()
+        def read(line: str) -> Row | None:
+            found = read_iteration(line)
+            # Megatron also logs an attempt's first iteration, and counts it again in the next line.
+            return None if found is None or found["step"] % log_every else found
 
-        heart = Heartbeat(train.hang_multiple, train.hang_floor_s)
-        pauses = (train.eval_every, train.save_every)
-        return ForeignWatch(self._attempt, process, start.log, heart, stacks, pauses, train.log_every)
+        def take(line: str) -> None:
+            self._lines.add(line)
+            if _BEGINS in line:
+                (self._attempt.folder / ForeignLog.TRAINS).touch()
+
+        return ForeignLog(self._attempt, self._resolved, self._place.rank, read, take, resumed)
+
+    def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
+        """What Python's faulthandler writes upon SIGABRT."""
+        process.send_signal(signal.SIGABRT)
+        until = time.monotonic() + _ABORT_S
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        process.kill()
+        log.finish()
+        return self._lines.stacks()
 
     def ask_to_end(self, stop: Stop) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM if stop.save else signal.SIGKILL)
-
-    def was_stopped(self, code: int) -> bool:
-        return code in (-signal.SIGTERM, -signal.SIGKILL) or self.failure(code)[2]
-
-    def ended_early(self, code: int) -> bool:
-        return self.was_stopped(code) if code else self.step < self._resolved.train.steps
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         return self._lines.failure(code)
@@ -116,27 +138,12 @@ class MegatronRank(ForeignRank):
     def _await_data(self) -> str | None:
         """The prefix of Megatron's data, which the first rank of each node makes if missing; None for mock data."""
         resolved = located(self._resolved, self._run.data_beside)
-        path = data_path(resolved)
+        path = ensure_data(resolved) if self._place.local_rank == 0 else data_path(resolved)
         if path is None:
             return None
-        if self._place.local_rank == 0:
-            path = ensure_data(resolved)
-            assert path is not None
         index = path.with_name(path.name + ".idx")
         self.await_file(index, DataError(f"{index} was not made in {WAIT_S} s", "did the node's first rank fail?"))
         return os.path.abspath(path)
-
-    def _environment(self, checkout: Path) -> dict[str, str]:
-        """This process's environment, with the variables that Megatron-LM and torch's env:// rendezvous read."""
-        place = self._place
-        known = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
-        environment = {**os.environ, **{name: str(number) for name, number in known.items()}}
-        # After a hang SIGABRT ends it, and its faulthandler writes the stacks.
-        environment.setdefault("PYTHONFAULTHANDLER", "1")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
-        # Megatron requires it to overlap communication: kernels run in the order of their launch.
-        environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-        return environment | self.rendezvous()
 
     def _report_start(self, checkout: Path, resumed: int) -> None:
         resolved, (sha, dirty) = self._resolved, git_state(checkout, PROGRAM)
@@ -153,33 +160,12 @@ class MegatronRank(ForeignRank):
             print(f"resumed after step {resumed} of {resolved.train.steps}", flush=True)
 
 
-class MegatronLog(ForeignLog):
-    """The output of pretrain_gpt.py. Its last rank prints the iterations."""
-
-    def __init__(self, attempt: Attempt, resolved: Resolved, rank: int, resumed: int, lines: LastLines) -> None:
-        self._log_every = resolved.train.log_every
-        self._lines = lines
-        super().__init__(attempt, resolved, rank, self._iteration, self._take, resumed)
-
-    def _take(self, line: str) -> None:
-        self._lines.add(line)
-        if _BEGINS in line:
-            (self._attempt.folder / self.TRAINS).touch()
-
-    def _iteration(self, line: str) -> StepLine | None:
-        found = read_iteration(line)
-        # Megatron also logs an attempt's first iteration, and counts it again in the next line.
-        return None if found is None or found.step % self._log_every else found
-
-
-def read_iteration(line: str) -> StepLine | None:
+def read_iteration(line: str) -> Row | None:
     """The figures of an iteration line; None for any other line, or one that is cut off before its time."""
     found = _ITERATION.search(line)
     values = values_of(line, found, ITERATION) if found else {}
-    if "step_s" not in values:
-        return None
     row = {name: value for name in _KEPT if (value := float_of(values, name)) is not None}
-    return replace(step_line_of(row, 1), samples=int(float_of(values, "global_batch") or 0) or None)
+    return row if "step_s" in row else None
 
 
 def saved_iteration(folder: Path) -> int:
