@@ -25,6 +25,7 @@ from torch import Tensor
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.protocol import build_engine, module_of
 from tests.distributed.copies import digest
+from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.groups import forget, meet
 from tests.distributed.mutation import mutate
@@ -73,7 +74,7 @@ def run(case: Case, folder: Path, number: int) -> tuple[dict[str, Any], dict[str
         "skipped": skipped,
         "loss_eval": loss_eval,
         "step": engine.step,
-        "parameters": engine.parameter_count(),
+        "parameters": count_parameters(engine),
         "initial": initial.sums,
         "apart": [*initial.apart, *digest(engine).apart],
         "kept_outputs": kept,

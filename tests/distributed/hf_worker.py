@@ -20,6 +20,7 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.hf_deepspeed import read_weights
 from hpc_gpt.train.engines.protocol import build_engine
+from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, micro_batches
 from tests.distributed.save_now import save_now
 from tests.distributed.zero_runs import STEPS, settings, train
@@ -49,7 +50,7 @@ def run(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     kept = new_folder(folder / name)
     save_now(engine, kept)
     dist.barrier()
-    figures = {"steps": steps, "loss_eval": loss_eval, "parameters": engine.parameter_count(), "step": engine.step}
+    figures = {"steps": steps, "loss_eval": loss_eval, "parameters": count_parameters(engine), "step": engine.step}
     return figures, dict(read_weights(kept, resolved))
 
 

@@ -32,6 +32,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.master_weights import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import without
+from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
 from tests.distributed.groups import in_turn, meet
@@ -231,7 +232,7 @@ def train_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
     save_now(engine, _make(kept))
-    return {"figures": figures, "loss_eval": loss_eval, "step": engine.step, "parameters": engine.parameter_count()}
+    return {"figures": figures, "loss_eval": loss_eval, "step": engine.step, "parameters": count_parameters(engine)}
 
 
 def resume(resolved: Resolved, kept: Path) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS
+from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.groups import in_turn, meet
 from tests.distributed.plain_gpt import PlainRun, train_plainly
@@ -135,7 +136,7 @@ def train_six(resolved: Resolved) -> dict[str, Any]:
     figures: dict[str, Any] = {"steps": train(engine, resolved, range(STEPS)), "step": engine.step}
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     figures["loss_eval"] = float(engine.evaluate(iter(pairs), len(pairs)))
-    figures["parameters"] = engine.parameter_count()
+    figures["parameters"] = count_parameters(engine)
     matrices = [one for one in engine.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
     figures["split"] = [hasattr(one, "ds_tensor") and not one.ds_persist for one in matrices]
     figures["shares"] = [one.ds_tensor.numel() / one.ds_numel for one in matrices if hasattr(one, "ds_tensor")]

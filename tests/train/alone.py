@@ -51,9 +51,6 @@ class CountingEngine:
     def load(self, folder: Path) -> None:
         self.step = int((folder / "step").read_text())
 
-    def parameter_count(self) -> int:
-        return 0
-
 
 class OwnReport:
     """One rank's `Agreement`: its own report, read a step later."""

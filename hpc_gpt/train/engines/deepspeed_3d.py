@@ -49,14 +49,12 @@ class Deepspeed3D(DeepspeedEngine):
             forget_logits(self._engine)
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `TrainingEngine`."""
         lr = self._set_rate()
         with self.attention():
             loss = self._engine.train_batch(micro_batches)
         return self._result(loss.reshape(()), lr)
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
-        """Mean loss over `count` micro-batches of each data-parallel rank."""
         with self.attention():
             loss = self._engine.eval_batch(micro_batches, num_micro_batches=count)
         forget_evaluation(self._engine)

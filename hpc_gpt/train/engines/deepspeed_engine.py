@@ -29,12 +29,12 @@ from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_setup import TAG, average_nothing, import_deepspeed, plug_in, quiet, save_deepspeed
 from hpc_gpt.train.engines.first_weights import put_weights
 from hpc_gpt.train.engines.master_weights import HALF
-from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
-from hpc_gpt.train.engines.protocol import EngineRank, StepResult
+from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate
+from hpc_gpt.train.engines.protocol import StepResult, TrainingEngine
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, share_states, sum_where_read
 
 
-class DeepspeedEngine(EngineRank):
+class DeepspeedEngine(TrainingEngine):
     """See `hpc_gpt.train.engines.protocol.TrainingEngine`. A subclass makes `module` and calls `_initialize`.
 
     The model is built without values: DeepSpeed would make its master weights from bf16 or fp16 ones. When its masters
@@ -78,7 +78,7 @@ class DeepspeedEngine(EngineRank):
         """
         resolved = self._resolved
         parameters: list[nn.Parameter] = list(self.module.parameters())
-        self._optimizer, self._replica = optimizer, replica
+        self._optimizer = optimizer
         self._norm: GradientNorm | UnseenStep | None = None
         if clips_itself(resolved):
             self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
@@ -101,7 +101,6 @@ class DeepspeedEngine(EngineRank):
 
     @property
     def step(self) -> int:
-        """Optimizer steps done, skipped ones included."""
         return int(self._engine.global_steps)
 
     def _set_rate(self) -> float:
@@ -133,10 +132,7 @@ class DeepspeedEngine(EngineRank):
             put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, of either DeepSpeed engine and any layout.
-
-        Raises CheckpointError if it is of another model or arithmetic.
-        """
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout."""
         others = find_differences(folder, self._resolved)
         if self._resolved.engine.offload_path is not None:
             # Measured: a resumed run's loss was off by 1.2, without an error.
@@ -155,12 +151,3 @@ class DeepspeedEngine(EngineRank):
             check_states(self._engine, folder)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
-
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, a tied embedding once."""
-        own = owned(self.module.parameters(), self.tp_rank)
-        # Under ZeRO-3 a rank holds only a piece of each parameter.
-        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
-        total = torch.tensor(count, dtype=torch.int64, device=self.device)
-        dist.all_reduce(total, group=self._replica)
-        return int(total)

@@ -104,7 +104,6 @@ class DeepspeedZero(DeepspeedEngine):
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `Engine`."""
         engine, count = self._engine, self._resolved.batch.micro_batches
         lr = self._set_rate()
         total = torch.zeros((), device=self.device)

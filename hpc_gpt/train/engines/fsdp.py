@@ -81,7 +81,6 @@ class Fsdp(TorchEngine):
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
-        """Mean loss over `count` micro-batches of each data-parallel rank."""
         loss = super().evaluate(micro_batches, count)
         # A forward pass without a backward pass leaves the weights gathered.
         for module in sharded_modules(self.module):

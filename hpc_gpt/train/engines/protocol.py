@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,51 +51,13 @@ class StepResult(NamedTuple):
     skipped: Tensor | bool
 
 
-class TrainingEngine(Protocol):
-    """One rank's part of a training. Every method is collective: all ranks call it together."""
+class TrainingEngine:
+    """One rank's part of a training: its place in the layout, attention kernels, mean over dp, evaluation.
 
-    tp_rank: int
-    pp_rank: int
-    dp_rank: int
-    device: torch.device
-    attention: AttentionKernels
+    The base of every engine. Every method is collective: all ranks call it together.
+    """
+
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
-    given: GivenWeights | None  # what the model was built from; None if its weights were drawn
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps done, skipped ones included; `load` restores it."""
-
-    def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets).
-
-        They are int64 [micro_batch, seq] on the rank's device. Every rank gets the pairs of its own data-parallel rank;
-        a stage takes only what it needs.
-        """
-
-    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
-        """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
-
-    def finish(self) -> None:
-        """Completes an update that the last step has left to the next one. The other methods call it by themselves."""
-
-    def save(self, files: RankFiles) -> None:
-        """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
-
-        The tensors are the training's own: they are copied or written before the next step.
-        """
-
-    def load(self, folder: Path) -> None:
-        """Restores what `save` wrote. Raises CheckpointError if it is of another model, layout or arithmetic."""
-
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, a tied embedding once."""
-
-
-class EngineRank:
-    """The base of every engine: its rank's place in the layout, attention kernels, mean over dp, evaluation."""
-
-    module: Any
     # The ranks over which a loss is averaged; None for all ranks.
     _dp_group: dist.ProcessGroup | None = None
 
@@ -112,9 +74,22 @@ class EngineRank:
             check_package("safetensors", "hf", "train.init")
             self.given = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included; `load` restores it."""
+        raise NotImplementedError
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets).
+
+        They are int64 [micro_batch, seq] on the rank's device. Every rank gets the pairs of its own data-parallel rank;
+        a stage takes only what it needs.
+        """
+        raise NotImplementedError
+
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
-        """Mean loss over `count` micro-batches of each data-parallel rank."""
+        """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
         self.finish()
         total = torch.zeros((), device=self.device)
         with self.attention():
@@ -123,7 +98,19 @@ class EngineRank:
         return self._mean(total / count)
 
     def finish(self) -> None:
-        """Nothing is left: a step updates the weights before it ends. See `TrainingEngine`."""
+        """Completes an update that the last step has left to the next one. The other methods call it by themselves."""
+
+    def save(self, files: RankFiles) -> None:
+        """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
+
+        The tensors are the training's own: they are copied or written before the next step.
+        """
+        raise NotImplementedError
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, in any layout that the engine converts. Raises CheckpointError if it is of
+        another model or arithmetic."""
+        raise NotImplementedError
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self.module(tokens, targets)
@@ -137,7 +124,7 @@ class EngineRank:
         return own
 
 
-class TorchEngine(EngineRank):
+class TorchEngine(TrainingEngine):
     """The base of the engines without DeepSpeed: a step, saving and loading.
 
     A subclass sets `module`, `_model`, which wraps it for training, and the attributes without a value here.
@@ -155,11 +142,9 @@ class TorchEngine(EngineRank):
 
     @property
     def step(self) -> int:
-        """Optimizer steps done, skipped ones included."""
         return self._step
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `TrainingEngine`."""
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
         if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
@@ -187,7 +172,6 @@ class TorchEngine(EngineRank):
         """Called after a checkpoint was loaded."""
 
     def save(self, files: RankFiles) -> None:
-        """This rank's part of weights and optimizer states, and its generator state."""
         self.finish()
         rank = dist.get_rank()
         self._checkpoint.save(files, rank, self._step, self._scaler.read())
@@ -196,7 +180,6 @@ class TorchEngine(EngineRank):
             put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, in any layout. Raises CheckpointError if it is of another model."""
         self.finish()
         differing = check_identity(folder, self._resolved, engine_named(self._resolved.engine.name).converts)
         self._step, scale = self._checkpoint.load(folder, dist.get_rank())
@@ -206,15 +189,11 @@ class TorchEngine(EngineRank):
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, a tied embedding once."""
-        return sum(parameter.numel() for parameter in self._parameters)
-
 
 def module_of(engine: str) -> ModuleType:
     """The engine's module of this folder, with two functions.
 
-    `build(resolved, device) -> Engine` is called on every rank after torch.distributed is initialised.
+    `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
     `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
     checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
     """
@@ -235,17 +214,11 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     allow_tf32(resolved.train.tf32)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
     prepare_attention(engine.module, engine.attention.expands, device)
-    if resolved.train.init is not None:
-        _check_given(engine, getattr(engine, "given", None))
+    if (given := engine.given) is not None:
+        names = {full_name(parameter) for parameter in engine.module.parameters()}
+        assert names == given.taken, f"not from train.init: {names ^ given.taken}"
+        given.close()
     return engine
-
-
-def _check_given(engine: TrainingEngine, given: GivenWeights | None) -> None:
-    """Closes the files of given weights. AssertionError if a weight on this rank is not from them."""
-    names = {full_name(parameter) for parameter in engine.module.parameters()}
-    assert given is not None, "an engine builds its model with EngineRank.given"
-    assert names == given.taken, names ^ given.taken
-    given.close()
 
 
 def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
