@@ -43,7 +43,7 @@ _LONGEST_LINE = 1 << 20
 
 # The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
 # line before: their mean time and loss, and how many of them were skipped.
-Row = Mapping[str, float]
+StepRow = Mapping[str, float]
 
 
 def trained_s(run: RunFolder) -> float:
@@ -147,7 +147,7 @@ class ForeignLog:
         attempt: Attempt,
         resolved: Resolved,
         task: int,
-        read: Callable[[str], Row | None],
+        read: Callable[[str], StepRow | None],
         saw: Callable[[str], object] = lambda line: None,
         resumed: int | None = None,
         loss: Callable[[], float | None] = lambda: None,
@@ -227,7 +227,7 @@ class ForeignLog:
                 self._writes = int(path.read_text(encoding="utf-8")) == self._task
         return self._writes
 
-    def _metrics(self, row: Row, now: float) -> dict[str, object]:
+    def _metrics(self, row: StepRow, now: float) -> dict[str, object]:
         step, step_s, rate = int(row["step"]), row.get("step_s"), row.get("tokens_per_s")
         count = 1 if self._last is None else step - self._last
         if step_s is None and self._at:

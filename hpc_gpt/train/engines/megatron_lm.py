@@ -21,7 +21,7 @@ from hpc_gpt.runs.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
-from hpc_gpt.train.foreign_program import ForeignLog, LastLines, Row
+from hpc_gpt.train.foreign_program import ForeignLog, LastLines, StepRow
 from hpc_gpt.train.foreign_rank import WAIT_S, ForeignRank, ProgramStart, Stop
 from hpc_gpt.train.heartbeat import Heartbeat
 from hpc_gpt.train.signals import Signals
@@ -86,7 +86,7 @@ class MegatronRank(ForeignRank):
         """The output of pretrain_gpt.py, whose last rank prints the iterations."""
         log_every = self._resolved.train.log_every
 
-        def read(line: str) -> Row | None:
+        def read(line: str) -> StepRow | None:
             found = read_iteration(line)
             # Megatron also logs an attempt's first iteration, and counts it again in the next line.
             return None if found is None or found["step"] % log_every else found
@@ -160,7 +160,7 @@ class MegatronRank(ForeignRank):
             print(f"resumed after step {resumed} of {resolved.train.steps}", flush=True)
 
 
-def read_iteration(line: str) -> Row | None:
+def read_iteration(line: str) -> StepRow | None:
     """The figures of an iteration line; None for any other line, or one that is cut off before its time."""
     found = _ITERATION.search(line)
     values = values_of(line, found, ITERATION) if found else {}
