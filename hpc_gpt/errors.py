@@ -78,6 +78,13 @@ class JobFailed(UserError):
     exit_code = 3
 
 
+def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:
+    """LayoutError for a size below 1; None is no fault. `table`: what goes before the names."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise LayoutError(f"{table}{name} is {size}, but must be at least 1", f"give a positive {name}")
+
+
 def raise_faults(faults: Mapping[str, str], kind: type[UserError] = ConfigError) -> None:
     """Raises one error with a line for each of the faults, {what is wrong: what to do}; nothing if there are none."""
     if faults:

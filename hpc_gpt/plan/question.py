@@ -12,7 +12,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
-from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -328,8 +328,7 @@ def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 continue
-            if size < 1:
-                raise LayoutError(f"{table}.{name} is {size}, but must be at least 1", f"give a positive {name}")
+            check_sizes({name: size}, f"{table}.")
             if size > _MOST:
                 raise LayoutError(f"{table}.{name} is over {_MOST:,}, which no machine has", f"give a real {name}")
 

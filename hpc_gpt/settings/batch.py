@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.errors import LayoutError
+from hpc_gpt.errors import LayoutError, check_sizes
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,7 @@ def solve_batch(
     dp: int, micro_batch: int | None = None, micro_batches: int | None = None, global_batch: int | None = None
 ) -> Batch:
     """The batch from any two of its sizes; one that is not given is 1 or follows. LayoutError if they contradict."""
-    given = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch}
-    for name, size in given.items():
-        if size is not None and size < 1:
-            raise LayoutError(f"{name} is {size}, but must be at least 1", f"give a positive {name}")
+    check_sizes({"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch})
     if global_batch is None:
         micro_batch, micro_batches = micro_batch or 1, micro_batches or 1
         return Batch(micro_batch, micro_batches, micro_batch * micro_batches * dp)

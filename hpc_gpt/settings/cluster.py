@@ -5,7 +5,6 @@ A profile is one TOML file, shipped or in the user's config folder. The accelera
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.secrets import hide_secrets, is_secret_variable
-from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
+from hpc_gpt.tables import check_tables, close_matches, flat, merge_tables, read_toml
 
 FALLBACK = "generic-slurm"
 _DEVICES_FILE = Path(__file__).with_name("devices.toml")
@@ -235,25 +234,14 @@ def _narrow_export(tables: Mapping[str, Any]) -> str:
 
 def _check_figures(profile: ClusterProfile, path: Path) -> None:
     """ConfigError for a figure in [machine] or [calibration] that is not finite, or in [machine] not above 0."""
+    tables = {name: vars(table) for name in ("machine", "calibration") if (table := getattr(profile, name)) is not None}
     faults = []
-    for table in ("machine", "calibration"):
-        for key, value in _figures(getattr(profile, table), f"{table}."):
-            if not math.isfinite(value):
-                faults.append(f"{path}: {key} is {value}, but must be a finite number")
-            elif table == "machine" and value <= 0:
-                faults.append(f"{path}: {key} is {value}, but must be above 0")
+    for key, value in flat(tables).items():
+        if value is not None and not math.isfinite(value):
+            faults.append(f"{path}: {key} is {value}, but must be a finite number")
+        elif value is not None and key.startswith("machine.") and value <= 0:
+            faults.append(f"{path}: {key} is {value}, but must be above 0")
     raise_faults(dict.fromkeys(faults, "give the figures of a data sheet, or take the key out"))
-
-
-def _figures(table: Any, where: str) -> list[tuple[str, float]]:
-    """(dotted key, value) of each number in a table of the profile."""
-    found: list[tuple[str, float]] = []
-    for key, value in (vars(table) if table is not None else {}).items():
-        if isinstance(value, dict):
-            found += [(f"{where}{key}.{name}", part) for name, part in value.items()]
-        elif value is not None:
-            found.append((f"{where}{key}", value))
-    return found
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -325,24 +313,7 @@ class Device:
     products: Sequence[str] = ()
 
 
-class _Devices(Mapping[str, Device]):
-    """Every device by name. The file is read on first use."""
-
-    @functools.cached_property
-    def _read(self) -> dict[str, Device]:
-        return {name: Device(name=name, **table) for name, table in read_toml(_DEVICES_FILE).items()}
-
-    def __getitem__(self, name: str) -> Device:
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-
-DEVICES = _Devices()
+DEVICES = {name: Device(name=name, **table) for name, table in read_toml(_DEVICES_FILE).items()}
 
 
 def device_named(product: str) -> str | None:

@@ -150,13 +150,7 @@ def load_experiment(
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
     faults = _schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
-    experiment = _with_command_found(experiment, file, row, given, keys_given(file, overrides, row))
-    experiment = _with_weights_found(
-        experiment,
-        None if "train.init" in given else _folder_of("train", "init", file, row),
-        "data.tokenizer" in keys_given(file, overrides, row),
-    )
-    return _with_config_found(experiment, None if "model.hf" in given else _folder_of("model", "hf", file, row))
+    return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
 
 
 def keys_given(
@@ -169,60 +163,51 @@ def keys_given(
 
 def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
     """The absolute folder of the file that states an experiment's data.path; None if no file does."""
-    return None if "data.path" in (overrides or {}) else _folder_of("data", "path", file, row)
+    return _folder_of("data.path", file, row, overrides or ())
 
 
-def _folder_of(table: str, key: str, file: ExperimentFile, row: str | None) -> Path | None:
-    """The absolute folder of the newest file that states a key; None if no file does."""
+def _folder_of(key: str, file: ExperimentFile, row: str | None, given: Collection[str]) -> Path | None:
+    """The absolute folder of the newest file that states a dotted key; None if no file, but an override, does."""
+    if key in given:
+        return None
+    table, _, name = key.partition(".")
     newest_first = reversed(file.stated_with(row))
-    return next((path.parent.resolve() for path, tables in newest_first if key in _keys(tables, table)), None)
+    return next((path.parent.resolve() for path, tables in newest_first if name in _keys(tables, table)), None)
 
 
-def _with_config_found(experiment: Experiment, folder: Path | None) -> Experiment:
-    """The experiment with an absolute model.hf: beside the file in `folder` that states it, else here."""
-    name = experiment.model.hf
-    if name is None:
-        return experiment
-    return replace(experiment, model=replace(experiment.model, hf=_found(name, folder)))
-
-
-def _with_command_found(
+def _with_paths_found(
     experiment: Experiment, file: ExperimentFile, row: str | None, given: Collection[str], stated: Collection[str]
 ) -> Experiment:
-    """The experiment of a program of one's own with an absolute command.workdir, found as model.hf is, and with 0 for
-    train.steps, not known, unless it states them."""
-    if not engine_named(experiment.engine.name).takes_command:
-        return experiment
-    name = "workdir" if "command.workdir" in stated else "run"
-    folder = None if f"command.{name}" in given else _folder_of("command", name, file, row)
-    command = replace(experiment.command, workdir=_found(experiment.command.workdir, folder))
-    if command.script is not None:
-        beside = None if "command.script" in given else _folder_of("command", "script", file, row)
-        command = replace(command, script=_found(command.script, beside))
-    train = experiment.train if "train.steps" in stated else replace(experiment.train, steps=0)
-    return replace(experiment, command=command, train=train)
+    """The experiment with absolute paths: each beside the file that states it, else here.
 
+    The folder of train.init gives the model's shape if [model] has none, and the tokenizer of text that is tokenised as
+    it is read if none is named. A program of one's own makes 0 steps, not known, unless train.steps is `stated`.
+    """
+    model, data, train, command = experiment.model, experiment.data, experiment.train, experiment.command
 
-def _with_weights_found(experiment: Experiment, folder: Path | None, names_tokenizer: bool) -> Experiment:
-    """The experiment with an absolute train.init, found as model.hf is. Its folder gives the model's shape if [model]
-    has none, and the tokenizer of text that is tokenised as it is read if none is named."""
-    if experiment.train.init is None:
-        return experiment
-    found = _found(experiment.train.init, folder)
-    model, data = experiment.model, experiment.data
-    if (model.hf == experiment.train.init or model.hf is None) and model.preset is None and model.hidden is None:
-        check_folder(Path(found))
-        model = replace(model, hf=found)
-    tokenizer = Path(found, "tokenizer.json")
-    if data.source == "stream" and not names_tokenizer and tokenizer.is_file():
-        data = replace(data, tokenizer=str(tokenizer))
-    return replace(experiment, model=model, data=data, train=replace(experiment.train, init=found))
+    def found(key: str, name: str) -> str:
+        folder = _folder_of(key, file, row, given)
+        places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
+        return str(next((place for place in places if place.exists()), places[0]))
 
-
-def _found(name: str, folder: Path | None) -> str:
-    """The absolute path of a file or folder: beside the experiment's file in `folder`, else here."""
-    places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
-    return str(next((place for place in places if place.exists()), places[0]))
+    if engine_named(experiment.engine.name).takes_command:
+        # By default a program runs beside the file that says which one.
+        key = "command.workdir" if "command.workdir" in stated else "command.run"
+        script = None if command.script is None else found("command.script", command.script)
+        command = replace(command, workdir=found(key, command.workdir), script=script)
+        train = train if "train.steps" in stated else replace(train, steps=0)
+    if train.init is not None:
+        init = found("train.init", train.init)
+        if model.hf in (None, train.init) and model.preset is None and model.hidden is None:
+            check_folder(Path(init))
+            model = replace(model, hf=init)
+        tokenizer = Path(init, "tokenizer.json")
+        if data.source == "stream" and "data.tokenizer" not in stated and tokenizer.is_file():
+            data = replace(data, tokenizer=str(tokenizer))
+        train = replace(train, init=init)
+    if model.hf is not None:
+        model = replace(model, hf=found("model.hf", model.hf))
+    return replace(experiment, model=model, data=data, train=train, command=command)
 
 
 def _keys(tables: Mapping[str, Any], name: str) -> set[str]:

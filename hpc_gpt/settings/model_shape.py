@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
 
-from hpc_gpt.errors import LayoutError
+from hpc_gpt.errors import LayoutError, check_sizes
 from hpc_gpt.settings.experiment import Bias, MlpKind, NormKind, Positions, RopeScaling
 
 
@@ -244,10 +244,8 @@ def _matrices(shape: ModelShape) -> tuple[Matrix, ...]:
 
 def check_shape(shape: ModelShape) -> None:
     """LayoutError for sizes that contradict each other, or that no model has."""
-    for name in ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple", "kv_heads", "head_dim", "ffn"):
-        size = getattr(shape, name)
-        if size is not None and size < 1:
-            raise LayoutError(f"model.{name} is {size}, but must be at least 1", f"give a positive {name}")
+    sizes = ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple", "kv_heads", "head_dim", "ffn")
+    check_sizes({name: getattr(shape, name) for name in sizes}, "model.")
     if shape.head_dim is None and shape.hidden % shape.heads:
         raise LayoutError(
             f"hidden {shape.hidden} is not a multiple of heads {shape.heads}: "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
+from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
 from hpc_gpt.settings.batch import NO_BATCH, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.command import check_command
@@ -144,10 +144,7 @@ def _resolve_layout(
 
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
     """
-    for name in ("gpus", "nodes", "tp", "pp", "dp"):
-        size = getattr(asked, name)
-        if size is not None and size < 1:
-            raise LayoutError(f"layout.{name} is {size}, but must be at least 1", f"give a positive {name}")
+    check_sizes({name: getattr(asked, name) for name in ("gpus", "nodes", "tp", "pp", "dp")}, "layout.")
     per_node = profile.gpus_per_node
     gpus = asked.gpus
     pp = asked.pp or 1
@@ -329,16 +326,9 @@ def experiment_of(resolved: Resolved) -> Experiment:
     """The experiment that resolves to `resolved` under the same profile."""
     tables = experiment_tables(resolved)
     sizes = {name: getattr(resolved.model, name) for name in resolved.model.table() if resolved.has_model}
-    return Experiment(
-        resolved.name,
-        Model(preset=resolved.preset, **sizes),
-        resolved.data,
-        resolved.engine,
-        LayoutRequest(**tables["layout"]),
-        resolved.train,
-        Job(**tables["job"]),
-        resolved.command or Command(),
-    )
+    model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
+    command = resolved.command or Command()
+    return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, job, command)
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
