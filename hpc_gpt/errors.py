@@ -15,7 +15,7 @@ UserError (ValueError)          a message and a hint; exit 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class UserError(ValueError):
@@ -76,6 +76,22 @@ class JobFailed(UserError):
     """A job that was waited for ended in failure."""
 
     exit_code = 3
+
+
+class OsErrorAs:
+    """`with OsErrorAs(ConfigError, "cannot read X", hint):` raises that error, with the system's reason, for an OSError
+    in the block. `hint`: what to do, or a function of the OSError."""
+
+    def __init__(self, kind: type[UserError], message: str, hint: str | Callable[[OSError], str]) -> None:
+        self._kind, self._message, self._hint = kind, message, hint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+        if isinstance(fault, OSError):
+            hint = self._hint if isinstance(self._hint, str) else self._hint(fault)
+            raise self._kind(f"{self._message}: {fault.strerror or fault}", hint) from None
 
 
 def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:

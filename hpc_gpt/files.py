@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -96,13 +96,11 @@ def write_once(path: Path, text: str) -> None:
 
     Its folder is made, but nothing above it: a run folder that was moved away is not made again.
     """
-    try:
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on):
         path.parent.mkdir(exist_ok=True)
         with aside(path) as own, contextlib.suppress(FileExistsError):
             own.write_text(text, encoding="utf-8")
             give_name(own, path)
-    except OSError as fault:
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
 
 
 def check_new(paths: Iterable[Path]) -> None:
@@ -148,12 +146,9 @@ def give_name(own: Path, path: Path) -> None:
 
 def replace_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
-    try:
-        with aside(path) as own:
-            own.write_text(text, encoding="utf-8")
-            own.replace(path)
-    except OSError as fault:
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), aside(path) as own:
+        own.write_text(text, encoding="utf-8")
+        own.replace(path)
 
 
 def try_folder(folder: Path) -> None:
@@ -170,13 +165,10 @@ def try_folder(folder: Path) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
-    try:
-        with open(path, "ab+") as file:
-            if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
-                line = "\n" + line
-            file.write(line.encode() + b"\n")
-    except OSError as fault:
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", hint_on(fault)) from None
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), open(path, "ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
+            line = "\n" + line
+        file.write(line.encode() + b"\n")
 
 
 def hint_on(fault: OSError) -> str:

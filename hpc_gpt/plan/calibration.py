@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.measured import MeasuredStep
@@ -201,12 +201,8 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
         raise ConfigError(
             f"{path}: its [{_TABLE}] cannot be replaced without touching the rest", f"remove [{_TABLE}] by hand"
         )
-    try:
+    with OsErrorAs(ConfigError, str(path.parent), "set HPC_GPT_CONFIG to a folder that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise ConfigError(
-            f"{path.parent}: {fault.strerror}", "set HPC_GPT_CONFIG to a folder that can be written"
-        ) from None
     replace_whole(path, text)
     return path
 

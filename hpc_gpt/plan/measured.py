@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
-from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.errors import ConfigError, OsErrorAs, UserError
 from hpc_gpt.files import json_in, read_json
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.machine import Machine, machine_of
@@ -196,9 +196,8 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _content(path: Path) -> object:
-    try:
-        return json_in(path)
-    except OSError as fault:
-        raise ConfigError(f"{path}: {fault.strerror or fault}", _HINT) from None
-    except ValueError as fault:
-        raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None
+    with OsErrorAs(ConfigError, str(path), _HINT):
+        try:
+            return json_in(path)
+        except ValueError as fault:
+            raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError
+from hpc_gpt.errors import OsErrorAs, RunFolderError
 from hpc_gpt.files import aside, give_name, read_json, write_once
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
@@ -163,7 +163,7 @@ def write_request(attempt: Attempt, verb: str) -> RunRequest:
     """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
-    try:
+    with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", "is the disk full or read-only?"):
         attempt.asked.mkdir(exist_ok=True)
         with aside(attempt.asked / verb) as own:
             own.write_text(text, encoding="utf-8")
@@ -172,9 +172,6 @@ def write_request(attempt: Attempt, verb: str) -> RunRequest:
                 with contextlib.suppress(FileExistsError):
                     give_name(own, request.path(attempt))
                     break
-    except OSError as fault:
-        hint = "is the disk full or read-only?"
-        raise RunFolderError(f"cannot write in {attempt.asked}: {fault.strerror}", hint) from None
     return request
 
 

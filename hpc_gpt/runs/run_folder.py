@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.files import append_line, try_folder, write_once
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
@@ -370,23 +370,18 @@ def user_name(uid: int) -> str:
 
 def check_writable(folder: Path) -> None:
     """RunFolderError if no run folder can be made in `folder`."""
-    try:
+    with OsErrorAs(RunFolderError, f"cannot make a run folder in {folder}", _WRITABLE):
         try_folder(folder)
-    except OSError as fault:
-        raise RunFolderError(f"cannot make a run folder in {folder}: {fault.strerror}", _WRITABLE) from None
 
 
 def claim_folder(parent: Path) -> Path:
     """Make a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-        try:
+        message = f"cannot make run folder {path}"
+        with OsErrorAs(RunFolderError, message, _WRITABLE), contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             return path.resolve()
-        except FileExistsError:
-            continue
-        except OSError as fault:
-            raise RunFolderError(f"cannot make run folder {path}: {fault.strerror}", _WRITABLE) from None
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
 
 

@@ -23,7 +23,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import OsErrorAs, RunFolderError, UserError
 from hpc_gpt.files import aside, give_name, templates_dir, write_once
 from hpc_gpt.runs import unpack as unpack_module
 from hpc_gpt.runs.stored import read_stored
@@ -157,10 +157,8 @@ def begin(run: Path) -> None:
     snapshot = take_snapshot()
     if submitted_sha256(run) not in (None, snapshot.sha256):
         raise RunFolderError(f"{run / CODE_ARCHIVE} is gone, and the code here is not what was submitted", _TOO_LATE)
-    try:
+    with OsErrorAs(RunFolderError, f"cannot write {run / CODE_ARCHIVE}", "is the disk full?"):
         snapshot.place(run)
-    except OSError as fault:
-        raise RunFolderError(f"cannot write {run / CODE_ARCHIVE}: {fault.strerror}", "is the disk full?") from None
     if submitted_sha256(run) is None:
         write_once(run / "provenance.json", json.dumps({**collect(), CODE_KEY: snapshot.sha256}, indent=1) + "\n")
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.files import aside, logs_folder
 from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
@@ -213,10 +213,8 @@ def link_work(run: Path, workdir: Path, names: Sequence[str]) -> None:
     for name in names:
         if not (workdir / name).exists():
             raise ConfigError(f"command.link has {name}, which is not in {workdir} on this node", "is it mounted here?")
-        try:
+        with OsErrorAs(RunFolderError, f"cannot link {run / WORK / name}", "is the disk full?"):
             _link(workdir / name, run / WORK / name)
-        except OSError as fault:
-            raise RunFolderError(f"cannot link {run / WORK / name}: {fault.strerror}", "is the disk full?") from None
 
 
 def _link(source: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.files import json_in
 from hpc_gpt.tables import fits
 
@@ -74,17 +74,13 @@ _REFUSED = {
 
 def read_config_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises ConfigError if it cannot be read."""
-    try:
-        config = json_in(file)
-    except OSError as fault:
-        raise ConfigError(
-            f"{file}: {fault.strerror}",
-            "give a config.json of transformers, or the folder that has one; nothing is downloaded",
-        ) from None
-    except ValueError as fault:
-        raise ConfigError(
-            f"{file}: no JSON: {fault}", "download it again; it is a text of a few hundred bytes"
-        ) from None
+    hint = "give a config.json of transformers, or the folder that has one; nothing is downloaded"
+    with OsErrorAs(ConfigError, str(file), hint):
+        try:
+            config = json_in(file)
+        except ValueError as fault:
+            hint = "download it again; it is a text of a few hundred bytes"
+            raise ConfigError(f"{file}: no JSON: {fault}", hint) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: no object, but a {type(config).__name__}", "give a config.json of transformers")
     return config

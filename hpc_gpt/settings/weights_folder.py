@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.settings.hf_config import architecture_in, read_config
 from hpc_gpt.settings.hf_names import stored_sizes
 from hpc_gpt.settings.model_shape import ModelShape
@@ -158,10 +158,8 @@ def _shown(value: Any) -> str:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with OsErrorAs(ConfigError, str(file), _AGAIN):
         return file.read_bytes()
-    except OSError as fault:
-        raise ConfigError(f"{file}: {fault.strerror}", _AGAIN) from None
 
 
 def _sha256(content: bytes) -> str:
@@ -180,14 +178,13 @@ def _weight_map(file: Path, content: bytes) -> dict[str, str]:
 
 def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
     """(SHA-256 of the header, the weights). Raises ConfigError for a file that is not whole."""
+    with OsErrorAs(ConfigError, str(file), _AGAIN), file.open("rb") as opened:
+        size, length = file.stat().st_size, int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            raise ConfigError(f"{file} is damaged: its header would have {length} bytes, the file {size}", _AGAIN)
+        header = opened.read(length)
+    found, data = {}, 8 + length
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
-                raise ConfigError(f"{file} is damaged: its header would have {length} bytes, the file {size}", _AGAIN)
-            header = opened.read(length)
-        found, data = {}, 8 + length
         for name, entry in json.loads(header).items():
             if name == "__metadata__":
                 continue
@@ -200,8 +197,6 @@ def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
                 raise ConfigError(f"{file} is damaged: {name} has {end - begin} bytes, its size asks for another "
                                   "number", _AGAIN)  # fmt: skip
             found[name] = weight
-    except OSError as fault:
-        raise ConfigError(f"{file}: {fault.strerror}", _AGAIN) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         if isinstance(fault, ConfigError):
             raise

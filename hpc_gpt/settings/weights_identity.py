@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.settings.weights_folder import CONFIG, INDEX, SINGLE, StoredWeight, WeightsFolder
 from hpc_gpt.words import and_more
 
@@ -92,16 +92,14 @@ def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
     """{a tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
     tensors = {folder.stored[own]: weight for own, weight in folder.weights.items() if weight.file.name == name}
     found = {}
-    try:
-        with (folder.path / name).open("rb", buffering=0) as file:
-            for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
-                digest = hashlib.sha256()
-                for begin, end in _blocks(weight):
-                    file.seek(begin)
-                    digest.update(file.read(end - begin))
-                found[tensor] = digest.hexdigest()[:16]
-    except OSError as fault:
-        raise ConfigError(f"{folder.path / name}: {fault.strerror}", "download the folder again") from None
+    path = folder.path / name
+    with OsErrorAs(ConfigError, str(path), "download the folder again"), path.open("rb", buffering=0) as file:
+        for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
+            digest = hashlib.sha256()
+            for begin, end in _blocks(weight):
+                file.seek(begin)
+                digest.update(file.read(end - begin))
+            found[tensor] = digest.hexdigest()[:16]
     return found
 
 

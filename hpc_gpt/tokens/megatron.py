@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.errors import DataError
+from hpc_gpt.errors import DataError, OsErrorAs
 from hpc_gpt.files import aside, give_name, sync
 from hpc_gpt.tokens.sources import DOCUMENT_END
 from hpc_gpt.tokens.token_file import TokenFile
@@ -102,11 +102,8 @@ class _Index(NamedTuple):
 
 def _read_index(path: Path) -> _Index:
     size = _size(path)
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEADER.size)
-    except OSError as fault:
-        raise DataError(f"cannot read {path}: {fault.strerror}", _REBUILD) from None
+    with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
+        head = file.read(_HEADER.size)
     if head[: len(_MAGIC)] != _MAGIC:
         raise DataError(
             f"{path} is not an index of Megatron-LM: it starts with {head[: len(_MAGIC)]!r} at byte 0", _REBUILD
@@ -151,12 +148,9 @@ def _read_index(path: Path) -> _Index:
 
 
 def _size(path: Path) -> int:
-    try:
+    hint = "data.path is the prefix that Megatron's .bin and .idx share"
+    with OsErrorAs(DataError, f"cannot read {path}", hint):
         return path.stat().st_size
-    except OSError as fault:
-        raise DataError(
-            f"cannot read {path}: {fault.strerror}", "data.path is the prefix that Megatron's .bin and .idx share"
-        ) from None
 
 
 def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:

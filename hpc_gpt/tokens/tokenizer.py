@@ -15,6 +15,7 @@ digits of the characters' SHA-256, so a table and a token file can be checked ag
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.errors import DataError
+from hpc_gpt.errors import DataError, OsErrorAs
 from hpc_gpt.files import json_in
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.tokens.sources import DOCUMENT_END, find_path
@@ -199,18 +200,17 @@ def table_path(tokens: Path) -> Path:
 
 def read_table(path: Path) -> CharTokenizer:
     """Reads a table of characters. Raises DataError if it is missing or damaged."""
-    try:
+    with (
+        OsErrorAs(DataError, f"cannot read the table of characters {path}", _REBUILD),
+        contextlib.suppress(ValueError, KeyError, TypeError, AttributeError),
+    ):
         table = json_in(path)
         characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
         found = CharTokenizer(characters)
         sound = schema == TABLE_SCHEMA and name == found.name and list(characters) == sorted(set(characters))
-    except OSError as fault:
-        raise DataError(f"cannot read the table of characters {path}: {fault.strerror}", _REBUILD) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        sound = False
-    if not sound or not characters:
-        raise DataError(f"{path} is not a table of characters, or was changed", _REBUILD)
-    return found
+        if sound and characters:
+            return found
+    raise DataError(f"{path} is not a table of characters, or was changed", _REBUILD)
 
 
 def check_table(tokens: Path, name: str) -> None:
@@ -294,10 +294,8 @@ def _open_file(path: Path) -> Tokenizer:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with OsErrorAs(DataError, f"cannot read tokenizer {path}", 'give a tokenizer.json, or "byte"'):
         return path.read_bytes()
-    except OSError as fault:
-        raise DataError(f"cannot read tokenizer {path}: {fault.strerror}", 'give a tokenizer.json, or "byte"') from None
 
 
 def _file_name(text: bytes) -> str:
