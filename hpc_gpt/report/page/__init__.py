@@ -9,6 +9,7 @@ Content-Security-Policy allows only its own script and style, by their hashes.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shlex
@@ -58,16 +59,11 @@ def check_page_target(path: Path, marker: str = _MARKER, verb: str = "report") -
         raise ConfigError(f"{path.parent} is not a folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{path.parent} cannot be written to", "give another FILE to --html")
-    if not os.path.lexists(path):
-        return
-    if not path.is_file() or path.is_symlink():
-        raise ConfigError(f"{path} is not a regular file", "give another FILE to --html")
-    try:
-        with path.open("rb") as file:
-            head = file.read(2048)
-    except OSError as fault:
-        raise ConfigError(f"cannot read {path}: {fault.strerror}", "give another FILE to --html") from None
-    if marker.encode() not in head:
+    is_ours = False
+    if path.is_file() and not path.is_symlink():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            is_ours = marker.encode() in file.read(2048)
+    if os.path.lexists(path) and not is_ours:
         raise ConfigError(
             f"{path} exists and is not a page of hpc-gpt {verb}, so it is not overwritten",
             "give another FILE to --html",
@@ -81,20 +77,21 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     labels = [run_label(run, place) for place, run in enumerate(runs)]
     anomalies = rank_anomalies(runs)
     order = worst_first(runs, anomalies)
-    detailed, charted = order[:DETAILED_RUNS], set(_charted(runs, order))
+    with_curve = [place for place in order if has_curve(runs[place])]
+    detailed, charted = order[:DETAILED_RUNS], set(with_curve[:CHARTED_RUNS])
     headings, lines, few = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    choices = curve_choices(runs, labels, order)
+    choices = curve_choices(runs, labels, with_curve)
     over = [choice.place for choice in choices][:SERIES]
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
-    with_curve = sum(map(has_curve, runs))
+    doubts = Counter(place for each in (*failures, *anomalies) if each.level < KNOW for place in each.runs)
     style, script = asset("page.css"), asset("page.js")
     page: str = page_environment(_common_folder(runs)).get_template("report/page.html.j2").render(
         version=__version__,
-        title=_title(labels),
+        title=f"{labels[0] if len(labels) == 1 else f'{len(labels):,} runs'} · hpc-gpt report",
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
@@ -117,14 +114,14 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         lines=lines,
         few=few,
         kinds=[" ".join(("l",) * (not each.right) + ("x",) * (at >= few)) for at, each in enumerate(headings)],
-        doubts=_doubts([*failures, *anomalies], len(runs)),
+        doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
         overlays=overlaid([runs[place] for place in over], [labels[place] for place in over], "all"),
         over=len(over),
         choices=choices,
         charted=len(charted),
-        with_curve=with_curve,
+        with_curve=len(with_curve),
         details=[
             details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted)
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
@@ -135,16 +132,6 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         runs=len(runs),
     )  # fmt: skip
     return page
-
-
-def _charted(runs: Sequence[RunRead], order: Sequence[int]) -> list[int]:
-    return [place for place in order if has_curve(runs[place])][:CHARTED_RUNS]
-
-
-def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
-    """The number of anomalies of each run, without those that are only good to know."""
-    counts = Counter(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
-    return [counts[place] for place in range(runs)]
 
 
 def page_environment(above: str = "") -> Any:
@@ -176,12 +163,6 @@ def asset(name: str) -> str:
 def csp_hash(text: str) -> str:
     """The hash of a style or script for the page's Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _title(labels: Sequence[str]) -> str:
-    if len(labels) == 1:
-        return f"{labels[0]} · hpc-gpt report"
-    return f"{len(labels):,} runs · hpc-gpt report"
 
 
 def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:

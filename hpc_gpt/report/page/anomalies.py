@@ -114,6 +114,11 @@ def ended_text(ended: str | None) -> str:
     return ENDED_TEXTS[ended][0] if ended in ENDED_TEXTS else safe(ended or "unknown", 60)
 
 
+def has_failed(ended: str | None) -> bool:
+    """Whether a run that ended so has failed."""
+    return ended in ENDED_TEXTS and ENDED_TEXTS[ended][1] == FAILED
+
+
 def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     """All anomalies of the runs, the worst first."""
     found: dict[tuple[int, str], _Gathered] = {}

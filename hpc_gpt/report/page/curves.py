@@ -34,9 +34,9 @@ class Choice:
     tokens: str
 
 
-def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], order: Sequence[int]) -> list[Choice]:
-    """The runs with a curve, in `order` of their places, at most MOST_CHOICES."""
-    places = [place for place in order if has_curve(runs[place])][:MOST_CHOICES]
+def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]) -> list[Choice]:
+    """The runs at `places`, which have a curve, at most MOST_CHOICES."""
+    places = places[:MOST_CHOICES]
     buckets = max(_LEAST_BUCKETS, min(BUCKETS, _POINTS // max(1, 2 * len(places))))
     found = []
     for place in places:

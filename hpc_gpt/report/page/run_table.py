@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
+from hpc_gpt.report.page.anomalies import ended_text, has_failed
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
@@ -136,10 +136,10 @@ def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> t
     """
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
     filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
-    lines = [
-        _line(run.record, label, [cells[at] for at in filled])
-        for run, label, cells in zip(runs, labels, grid, strict=True)
-    ]
+    lines = []
+    for run, label, cells in zip(runs, labels, grid, strict=True):
+        ended = run.record.ended
+        lines.append(Line(label, ended_sign(ended), ended_text(ended), has_failed(ended), [cells[at] for at in filled]))
     return [_COLUMNS[at] for at in filled], lines, sum(at < len(_FEW_COLUMNS) for at in filled)
 
 
@@ -147,13 +147,7 @@ def ended_sign(ended: str | None) -> str:
     """A sign for how a run ended, shown beside the text."""
     if ended in ("done", "running", "pending"):
         return {"done": "✓", "running": "▶", "pending": "○"}[ended]
-    level = ENDED_TEXTS.get(ended or "", ("", None))[1]
-    return "✗" if level == FAILED else "?" if ended in (None, "unknown") else "■"
-
-
-def _line(record: Record, label: str, cells: list[Cell]) -> Line:
-    bad = ENDED_TEXTS.get(record.ended or "", ("", None))[1] == FAILED
-    return Line(label, ended_sign(record.ended), ended_text(record.ended), bad, cells)
+    return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
 
 
 def _says(column: Column, cell: Cell) -> bool:
@@ -177,49 +171,33 @@ def source_of(record: Record, keys: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
 
 
-@dataclass
-class _Layout:
-    record: Record
-    steps: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)
-    memory: list[float] = field(default_factory=list)
-    kinds: set[str] = field(default_factory=set)
-    runs: int = 0
-
-
 def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
     """(layouts of runs of one model size, sequence, batch and device, the largest first; how many are left out).
 
     Layouts have a throughput or memory figure. Where there is only one, there is nothing to compare.
     """
-    groups: dict[tuple[str, ...], dict[tuple[object, ...], _Layout]] = defaultdict(dict)
-    for run in runs:
-        record = run.record
-        tokens, (memory, kind) = tokens_per_s_gpu(record), peak_memory_gib(record)
-        if tokens is None and memory is None:
+    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in (run.record for run in runs):
+        if tokens_per_s_gpu(record) is None and peak_memory_gib(record)[0] is None:
             continue
-        parts = (("sequence", record.seq), ("batch", record.global_batch))
-        task = (
-            figure_text(show_params, number(record.params)),
-            *(f"{name} {safe(value, 20)}" for name, value in parts),
-        )
-        key = (layout_text(record), record.gpus, _program(record))
-        entry = groups[*task, safe(record.device or "", 60)].setdefault(key, _Layout(record))
-        entry.runs += 1
-        entry.tokens += [] if tokens is None else [tokens]
-        entry.memory += [] if memory is None else [memory]
-        entry.kinds |= {kind} if kind else set()
-        entry.steps += [step] if (step := number(record.step_s)) is not None else []
+        size = figure_text(show_params, number(record.params))
+        sequence, batch = f"sequence {safe(record.seq, 20)}", f"batch {safe(record.global_batch, 20)}"
+        layouts = groups[size, sequence, batch, safe(record.device or "", 60)]
+        layouts[layout_text(record), record.gpus, _program(record)].append(record)
+
+    def largest(layouts: dict[tuple[object, ...], list[Record]]) -> float:
+        return max(number(records[0].params) or 0.0 for records in layouts.values())
+
     shown: list[dict[str, Any]] = []
     room, left_out = MOST_LINES, 0
-    for task, entries in sorted(groups.items(), key=lambda item: -_largest_params(item[1])):
-        known = next(iter(entries.values())).record
-        if len(entries) < 2 or None in (known.params, known.seq, known.global_batch):
+    for (size, *task), layouts in sorted(groups.items(), key=lambda item: -largest(item[1])):
+        known = next(iter(layouts.values()))[0]
+        if len(layouts) < 2 or None in (known.params, known.seq, known.global_batch):
             continue
-        lines = _layout_lines(list(entries.values()))
+        lines = _layout_lines(list(layouts.values()))
         left_out += max(0, len(lines) - room)
         if room > 0:
-            title = f"{task[0]} parameters, {', '.join(part for part in task[1:] if part)}"
+            title = f"{size} parameters, {', '.join(part for part in task if part)}"
             shown.append({"size": title, "lines": lines[:room]})
         room = max(0, room - len(lines))
     return shown, left_out
@@ -232,39 +210,36 @@ def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
     return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in known]
 
 
-def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
+def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
     """A line for each layout: medians over its runs, as text and as bars relative to the greatest of its size."""
-    most_tokens = max((median(entry.tokens) for entry in entries if entry.tokens), default=0.0)
-    most_memory = max((max(entry.memory) for entry in entries if entry.memory), default=0.0)
-    entries.sort(key=lambda entry: -median(entry.tokens) if entry.tokens else 0.0)
-    lines = []
-    for entry in entries:
-        record = entry.record
-        tokens = median(entry.tokens) if entry.tokens else None
-        memory = max(entry.memory) if entry.memory else None
-        kinds = f" {' or '.join(sorted(entry.kinds))}" if memory is not None else ""
-        lines.append(
-            {
-                "layout": layout_text(record),
-                "gpus": safe(record.gpus, 12) if record.gpus is not None else NOTHING,
-                "program": _program(record),
-                "runs": str(entry.runs),
-                "step": figure_text(show_digits, median(entry.steps) if entry.steps else None),
-                "tokens": figure_text(show_rate, tokens),
-                "tokens_bar": _bar(tokens, most_tokens),
-                "memory": figure_text(show_digits, memory) + kinds,
-                "memory_bar": _bar(memory, most_memory),
-            }
-        )
-    return lines
+    found = []
+    for records in layouts:
+        rates = [rate for record in records if (rate := tokens_per_s_gpu(record)) is not None]
+        steps = [step for record in records if (step := number(record.step_s)) is not None]
+        peaks = [(gib, kind) for gib, kind in map(peak_memory_gib, records) if gib is not None]
+        memory, _ = max(peaks, default=(None, ""))
+        found.append((median(rates) if rates else None, memory, peaks, median(steps) if steps else None, records))
+    found.sort(key=lambda line: -(line[0] or 0.0))
+    most_tokens = max(tokens or 0.0 for tokens, *_ in found)
+    most_memory = max(memory or 0.0 for _, memory, *_ in found)
+    return [
+        {
+            "layout": layout_text(records[0]),
+            "gpus": safe(records[0].gpus, 12) if records[0].gpus is not None else NOTHING,
+            "program": _program(records[0]),
+            "runs": str(len(records)),
+            "step": figure_text(show_digits, step_s),
+            "tokens": figure_text(show_rate, tokens),
+            "tokens_bar": _bar(tokens, most_tokens),
+            "memory": f"{figure_text(show_digits, memory)} {' or '.join(sorted({kind for _, kind in peaks}))}".rstrip(),
+            "memory_bar": _bar(memory, most_memory),
+        }
+        for tokens, memory, peaks, step_s, records in found
+    ]
 
 
 def _program(record: Record) -> str:
     return safe(record.engine or record.dialect or NOTHING, 60)
-
-
-def _largest_params(entries: dict[tuple[object, ...], _Layout]) -> float:
-    return max(number(entry.record.params) or 0.0 for entry in entries.values())
 
 
 def _bar(figure: float | None, most: float) -> Svg:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, Anomaly, ended_text
+from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
 from hpc_gpt.report.page.run_table import figure_text, layout_text, tokens_per_s_gpu
 from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
@@ -103,8 +103,8 @@ def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
     known = [(hours, run) for hours, run in spent if hours]
     if not known:
         return None
-    failed = sum(hours for hours, run in known if _has_failed(run))
-    again = sum(min(hours, _hours_again(run)) for hours, run in known if not _has_failed(run))
+    failed = sum(hours for hours, run in known if has_failed(run.record.ended))
+    again = sum(min(hours, _hours_again(run)) for hours, run in known if not has_failed(run.record.ended))
     total = sum(hours for hours, _ in known)
     parts = [
         f"{_hours(part)} {words}"
@@ -124,17 +124,13 @@ def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
     """The classes of failure, most GPU hours first: text, runs, GPU hours."""
     hours: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        if _has_failed(run):
+        if has_failed(run.record.ended):
             hours[run.record.ended or ""].append(number(run.record.gpu_hours) or 0.0)
     order = sorted(hours.items(), key=lambda item: (-sum(item[1]), -len(item[1])))
     return [
         {"cause": ended_text(ended), "runs": f"{len(each):,}", "hours": _hours(sum(each)) if any(each) else ""}
         for ended, each in order
     ]
-
-
-def _has_failed(run: RunRead) -> bool:
-    return ENDED_TEXTS.get(run.record.ended or "", ("", None))[1] == FAILED
 
 
 def _hours_again(run: RunRead) -> float:

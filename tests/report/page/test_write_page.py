@@ -32,10 +32,10 @@ def test_what_is_no_page_of_ours_stays_as_it_is(tmp_path, text):
 
 
 def test_a_folder_a_link_and_a_missing_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not a regular file"):
+    with pytest.raises(ConfigError, match="is not a page of hpc-gpt report"):
         check_page_target(tmp_path)
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="is not a regular file"):
+    with pytest.raises(ConfigError, match="is not a page of hpc-gpt report"):
         check_page_target(tmp_path / "link.html")
     with pytest.raises(ConfigError, match="is not a folder") as failure:
         check_page_target(tmp_path / "a b" / "report.html")
