@@ -102,7 +102,7 @@ def report(
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
     gathered = gather_paths(paths, logs_dir())
-    _sort(gathered, sort)
+    gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
     text = _predicted(gathered, form) if predictions else _text(gathered, form, columns)
     if form == "table" and not gathered.runs and not text and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
@@ -143,10 +143,6 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:
             check_folder(folder, package)
-
-
-def _sort(gathered: Gathered, sort: str) -> None:
-    gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
 
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:

@@ -220,14 +220,11 @@ def _size(figure: float | None) -> float:
 def _differ(a: Record, b: Record) -> list[str]:
     """The keys that both have and that differ, so that a step is other work, or shared by another number of GPUs."""
 
-    def is_other(key: str) -> bool:
-        of_a, of_b = getattr(a, key), getattr(b, key)
-        if of_a is None or of_b is None:
-            return False
-        # Programs count and pad the vocabulary differently.
-        return bool(abs(of_a - of_b) > (0.01 * max(of_a, of_b) if key == "params" else 0))
-
-    return [key for key in (*_BATCH, "gpus", *_SHAPE) if is_other(key)]
+    pairs = {key: (getattr(a, key), getattr(b, key)) for key in (*_BATCH, "gpus", *_SHAPE)}
+    # Programs count and pad the vocabulary differently.
+    alike = {"params": 0.01}
+    known = {key: pair for key, pair in pairs.items() if None not in pair}
+    return [key for key, (of_a, of_b) in known.items() if abs(of_a - of_b) > alike.get(key, 0) * max(of_a, of_b)]
 
 
 def tokens_per_step(record: Record) -> float | None:
@@ -239,28 +236,18 @@ def tokens_per_step(record: Record) -> float | None:
 
 
 def _verdict(a: RunRead, b: RunRead, speeds: Sequence[Speed]) -> str:
-    if _is_same_run(a, b):
+    files = [{path.resolve() for path in (run.folder and [run.folder]) or run.files} for run in (a, b)]
+    is_ours = [run.folder is not None for run in (a, b)]
+    if files[0] and files[0] == files[1] and is_ours[0] == is_ours[1] and (is_ours[0] or a.record.run == b.record.run):
         return "same_run"
-    if _is_identical(a, b):
+    columns = [(a.steps[name], b.steps[name]) for name in ("step", "step_s", "loss")]
+    is_timed = bool(np.isfinite(a.steps["step_s"]).any())
+    if is_timed and all(np.array_equal(of_a, of_b, equal_nan=True) for of_a, of_b in columns):
         return "identical"
     interval = speeds[0].interval
     if interval is None:
         return "no_interval"
     return "no_difference" if not interval.is_shown else "faster" if interval.change > 0 else "slower"
-
-
-def _is_same_run(a: RunRead, b: RunRead) -> bool:
-    if a.folder is not None or b.folder is not None:
-        return a.folder is not None and b.folder is not None and a.folder.resolve() == b.folder.resolve()
-    files = [{path.resolve() for path in run.files} for run in (a, b)]
-    return bool(files[0]) and files[0] == files[1] and a.record.run == b.record.run
-
-
-def _is_identical(a: RunRead, b: RunRead) -> bool:
-    """Whether both have the same steps with the same figures."""
-    pairs = [(a.steps[name], b.steps[name]) for name in ("step", "step_s", "loss")]
-    timed = bool(np.isfinite(a.steps["step_s"]).any())
-    return timed and all(np.array_equal(of_a, of_b, equal_nan=True) for of_a, of_b in pairs)
 
 
 def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:

@@ -117,12 +117,8 @@ def _memory(candidate: Candidate) -> str:
     used = [name for name in _MEMORY if name not in _OPTIONAL or any(getattr(stage, name) for stage in stages)]
     lines = [[name, *(f"{getattr(stages[place], name):.2f}" for place in shown)] for name in used]
     lines.append(["peak in", *(stages[place].moment for place in shown)])
-    headings = ["", *(_stage_name(place, candidate.memory.deciding) for place in shown)]
+    headings = ["", *(f"stage {place}" + "*" * (place == candidate.memory.deciding) for place in shown)]
     return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
-
-
-def _stage_name(place: int, deciding: int) -> str:
-    return f"stage {place}" + ("*" if place == deciding else "")
 
 
 def _time(candidate: Candidate) -> str:

@@ -284,12 +284,13 @@ def heading(searched: Searched, name: str, params: int) -> str:
 def figures_lines(figures: Figures, gpus: int) -> list[str]:
     """Lines with the figures of the best candidate."""
     low, high = figures.step_s_low, figures.step_s_high
+    days = f"{figures.days:,.1f} days" if figures.days >= 1 else f"{24 * figures.days:.1f} hours"
     return [
         f"step {show_rate(figures.step_s)} s ({show_rate(low)} to {show_rate(high)}), "
         f"{figures.tokens_per_s:,.0f} tokens/s, {figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{tokens_text(figures.budget_tokens)} tokens: {_days(figures.days)} on {counted(gpus, 'GPU')}, "
+        f"{tokens_text(figures.budget_tokens)} tokens: {days} on {counted(gpus, 'GPU')}, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
@@ -331,10 +332,6 @@ def tokens_text(tokens: float) -> str:
     """
     unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)
     return f"{tokens / unit:,.5g}e{power}"
-
-
-def _days(days: float) -> str:
-    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
 
 
 def wrapped(text: str, width: int | None) -> list[str]:

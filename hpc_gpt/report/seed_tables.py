@@ -292,7 +292,8 @@ def _csv(lines: SweepLines) -> str:
     headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in seeds), "notes", "ended", "run"]
     written = []
     for line in lines.lines:
-        figures = [_highest(look_up(line.figures, key)) for key in keys]
+        figures = [look_up(line.figures, key) for key in keys]
+        figures = [max(value, default=None) if isinstance(value, list) else value for value in figures]
         printed = [line.row.seed.get(key) for key in seeds]
         run = line.record.run if line.record else None
         written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run])
@@ -354,7 +355,3 @@ def _ended(line: SeedLine) -> str:
     if line.record is None:
         return "impossible" if line.row.impossible else ""
     return line.record.ended or ""
-
-
-def _highest(value: Any) -> Any:
-    return max(value, default=None) if isinstance(value, list) else value

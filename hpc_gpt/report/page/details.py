@@ -254,7 +254,8 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
         words.append(f"Evaluation {_course(*points)}.")
     if restarts:
         legend.append((swatch("restart"), "restart"))
-        words.append(_restarts_text(restarts))
+        starts = "; ".join(f"{attempt} starts at step {step:,.0f}" for step, attempt in restarts[:5])
+        words.append(starts.capitalize() + and_more(len(restarts), 5) + ".")
     if len(skipped):
         legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
         words.append(f"{counted(len(skipped), 'step')} skipped, the first at step {skipped[0]:,.0f}.")
@@ -266,11 +267,6 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
         legend.append((swatch("s0"), f"one of {curve.stride} steps"))
     marks = ChartMarks(restarts, skipped, nan, level, points)
     return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
-
-
-def _restarts_text(restarts: Sequence[tuple[float, str]]) -> str:
-    starts = [f"{attempt} starts at step {step:,.0f}" for step, attempt in restarts[:5]]
-    return "; ".join(starts).capitalize() + and_more(len(restarts), 5) + "."
 
 
 def _course(x: Points, y: Points) -> str:

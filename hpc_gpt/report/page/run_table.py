@@ -135,7 +135,11 @@ def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> t
     `sources`: cells have the source of their figure.
     """
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
-    filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
+    filled = []
+    for at, column in enumerate(_COLUMNS):
+        nothing = (NOTHING, "0") if column.keys[0] in _ZERO_IS_NOTHING else (NOTHING,)
+        if any(line[at].text not in nothing for line in grid):
+            filled.append(at)
     lines = []
     for run, label, cells in zip(runs, labels, grid, strict=True):
         ended = run.record.ended
@@ -150,10 +154,6 @@ def ended_sign(ended: str | None) -> str:
     return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
 
 
-def _says(column: Column, cell: Cell) -> bool:
-    return cell.text != NOTHING and not (column.keys[0] in _ZERO_IS_NOTHING and cell.text == "0")
-
-
 def _cell(column: Column, record: Record, sources: bool) -> Cell:
     value = column.value(record) if column.digits is str else number(column.value(record))
     if value is None:
@@ -163,12 +163,10 @@ def _cell(column: Column, record: Record, sources: bool) -> Cell:
     else:
         text = figure_text(column.digits, value)
         cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
-    return replace(cell, source=source_of(record, column.keys)) if sources and value is not None else cell
-
-
-def source_of(record: Record, keys: Sequence[str]) -> str:
-    """The sources of the keys' figures, each once."""
-    return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
+    if value is None or not sources:
+        return cell
+    stated = [safe(where, 240) for key in column.keys if (where := record.sources.get(key))]
+    return replace(cell, source="; ".join(dict.fromkeys(stated)))
 
 
 def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
