@@ -167,7 +167,7 @@ class Bench:
             for row in failed
         )
         hint = f"hpc-gpt why {failed[0].places[0]}"
-        if failed[0].record.ended in GOOD and failed[0].cell in {cell.name for cell in self.cells if cell.command}:
+        if failed[0].record.ended in GOOD and failed[0].cell in {cell.name for cell in self.cells if cell.is_peer}:
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
         raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
 
@@ -178,6 +178,6 @@ class Bench:
         else:
             why = record.cause or (record.flags[-1] if record.ended in GOOD and record.flags else None)
             sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {found.place}\n")
-        if record.ended in OUT_OF_MEMORY and cell.prepared is not None and cell.command is None:
+        if record.ended in OUT_OF_MEMORY and cell.prepared is not None and not cell.is_peer:
             self.advice[cell.name] = advice_on_memory(cell.prepared.resolved, self.profile, record.ended)
             sys.stderr.write(f"{label}: {self.advice[cell.name]}\n")

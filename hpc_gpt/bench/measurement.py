@@ -15,7 +15,6 @@ from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
 from hpc_gpt.launch.control import follow
-from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
@@ -65,26 +64,20 @@ def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label:
     if cell.record is not None:
         return Measured(cell.record, folder)
     assert cell.prepared is not None
-    measured = _measure_run(cell.prepared, folder, provenance, label)
-    if cell.command is None:
-        return measured
-    logs = RunFolder(measured.place).attempts()[-1:]
-    record = peer_record(measured.record, logs[0].log, cell.pattern) if logs else measured.record
-    return replace(measured, record=record)
-
-
-def _measure_run(prepared: Prepared, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
-    run = write_run(prepared, folder, provenance)
+    run, resolved = write_run(cell.prepared, folder, provenance), cell.prepared.resolved
     interrupts = 0
     try:
-        start_run(run, prepared.resolved)
+        start_run(run, resolved)
     except KeyboardInterrupt:  # it may have been started
         interrupts = 1
     try:
         follow([run], lambda statuses: f"{label}  {_state(run, statuses)}", interrupts)
     finally:
         _wait_until_gone(run)
-    return Measured(with_predicted_memory(leave_record(run), prepared.resolved), run.path)
+    record = with_predicted_memory(leave_record(run), resolved)
+    if cell.is_peer and (attempts := run.attempts()):
+        record = peer_record(record, attempts[-1].log, cell.pattern)
+    return Measured(record, run.path)
 
 
 def _wait_until_gone(run: RunFolder) -> None:

@@ -32,12 +32,14 @@ _OF_THE_RUN = ("run", "name", "job_id", "config_hash", "versions", "started", "e
                "gpu_hours", "node_list")  # fmt: skip
 
 
-def read_peers(peers: Sequence[str], patterns: Sequence[str], taken: Sequence[str] = ()) -> list[BenchCell]:
-    """The cells of the values of `--peer` (`NAME=COMMAND`) and `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all
-    others). `taken`: names that none may have. Raises ConfigError with all faults at once."""
+def read_peers(
+    peers: Sequence[str], patterns: Sequence[str], taken: Sequence[str] = ()
+) -> dict[str, tuple[str, str | None]]:
+    """{name: (line for a shell, pattern of its tokens/s if it has one)} by the values of `--peer` (`NAME=COMMAND`) and
+    `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all others). `taken`: names that none may have. Raises ConfigError
+    with all faults at once."""
     faults = ["--peer-pattern reads what a peer prints, but there is no --peer"] if patterns and not peers else []
-    commands: dict[str, str] = {}
-    own: dict[str, str] = {}
+    commands, own = dict[str, str](), dict[str, str]()
     for value in peers:
         found = _PEER.fullmatch(value)
         if found is None:
@@ -56,14 +58,14 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str], taken: Sequence[st
         faults.append(f"--peer-pattern '{text}' is {what}")
     example = PATTERN_EXAMPLE if commands and len(commands) == len(peers) else _EXAMPLE
     raise_faults(dict.fromkeys(faults, example))
-    return [BenchCell(name, command=line, pattern=own.get(name, own.get(""))) for name, line in commands.items()]
+    return {name: (line, own.get(name, own.get(""))) for name, line in commands.items()}
 
 
-def prepare_peer(cell: BenchCell, profile: ClusterProfile) -> BenchCell:
-    """The cell with its run: the command as it is, once, in the current folder. Raises ConfigError."""
-    run = re.sub(r"(?<!\$)\{(\w+)\}", r"{{\1}}", cell.command or "")  # no brace of it is one of [command]'s
+def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterProfile) -> BenchCell:
+    """The peer's run: the command as it is, once, in the current folder. Raises ConfigError."""
+    run = re.sub(r"(?<!\$)\{(\w+)\}", r"{{\1}}", command)  # no brace of it is one of [command]'s
     experiment = Experiment(
-        name=cell.name,
+        name=name,
         engine=Engine("command"),
         layout=LayoutRequest(gpus=len(list_gpus()) or 1),
         train=Train(steps=0),  # as many as it makes
@@ -71,7 +73,8 @@ def prepare_peer(cell: BenchCell, profile: ClusterProfile) -> BenchCell:
         command=Command(run=run, per="job", snapshot=False),
     )
     resolved = resolve(experiment, profile)
-    return replace(cell, prepared=finish(resolved, profile, experiment_text(resolved, "a bench's peer"), ()))
+    prepared = finish(resolved, profile, experiment_text(resolved, "a bench's peer"), ())
+    return BenchCell(name, prepared, pattern)
 
 
 def peer_record(record: Record, log: Path, pattern: str | None) -> Record:
@@ -80,7 +83,7 @@ def peer_record(record: Record, log: Path, pattern: str | None) -> Record:
     figures = max(read, key=lambda each: each.steps_used or 0, default=Record())
     flags, sources, settings = [*record.flags, *figures.flags], {**figures.sources}, figures.settings | record.settings
     if pattern is not None:
-        lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").split("\n")
+        lines = re.split("[\r\n]", log.read_text(encoding="utf-8", errors="replace"))
         own = f"{record.name}: once a job on "  # our line before the program's, which has the command
         matches = [re.search(pattern, line) for line in lines if not line.startswith(own)]
         found = [value for match in matches if match and 0 < (value := figure(match[1] or "") or 0) < 1e15]

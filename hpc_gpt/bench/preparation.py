@@ -53,24 +53,19 @@ _BENCH: Mapping[str, Any] = {
 class BenchCell:
     """One thing that is measured, a row of the table. Its `name` is unique in the bench.
 
-    A peer also has `command`, a line for a shell, and `pattern`, a regular expression that finds tokens/s in its
-    output; None if the log readers find them. A cell that cannot run here has a `record` with the reason.
+    `pattern`: a regular expression that finds tokens/s in a peer's output; None if the log readers find them. A cell
+    that cannot run here has a `record` with the reason.
     """
 
     name: str
     prepared: Prepared | None = None
-    command: str | None = None
     pattern: str | None = None
     record: Record | None = None
 
     @property
-    def slug(self) -> str:
-        """The name as that of a folder or file.
-
-        >>> BenchCell("deepspeed-zero:3 mbs 4").slug
-        'deepspeed-zero_3_mbs_4'
-        """
-        return folder_name(self.name)
+    def is_peer(self) -> bool:
+        """Whether it is a program of the user's own."""
+        return self.prepared is not None and self.prepared.resolved.command is not None
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,8 @@ def prepare_cells(asked: BenchAsked) -> Cells:
         raise next(iter(faults.values())) if len(faults) == 1 else faults_of_rows(faults)
     prepared = [cell.prepared for cell in cells if cell.prepared]
     notes = dict.fromkeys(note for each in prepared for note in each.notes)
-    if source := _other_source(file, row):
+    source = load_experiment(file, None, row, steps_elsewhere=True).data.source
+    if "data" in file.tables and source != "random":
         notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
     if not (asked.has_gpu or asked.smoke):
         notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
@@ -157,9 +153,8 @@ def prepare_cell(
     if name is None:
         micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
         name = f"{engine or experiment.engine.name}{micro_batch}"
-    cell = BenchCell(name)
     if row is None:
-        experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{cell.slug}")
+        experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{folder_name(name)}")
     if asked.smoke:
         resolved = _shrunken(experiment, asked, "layout.micro_batch" in over, notes)
     else:
@@ -169,7 +164,7 @@ def prepare_cell(
     resolved = as_row(resolved, file, row)
     prepared = finish(resolved, asked.profile, file.text, tuple(notes))
     beside = folder_beside(file, resolved, {**over, **asked.overrides}, row)
-    return replace(cell, prepared=replace(prepared, data_beside=beside))
+    return BenchCell(name, replace(prepared, data_beside=beside))
 
 
 def parse_engines(text: str | None) -> list[str]:
@@ -211,23 +206,20 @@ def _check_single(option: str, parts: Sequence[str]) -> None:
 
 def _load(asked: BenchAsked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
-    needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
-    overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
+    if asked.is_ladder:
+        needed = dict(_MEASURED)
+        if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron"):
+            needed |= {"data.source": "random", "data.path": None}  # not the user's own file
+        needed |= {} if asked.steps is None else {"train.minutes": None}
+        overrides = {**needed, **over, **own}
+    else:
+        overrides = {**_BENCH, **over, **own, "data.source": "random"}
     # A cell's micro-batch does not change the number of micro-batches of a step.
     experiment = load_row(file, overrides, row, asked.gives_steps, batch_follows=True)
     if "train.log_every" in own or asked.is_ladder:
         return experiment
     # No logging, so that nothing is copied from the device between the first step and the last.
     return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
-
-
-def _of_rung(asked: BenchAsked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
-    """The bench's own settings of a rung: random tokens instead of the user's own file, and no time limit if steps are
-    asked for."""
-    needed = dict(_MEASURED)
-    if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron"):
-        needed |= {"data.source": "random", "data.path": None}
-    return needed if asked.steps is None else {**needed, "train.minutes": None}
 
 
 def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Experiment:
@@ -286,12 +278,6 @@ def _shrunken(experiment: Experiment, asked: BenchAsked, holds_micro_batch: bool
         *lines,
     ]
     return resolved
-
-
-def _other_source(file: ExperimentFile, row: str | None) -> str | None:
-    """The experiment's own source of tokens; None if it does not state one, or they are random."""
-    source = load_experiment(file, None, row, steps_elsewhere=True).data.source
-    return None if source == "random" or "data" not in file.tables else source
 
 
 def _name(asked: BenchAsked, file: ExperimentFile, experiment: Experiment) -> str:

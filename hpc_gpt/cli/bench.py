@@ -17,7 +17,6 @@ from hpc_gpt.bench.preparation import (
     DEFAULT_BENCH,
     BenchAsked,
     BenchCell,
-    Cells,
     parse_engines,
     parse_micro_batches,
     prepare_cells,
@@ -138,8 +137,12 @@ def bench(
     asked = _asked(request, engines, micro_batches, steps)
     found = prepare_cells(asked)
     programs = read_peers(peers, patterns, [cell.name for cell in found.cells])
-    cells = [*found.cells, *(prepare_peer(peer, asked.profile) for peer in programs)]
-    _print_notes(found)
+    cells = [*found.cells, *(prepare_peer(name, *peer, asked.profile) for name, peer in programs.items())]
+    for note in found.notes:
+        click.echo(note, err=True)
+    predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
+    for line in dict.fromkeys(each.line for each in predictions if each):
+        click.echo(line, err=True)
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
 
 
@@ -187,15 +190,6 @@ def _check_count(option: str, count: int | None) -> None:
         raise ConfigError(
             f"{option} is {count}, but must be at least 1", f"leave {option} out, or give a number above 0"
         )
-
-
-def _print_notes(found: Cells) -> None:
-    """Prints what was changed for the bench and what is predicted, each once."""
-    for note in found.notes:
-        click.echo(note, err=True)
-    predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
-    for line in dict.fromkeys(each.line for each in predictions if each):
-        click.echo(line, err=True)
 
 
 def _run(

@@ -8,7 +8,6 @@ import pytest
 
 from hpc_gpt.bench.measurement import measure
 from hpc_gpt.bench.peer import peer_record, prepare_peer, read_peers
-from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import load_profile
@@ -16,16 +15,13 @@ from hpc_gpt.settings.cluster import load_profile
 
 def test_a_command_may_hold_anything_a_shell_does():
     command = "cd ~/nanoGPT && X=1 python train.py --a=b | tee out"
-    assert read_peers([f"nanogpt={command}"], []) == [BenchCell("nanogpt", command=command)]
+    assert read_peers([f"nanogpt={command}"], []) == {"nanogpt": (command, None)}
 
 
 def test_a_pattern_is_for_all_peers_or_for_the_one_it_names():
     peers = read_peers(["a=run a", "b=run b", "c=run c"], [r"tok=(\d+)", r"b=rate (\S+)"])
-    assert [(peer.name, peer.pattern) for peer in peers] == [
-        ("a", r"tok=(\d+)"),
-        ("b", r"rate (\S+)"),
-        ("c", r"tok=(\d+)"),
-    ]
+    patterns = [pattern for _, pattern in peers.values()]
+    assert (list(peers), patterns) == (["a", "b", "c"], [r"tok=(\d+)", r"rate (\S+)", r"tok=(\d+)"])
 
 
 @pytest.mark.parametrize(
@@ -63,9 +59,9 @@ def test_a_secret_in_a_faulty_value_is_not_repeated():
 
 
 def test_a_command_with_a_secret_is_refused_as_the_run_folder_would_keep_it():
-    (cell,) = read_peers(["a=HF_TOKEN=hf_plantedplantedplanted1 ./train.sh"], [])
+    found = read_peers(["a=HF_TOKEN=hf_plantedplantedplanted1 ./train.sh"], [])
     with pytest.raises(ConfigError, match=r"looks like a secret.*HF_TOKEN=\[removed\]"):
-        prepare_peer(cell, load_profile("local"))
+        prepare_peer("a", *found["a"], load_profile("local"))
 
 
 NANOGPT = "tokens per iteration will be: 16,384\n" + "".join(
@@ -133,7 +129,7 @@ def test_a_peer_is_a_run_of_its_command_as_it_is_and_leaves_nothing_running(tmp_
     line = (
         'sleep 300 & echo $!; echo "$GREETING ${GREETING} {gpus} {{y}} 7 tok/s"; echo KeyError: $WANDB_API_KEY; exit 7'
     )
-    cell = prepare_peer(BenchCell("own", command=line, pattern=r"(\d+) tok/s"), load_profile("local"))
+    cell = prepare_peer("own", line, r"(\d+) tok/s", load_profile("local"))
     measured = measure(cell, tmp_path, {}, "own")
     said = (measured.place / "attempts" / "1" / "log").read_text().splitlines()
     assert "two  words two  words {gpus} {{y}} 7 tok/s" in said
