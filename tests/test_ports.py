@@ -44,9 +44,9 @@ def test_a_port_on_which_somebody_listens_is_passed_over_and_each_start_has_anot
 def test_a_taken_port_is_a_start_to_be_repeated_at_once_with_the_port_in_its_cause(tmp_path: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.chain.judge import EndedAttempt, Rules, judge
+    from hpc_gpt.ends.judge import EndedAttempt, Rules, judge
     from hpc_gpt.runs.run_folder import Attempt
-    from hpc_gpt.train.ending import report_failure
+    from hpc_gpt.supervision.ending import report_failure
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

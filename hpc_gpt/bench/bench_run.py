@@ -23,10 +23,10 @@ from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measured, measure
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import advice_on_memory
+from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.files import replace_whole
 from hpc_gpt.readers.runs import BENCH_FILE
-from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
+from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.readers.runs.own_run import DIALECT
-from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 

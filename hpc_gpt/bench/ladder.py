@@ -12,10 +12,10 @@ from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
 from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
+from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
-from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile

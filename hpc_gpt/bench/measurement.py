@@ -13,19 +13,19 @@ from typing import Any
 from hpc_gpt.bench.peer import peer_record
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import with_predicted_memory
+from hpc_gpt.ends.failures import GOOD
+from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.formulas import hfu, mfu
-from hpc_gpt.launch.control import follow
-from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.runs.failures import GOOD
 from hpc_gpt.runs.live import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.run_state import newest_submission
 from hpc_gpt.terminal import width
+from hpc_gpt.watch.control import follow
+from hpc_gpt.watch.status import RunStatus
 
 # How a cell ends that is too large for the machine.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.bench.preparation import BenchCell
+from hpc_gpt.ends.state import ends_by_itself
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.launch.prepare import finish
 from hpc_gpt.readers.pattern import figure
@@ -17,7 +18,6 @@ from hpc_gpt.readers.runs.discovery import Discovered
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.state import ends_by_itself
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest, Train

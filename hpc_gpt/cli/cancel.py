@@ -7,9 +7,9 @@ import sys
 import click
 
 from hpc_gpt.cli.requests import chosen_runs, runs_argument
-from hpc_gpt.launch.control import cancel_run, describe, nothing_to
-from hpc_gpt.launch.status import RunStatus, ask_status, read_status, silence_note
 from hpc_gpt.runs.run_folder import IN_QUEUE
+from hpc_gpt.watch.control import cancel_run, describe, nothing_to
+from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
 
 PLACE = 110
 

@@ -11,11 +11,11 @@ import click
 
 from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
+from hpc_gpt.ends import bad_nodes
+from hpc_gpt.ends.bad_nodes import BadNode, listed
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request, choose_profile, with_small
-from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.bad_nodes import BadNode, listed
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment_file import find_experiment

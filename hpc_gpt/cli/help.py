@@ -8,11 +8,11 @@ from dataclasses import is_dataclass
 import click
 
 from hpc_gpt.cli.option_groups import UncutGroup
+from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.launch.render import variables
-from hpc_gpt.runs.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model

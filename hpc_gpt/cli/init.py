@@ -67,9 +67,9 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.cli.plan import print_stand_in, search_asked
     from hpc_gpt.launch.plan_question import ask_plan
     from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
+    from hpc_gpt.plan.experiment import planned_tables, planned_text
     from hpc_gpt.plan.search import figures_of
-    from hpc_gpt.report.plan_table import unchecked
-    from hpc_gpt.report.planned_experiment import planned_tables, planned_text
+    from hpc_gpt.plan.table import unchecked
     from hpc_gpt.settings.experiment import Experiment
     from hpc_gpt.settings.resolve import resolve
     from hpc_gpt.tables import check_tables

@@ -8,8 +8,8 @@ import click
 
 from hpc_gpt.cli.run_argument import run_argument, run_meant
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.logs import follow_logs, log_path, read_tail, with_errors
 from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.watch.logs import follow_logs, log_path, read_tail, with_errors
 
 PLACE = 70
 

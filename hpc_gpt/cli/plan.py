@@ -17,12 +17,11 @@ from hpc_gpt.cli.removed_option import removed_option
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
-from hpc_gpt.launch.prediction import compiled_step
 from hpc_gpt.launch.request import Request
+from hpc_gpt.plan.explanation import explain_plan
+from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
-from hpc_gpt.plan.training import engine_for
-from hpc_gpt.report.plan_explanation import explain_plan
-from hpc_gpt.report.plan_table import (
+from hpc_gpt.plan.table import (
     can_draw_blocks,
     count_text,
     engine_text,
@@ -37,6 +36,7 @@ from hpc_gpt.report.plan_table import (
     unchecked,
     wrapped,
 )
+from hpc_gpt.plan.training import engine_for
 from hpc_gpt.settings.cluster import load_profile, user_default
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.tables import toml_value

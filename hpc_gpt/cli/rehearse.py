@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, JobFailed
+from hpc_gpt.launch.forecast import Forecast
 from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small

@@ -13,17 +13,17 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.columns import Column, column, grid
+from hpc_gpt.ends.run_state import clock
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.slurm import has_sbatch
-from hpc_gpt.launch.status import RunStatus, ask_status, silence_note
-from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.run_state import clock
 from hpc_gpt.settings.cluster import user_default
+from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
+from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.watch.sweep_status import SweepStatus, by_sweep, fold
 from hpc_gpt.words import plain, show_duration, show_value
 
 PLACE = 60

@@ -15,7 +15,6 @@ from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.allocation import Allocation, read_allocation
-from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
@@ -27,7 +26,6 @@ from hpc_gpt.launch.resumption import (
     forecast_same,
     prepare_resumption,
 )
-from hpc_gpt.launch.slurm_start import ExpectedStart
 from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run, write_run
 from hpc_gpt.launch.sweep import (
     SubmittedSweep,
@@ -39,8 +37,8 @@ from hpc_gpt.launch.sweep import (
     write_sweep,
 )
 from hpc_gpt.launch.until import Until, parse_until
+from hpc_gpt.plan.table import count_text
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
@@ -48,7 +46,9 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
+from hpc_gpt.watch.control import wait_for, wait_for_all
 from hpc_gpt.words import counted
 
 # What may change when the script of a run is started again.

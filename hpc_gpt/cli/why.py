@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.run_argument import run_meant, run_or_logs_argument
+from hpc_gpt.ends.failures import RETRY_WORDS, meaning
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.failures import RETRY_WORDS, meaning
 from hpc_gpt.words import class_and_words
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def why(run: str | None, as_json: bool) -> None:
     found = explain(run_meant(run), logs_folder())
     silence = ""
     if found.is_open and found.own is not None:
-        from hpc_gpt.launch.status import ask_status
+        from hpc_gpt.watch.status import ask_status
 
         (row,), silence = ask_status([found.own], limit_s=0)
         found = found.as_status_says(row.state, row.cause)
     if found.unnamed_canceller is not None:
-        from hpc_gpt.launch.slurm import who_cancelled
+        from hpc_gpt.slurm.clients import who_cancelled
 
         cluster = found.own.slurm_cluster() if found.own is not None else None
         found = replace(found, cancelled_by=who_cancelled(found.unnamed_canceller, cluster))
@@ -52,7 +52,7 @@ def why(run: str | None, as_json: bool) -> None:
     for words in found.cannot:
         click.echo(f"note: not read: {words}", err=True)
     if silence:
-        from hpc_gpt.launch.status import silence_note
+        from hpc_gpt.watch.status import silence_note
 
         click.echo(silence_note(silence), err=True)
     if not found.is_explained:

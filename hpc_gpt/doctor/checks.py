@@ -27,7 +27,6 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
 from hpc_gpt.preflight.nodes import Preflight, write_table
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
@@ -36,6 +35,7 @@ from hpc_gpt.runs.room import free_gib, room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import ask, check_reachable
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted, show_bytes
 

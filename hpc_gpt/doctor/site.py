@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.launch.slurm import ask
 from hpc_gpt.settings.cluster import DEVICES
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.slurm.clients import ask
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted, plain
 

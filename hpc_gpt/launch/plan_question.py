@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prediction import constants_of
 from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.rates import Constants
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.hf_config import model_name
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape
+from hpc_gpt.weights.config import model_name
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prediction import Prediction, faster_notes, plan_open, predict
 from hpc_gpt.launch.prepare_script import PreparedScript, SbatchRequest, prepare_file, prepare_script
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import (
@@ -28,6 +27,7 @@ from hpc_gpt.launch.request import (
     words_of_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
+from hpc_gpt.plan.prediction import Prediction, faster_notes, plan_open, predict
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -35,15 +35,15 @@ from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
-from hpc_gpt.settings.hf_config import unread_keys
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
+from hpc_gpt.weights.config import unread_keys
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.forecast import Forecast
-    from hpc_gpt.chain.measured import Earlier
+    from hpc_gpt.launch.forecast import Forecast
+    from hpc_gpt.launch.past_timings import Earlier
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
@@ -211,7 +211,7 @@ def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved
 
 def earlier_runs() -> Earlier:
     """The measurements of the runs in the logs folder; read on first use."""
-    from hpc_gpt.chain.measured import Earlier  # needs numpy, which a render does not
+    from hpc_gpt.launch.past_timings import Earlier  # needs numpy, which a render does not
 
     logs = logs_folder()
     return Earlier(lambda: list_runs(logs))

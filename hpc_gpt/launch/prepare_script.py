@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.ends.failures import MOST_UNSEEN
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
-from hpc_gpt.runs.failures import MOST_UNSEEN
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile, user_default

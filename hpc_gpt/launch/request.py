@@ -11,17 +11,17 @@ from typing import Any
 
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Until
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
-from hpc_gpt.settings.hf_config import model_name
 from hpc_gpt.settings.resolve import with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
+from hpc_gpt.slurm.clients import has_sbatch
+from hpc_gpt.weights.config import model_name
 from hpc_gpt.words import counted
 
 # In place of a file's path, if no EXPERIMENT is given and the default of every key applies.

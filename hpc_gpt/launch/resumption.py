@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.decisions import read_history
-from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.ends.decisions import read_history
+from hpc_gpt.ends.failures import LIVE
+from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.launch.prediction import Prediction
 from hpc_gpt.launch.prepare import Prepared, finish
-from hpc_gpt.launch.slurm import check_reachable
-from hpc_gpt.launch.status import read_own_status
 from hpc_gpt.launch.submission import Submitted, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.attempt_time import gpus_of
-from hpc_gpt.runs.failures import LIVE
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
@@ -36,10 +34,12 @@ from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
 from hpc_gpt.settings.resolve import experiment_tables, experiment_text
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import check_reachable
+from hpc_gpt.watch.status import read_own_status
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.forecast import Forecast
-    from hpc_gpt.chain.measured import Earlier
+    from hpc_gpt.launch.forecast import Forecast
+    from hpc_gpt.launch.past_timings import Earlier
 
 # More than the controller takes from the end of an attempt to its own, on a busy machine.
 _LEAVING_S = 20.0

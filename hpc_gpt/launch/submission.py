@@ -12,19 +12,19 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
-from hpc_gpt.launch.slurm import check_dependency, check_output_path, check_reachable, has_sbatch
-from hpc_gpt.launch.slurm_start import ExpectedStart, NeverStarts, ask_start
 from hpc_gpt.preflight.lines import preflight_limit_s
+from hpc_gpt.program.work_folder import WORK_KEY, snapshot_of
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.provenance import collect, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
-from hpc_gpt.runs.work_folder import WORK_KEY, snapshot_of
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import check_weights, read_folder
+from hpc_gpt.slurm.clients import check_dependency, check_output_path, check_reachable, has_sbatch
+from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_start
 from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.weights.folder import check_weights, read_folder
 from hpc_gpt.words import counted
 
 
@@ -141,7 +141,7 @@ def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm_executor import submit_to_slurm
+        from hpc_gpt.slurm.executor import submit_to_slurm
 
         ids = submit_to_slurm(run, resolved, jobs, words)
         return Submitted(run, "slurm", ids[0], tuple(ids))

@@ -17,12 +17,12 @@ from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import array_script, directives_but_name
-from hpc_gpt.launch.slurm import largest_array
-from hpc_gpt.launch.slurm_start import NeverStarts
 from hpc_gpt.launch.submission import Submitted, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.slurm.clients import largest_array
+from hpc_gpt.slurm.start_check import NeverStarts
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
 def _queue(
     sweep: SubmittedSweep, folder: Path, rows: Sequence[Prepared], runs: Sequence[RunFolder], at_once: int | None
 ) -> SweepJob:
-    from hpc_gpt.launch.slurm_executor import ARRAY_SCRIPT, submit_array
+    from hpc_gpt.slurm.executor import ARRAY_SCRIPT, submit_array
 
     try:
         waits = check_start(rows[0].resolved, rows[0].script)
@@ -114,7 +114,7 @@ def _queue(
 def submit_script_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
     """Submit an array of a job script: a run folder for each element, with a link by its number, and one job. Raises as
     submit_run."""
-    from hpc_gpt.launch.slurm_executor import submit_own
+    from hpc_gpt.slurm.executor import submit_own
 
     asked, resolved = prepared.job_script, prepared.resolved
     assert asked is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prediction import Prediction
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.experiment import limit_s
@@ -16,8 +16,8 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.forecast import Forecast
-    from hpc_gpt.chain.measured import Earlier
+    from hpc_gpt.launch.forecast import Forecast
+    from hpc_gpt.launch.past_timings import Earlier
 
 _FORMS = "--until tokens=30e9, --until steps=5000 or --until loss=2.9"
 _MOST = 10**12  # steps; a larger number is a mistake
@@ -139,8 +139,8 @@ def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastI
 
     Raises ConfigError if the training cannot reach its end.
     """
-    from hpc_gpt.chain.forecast import Known, make_forecast
-    from hpc_gpt.chain.measured import measure_run
+    from hpc_gpt.launch.forecast import Known, make_forecast
+    from hpc_gpt.launch.past_timings import measure_run
 
     step = prediction.tables["step"] if prediction.tables is not None else None
     before = None

@@ -13,6 +13,8 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.render import render_script
+from hpc_gpt.program.work_folder import WORK_ARCHIVE
+from hpc_gpt.program.work_folder import changed_since as changed_in
 from hpc_gpt.runs.checkpoints import faults_of, list_complete, newest_sound
 from hpc_gpt.runs.program_checkpoints import WORK
 from hpc_gpt.runs.provenance import INIT, collect
@@ -20,15 +22,13 @@ from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.unpack import CODE_ARCHIVE, FOLDER, SUMS, unpacked_files
-from hpc_gpt.runs.work_folder import WORK_ARCHIVE
-from hpc_gpt.runs.work_folder import changed_since as changed_in
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import read_folder
-from hpc_gpt.settings.weights_identity import changes_since
 from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
+from hpc_gpt.weights.folder import read_folder
+from hpc_gpt.weights.identity import changes_since
 
 # {check: what a difference means for the run}.
 MEANS = {

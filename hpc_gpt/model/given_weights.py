@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.initial_weights import AT_ONCE, STD, InitialWeights
-from hpc_gpt.settings.hf_names import parts_of, size_of
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.weights_folder import WeightsFolder, check_weights
+from hpc_gpt.weights.folder import WeightsFolder, check_weights
+from hpc_gpt.weights.names import parts_of, size_of
 
 
 class GivenWeights:

@@ -26,9 +26,9 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hpc_gpt.ends.failures import meaning
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
-from hpc_gpt.runs.failures import meaning
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import some
 

@@ -19,7 +19,6 @@ from typing import Any
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.resumption import resume_run
-from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
@@ -29,6 +28,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import counted
 
 # Enough for two interruptions, each followed by a few undisturbed steps.

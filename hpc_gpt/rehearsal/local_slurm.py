@@ -38,7 +38,7 @@ from hpc_gpt.rehearsal.job_request import (
 from hpc_gpt.rehearsal.processes import MARK
 from hpc_gpt.rehearsal.scheduler import Scheduler, Timing
 from hpc_gpt.rehearsal.step import Srun, Step
-from hpc_gpt.runs.hosts import expand_hosts
+from hpc_gpt.slurm.hosts import expand_hosts
 
 _ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
 # Slurm's other commands. Without a stand-in the site's own command would be called, and would find no cluster.

@@ -20,9 +20,9 @@ from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob
 from hpc_gpt.rehearsal.job_request import JobRequest, RequestFault, read_time, signal_number
 from hpc_gpt.rehearsal.processes import MARK, end_marked, marked, send
 from hpc_gpt.rehearsal.step import Srun, Step
-from hpc_gpt.runs.hosts import expand_hosts
+from hpc_gpt.slurm.hosts import expand_hosts
 
-# The number of steps after which the ranks of an attempt wait for a signal (hpc_gpt.train.signals).
+# The number of steps after which the ranks of an attempt wait for a signal (hpc_gpt.supervision.signals).
 _HOLD_AFTER = "HPC_GPT_HOLD_AFTER"
 _TICK_S = 0.02
 _IDS = 20000

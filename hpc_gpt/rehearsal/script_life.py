@@ -10,7 +10,6 @@ import os
 import time
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.control import ask_runs
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.rehearsal.job import RehearsedJob
 from hpc_gpt.rehearsal.life import Life, in_environment, steps_of, words_of_end
@@ -18,6 +17,7 @@ from hpc_gpt.rehearsal.processes import marked
 from hpc_gpt.rehearsal.small_run import Missing, SmallRun, of_the_job
 from hpc_gpt.runs.program_checkpoints import saved_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.words import counted
 
 # For a script that shows neither steps nor checkpoints; and for its programs to end after they are asked to.

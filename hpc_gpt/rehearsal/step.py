@@ -17,7 +17,7 @@ from itertools import groupby
 
 from hpc_gpt.rehearsal.job_request import JobRequest, RequestFault
 from hpc_gpt.rehearsal.processes import signal_session
-from hpc_gpt.runs.hosts import expand_hosts
+from hpc_gpt.slurm.hosts import expand_hosts
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.ends.exit_status import RankEnd, read_rank_end
+from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
+from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
+from hpc_gpt.ends.state import Facts, class_of
+from hpc_gpt.program.work_folder import link_line, missing_in_copy
 from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
-from hpc_gpt.runs.failures import LIVE, VAGUE, meaning
-from hpc_gpt.runs.hosts import first_host
 from hpc_gpt.runs.program_checkpoints import command_of
-from hpc_gpt.runs.rank_end import RankEnd, read_rank_end
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
-from hpc_gpt.runs.state import Facts, class_of
-from hpc_gpt.runs.work_folder import link_line, missing_in_copy
+from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_words
 
 SCHEMA = 1
@@ -118,7 +118,7 @@ class Why:
         return self.own is not None and self.record.ended in (None, "unknown", *LIVE)
 
     def as_status_says(self, state: str, cause: str | None) -> Why:
-        """The same with the state and cause of `launch.status`, which asks the scheduler."""
+        """The same with the state and cause of `watch.status`, which asks the scheduler."""
         record = replace(self.record, ended=state, cause=cause)
         if state in (*LIVE, "unknown"):
             return _with_lines(replace(self, record=record, status=cause))

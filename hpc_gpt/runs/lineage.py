@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, raise_faults
 from hpc_gpt.runs.checkpoints import newest_sound, read_marker, stored_bytes
 from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.run_state import done_by
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Job, key_rules
 from hpc_gpt.settings.experiment_file import OF_A_MODEL
-from hpc_gpt.settings.hf_config import read_config
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import check_tables
+from hpc_gpt.weights.config import read_config
 from hpc_gpt.words import and_more, counted
 
 RESUMED_FROM = "resumed_from.json"

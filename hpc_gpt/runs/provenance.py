@@ -18,12 +18,12 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.hf_config import GENERATION, Begun, begun_in
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import CONFIG, read_folder
-from hpc_gpt.settings.weights_identity import check_unchanged, identity_of
 from hpc_gpt.tables import flat
+from hpc_gpt.weights.config import GENERATION, Begun, begun_in
+from hpc_gpt.weights.folder import CONFIG, read_folder
+from hpc_gpt.weights.identity import check_unchanged, identity_of
 from hpc_gpt.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")

@@ -108,7 +108,7 @@ class Attempt:
         return read_stored(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
-        """next.json: whether the run is retried after the attempt, when, without which nodes and why (`chain.judge`);
+        """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
         empty if the attempt is not judged."""
         return read_stored(self.folder / "next.json")
 

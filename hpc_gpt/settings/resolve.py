@@ -15,13 +15,13 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, Train, key_rules
-from hpc_gpt.settings.hf_config import read_config
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import check_split, default_tp
 from hpc_gpt.tables import LARGEST, toml_lines
+from hpc_gpt.weights.config import read_config
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 

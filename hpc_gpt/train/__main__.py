@@ -15,9 +15,9 @@ from pathlib import Path
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.train.ending import report_failure
-from hpc_gpt.train.full_disk import install_patient_output
-from hpc_gpt.train.signals import Signals
+from hpc_gpt.supervision.ending import report_failure
+from hpc_gpt.supervision.full_disk import install_patient_output
+from hpc_gpt.supervision.signals import Signals
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.weights.folder import read_folder
 
 TOKENS = 64
 LIMIT = 1e-4  # of the largest number compared

@@ -29,8 +29,6 @@ from hpc_gpt.output import outlive_readers
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import begun_of
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.hf_config import GENERATION, Begun, config_of
-from hpc_gpt.settings.hf_names import to_hf
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
@@ -38,6 +36,8 @@ from hpc_gpt.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
+from hpc_gpt.weights.config import GENERATION, Begun, config_of
+from hpc_gpt.weights.names import to_hf
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.runs.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.ends.end_policy import End, end_for, first_reason, limits_reached
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
+from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engines.protocol import TrainingEngine
-from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.profiling import Profiling
 from hpc_gpt.train.ranks import Agreement, Ranks, StepReport
 from hpc_gpt.train.saver import SaveClock, Saver
-from hpc_gpt.train.signals import Inbox, Signals
 
 
 class Loop:

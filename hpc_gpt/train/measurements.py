@@ -26,8 +26,8 @@ from hpc_gpt.preflight.lines import COMMAND
 from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.full_disk import when_there_is_room
 from hpc_gpt.train.engines.kernels import compile_seconds
-from hpc_gpt.train.full_disk import when_there_is_room
 from hpc_gpt.train.ranks import Ranks
 
 # Seconds between two readings of a GPU, and between two probes.

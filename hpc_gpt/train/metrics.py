@@ -24,8 +24,8 @@ from hpc_gpt.files import read_json_lines
 from hpc_gpt.formulas import GIB
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.full_disk import KeptLines, Refusal
 from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.full_disk import KeptLines, Refusal
 
 # Without evaluations the mean over so many steps counts: a single batch may be an easy one.
 WINDOW = 20

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from hpc_gpt.ends.end_policy import REASONS
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.end_policy import REASONS
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.private_parts import set_group_timeout

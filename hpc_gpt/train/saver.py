@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.ends.end_policy import End
 from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
-from hpc_gpt.runs.end_policy import End
 from hpc_gpt.runs.room import checkpoint_bytes, free_gib
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.full_disk import Refusal
+from hpc_gpt.supervision.signals import Inbox
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import SaveOutcome
 from hpc_gpt.train.engines.protocol import TrainingEngine
-from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Peers
-from hpc_gpt.train.signals import Inbox
 from hpc_gpt.words import show_bytes
 
 _NOT_ASKED_FOR = "train.save_last is false"

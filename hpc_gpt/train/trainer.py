@@ -18,21 +18,21 @@ from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.ending import end_of_sigterm, write_end
+from hpc_gpt.supervision.full_disk import reserve, when_there_is_room
+from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
+from hpc_gpt.supervision.signals import Inbox, Signals
+from hpc_gpt.supervision.watchdog import Watchdog
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
-from hpc_gpt.train.ending import end_of_sigterm, write_end
 from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
-from hpc_gpt.train.full_disk import reserve, when_there_is_room
-from hpc_gpt.train.heartbeat import STARTING, Heartbeat
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
-from hpc_gpt.train.signals import Inbox, Signals
-from hpc_gpt.train.watchdog import Watchdog
 
 # A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0

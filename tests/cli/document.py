@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli import group as every_verb
+from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.keys import Key, keys_of
-from hpc_gpt.runs.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.tables import toml_value

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from hpc_gpt.chain.measured import Earlier
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.launch import control
-from hpc_gpt.launch.control import cancel_run, interrupt_run
+from hpc_gpt.launch.past_timings import Earlier
 from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
+from hpc_gpt.watch import control
+from hpc_gpt.watch.control import cancel_run, interrupt_run
 from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
 
@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
     run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
-    monkeypatch.setattr("hpc_gpt.launch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
+    monkeypatch.setattr("hpc_gpt.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
     with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
         again(run)
     assert "cancel" in refusal.value.hint

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpc_gpt.cli.experiment_options import words_of_small
-from hpc_gpt.runs.bad_nodes import listed, note
+from hpc_gpt.ends.bad_nodes import listed, note
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.smoke import fit_small
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm

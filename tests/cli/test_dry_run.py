@@ -10,7 +10,7 @@ import pytest
 from tests.cli.command import Done, error_of, in_process, without_slurm
 from tests.cli.test_predictions import profile_of
 from tests.made_runs import unsubmitted_run
-from tests.settings.test_weights_folder import LLAMA, write_folder
+from tests.weights.test_folder import LLAMA, write_folder
 
 TOKENS = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
 STREAM = ("--set", "data.source=stream", "--set", "data.path=stdlib")

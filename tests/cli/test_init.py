@@ -10,7 +10,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_new
 from hpc_gpt.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
-from tests.settings.test_weights_folder import LLAMA, write_folder
+from tests.weights.test_folder import LLAMA, write_folder
 
 JOB = "#!/bin/bash\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 train.py --token hf_{secret}\n"
 SECRET = "AbCdEfGhIjKlMnOpQrStUvWxYz"

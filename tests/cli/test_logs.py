@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError
-from hpc_gpt.launch import logs
-from hpc_gpt.launch.logs import follow_logs, log_path
-from hpc_gpt.launch.status import NO_ANSWER, PATIENCE, read_status
+from hpc_gpt.watch import logs
+from hpc_gpt.watch.logs import follow_logs, log_path
+from hpc_gpt.watch.status import NO_ANSWER, PATIENCE, read_status
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
 
@@ -25,7 +25,7 @@ FOLLOW = """
 import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
-from hpc_gpt.launch import logs
+from hpc_gpt.watch import logs
 
 class Clock:
     monotonic = staticmethod(time.monotonic)

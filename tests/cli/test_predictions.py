@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.prediction import plan_open, predict
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
+from hpc_gpt.plan.prediction import plan_open, predict
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
@@ -433,7 +433,7 @@ def test_without_an_experiment_a_gpu_compiles(tmp_path, cluster, compiled):
     ids=["tp and pp given", "render", "no time", "no device"],
 )
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
-    monkeypatch.setattr("hpc_gpt.launch.prediction._FASTER_S", limit_s)
+    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", limit_s)
     done = in_process(*words, environment=without_slurm(tmp_path))
     assert done.code == 0, done.stderr
     assert "is predicted faster" not in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli.experiment_options import variables_of
-from hpc_gpt.launch.slurm import OWN_VARIABLES
+from hpc_gpt.slurm.clients import OWN_VARIABLES
 from tests.cli.command import error_of, in_process
 from tests.cli.test_render_and_submit import resolved_of
 from tests.conftest import REPOSITORY

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.launch.slurm import cancel_job, interrupt_job
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.slurm.clients import cancel_job, interrupt_job
 from tests.made_runs import unsubmitted_run
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
@@ -103,7 +103,7 @@ def test_what_scancel_says_is_passed_on(clients, monkeypatch, end):
 
 
 def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):
-    from hpc_gpt.launch import status
+    from hpc_gpt.watch import status
 
     monkeypatch.setattr(status, "_slurm_states", lambda *_: (None, "gone"))
     assert not status.read_status([run])[0].is_over

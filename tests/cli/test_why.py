@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.files import write_once
 from hpc_gpt.report.log_lines import last_lines, lines_around
-from hpc_gpt.runs.failures import ENDED
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run

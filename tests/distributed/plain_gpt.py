@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.hf_config import config_of
-from hpc_gpt.settings.hf_names import parts_of, to_hf
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.weights.config import config_of
+from hpc_gpt.weights.names import parts_of, to_hf
 
 
 class PlainBlock(nn.Module):

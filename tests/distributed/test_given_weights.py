@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.hf_config import config_of
-from hpc_gpt.settings.hf_names import parts_of, size_of
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.weights_folder import POSITIONS
 from hpc_gpt.train.export import write_hf
+from hpc_gpt.weights.config import config_of
+from hpc_gpt.weights.folder import POSITIONS
+from hpc_gpt.weights.names import parts_of, size_of
 from tests.distributed import given_memory_worker as memory
 from tests.distributed.equality_cases import EVALUATION, MODELS, whole_batch
 from tests.distributed.given_worker import CASES, HOW, STEPS, settings

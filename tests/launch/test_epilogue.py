@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.chain import after
+from hpc_gpt.ends import what_next as after
+from hpc_gpt.ends.end_policy import end_by_script
+from hpc_gpt.ends.exit_status import explain_srun
+from hpc_gpt.ends.run_state import read_run_state, words_between
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.end_policy import end_by_script
-from hpc_gpt.runs.rank_end import explain_srun
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.run_state import read_run_state, words_between
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import JobRefused
-from hpc_gpt.launch import slurm_executor
-from hpc_gpt.launch.slurm import Answer
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.slurm import executor as slurm_executor
+from hpc_gpt.slurm.clients import Answer
 from tests.made_runs import unsubmitted_run
 
 REFUSAL = Answer(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit")

@@ -48,7 +48,7 @@ class Sbatch:
         self.faults = faults
         self.taken: list[tuple[list[str], int | None]] = []
         self.count = 0
-        monkeypatch.setattr("hpc_gpt.launch.slurm_executor.submit_array", self.array)
+        monkeypatch.setattr("hpc_gpt.slurm.executor.submit_array", self.array)
         monkeypatch.setattr("hpc_gpt.launch.sweep.start_run", self.single)
         monkeypatch.setattr("hpc_gpt.launch.sweep.check_start", lambda resolved, script: "")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.measured import MeasuredRun
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.past_timings import MeasuredRun
 from hpc_gpt.launch.until import Until, length_settings, parse_until, short_of_time
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile

@@ -15,9 +15,9 @@ import pytest
 
 from hpc_gpt.files import read_json
 from hpc_gpt.launch.local.controller import RunController, start_here
-from hpc_gpt.launch.status import read_status
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.watch.status import read_status
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until

@@ -7,9 +7,9 @@ from platform import node
 
 import pytest
 
+from hpc_gpt.program.process import ForeignLog
+from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.train.engines.megatron_lm import MegatronRank, read_iteration
-from hpc_gpt.train.foreign_program import ForeignLog
-from hpc_gpt.train.signals import Signals
 from tests.made_runs import unsubmitted_run
 
 KILLED = "was ended by SIGKILL, by hand or by the kernel's memory killer"

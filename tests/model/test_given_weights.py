@@ -15,8 +15,8 @@ from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
-from hpc_gpt.settings.weights_folder import read_folder
 from hpc_gpt.train.export import write_hf
+from hpc_gpt.weights.folder import read_folder
 from tests.distributed.given_memory_worker import LARGE, Most
 from tests.train.test_hf_folders import FAMILIES, write
 
@@ -82,7 +82,7 @@ from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.weights_folder import read_folder
+from hpc_gpt.weights.folder import read_folder
 import safetensors
 shape = ModelShape(512, 12, 8, vocab=32768, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
                    positions="rope", bias="none")

@@ -15,11 +15,11 @@ from hpc_gpt.model.rotation import Rotation, frequencies
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 from hpc_gpt.settings.experiment import RopeScaling
-from hpc_gpt.settings.hf_config import config_of
-from hpc_gpt.settings.hf_names import parts_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.shape_split import layer_params
+from hpc_gpt.weights.config import config_of
+from hpc_gpt.weights.names import parts_of
 from tests.distributed.equality_cases import MODELS
 from tests.distributed.plain_gpt import PlainOther
 from tests.model.test_gpt import tokens_of

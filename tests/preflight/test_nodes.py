@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpc_gpt.ends.bad_nodes import listed
 from hpc_gpt.preflight.lines import decode
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import NodeReport
-from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train

@@ -16,11 +16,11 @@ from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.program.job_script import read_job_script, scan
+from hpc_gpt.program.script_watch import to_signal
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import config_hash
-from hpc_gpt.train.script_watch import to_signal
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.readers.causes import first_cause
 from hpc_gpt.readers.logs import Failure, Part, Place
-from hpc_gpt.runs.failures import ENDED
 from tests.readers.made_logs import timeout
 
 

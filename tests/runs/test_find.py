@@ -11,19 +11,19 @@ import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
-from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.find_runs import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.watch.control import cancel_run, wait_for_all
+from hpc_gpt.watch.status import read_status
+from hpc_gpt.watch.sweep_status import SweepStatus, count_states, fold
 from tests.made_runs import unsubmitted_run
 
 

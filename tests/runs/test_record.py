@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_gpt.runs.failures import ENDED
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 
 KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, dp, zero_stage, micro_batch,

@@ -37,7 +37,7 @@ def edited(teller: Teller) -> Edited:
     # The job is in that checkout: the folder that a process is started in is no place to find code in.
     job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED, PYTHONPATH=f"{code}:{PAUSING}", cwd=code)
     job.wait_step(2)
-    for name in ("hpc_gpt/train/__main__.py", "hpc_gpt/train/loop.py", "hpc_gpt/chain/before.py"):
+    for name in ("hpc_gpt/train/__main__.py", "hpc_gpt/train/loop.py", "hpc_gpt/ends/may_start.py"):
         (code / name).write_text("raise SystemExit('edited')\n")
     (code / "hpc_gpt" / "chain" / "after.py").unlink()
     launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
@@ -57,8 +57,8 @@ def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, told:
     said, _ = launcher.run("verify", str(job.run.path), "--json", code=1, PYTHONPATH=str(code))
     differences = {one["name"]: one["words"] for one in json.loads(said)["differences"] if one["check"] == "code"}
     assert differences == {
-        "hpc_gpt/chain/after.py": "removed",
-        "hpc_gpt/chain/before.py": "changed",
+        "hpc_gpt/ends/what_next.py": "removed",
+        "hpc_gpt/ends/may_start.py": "changed",
         "hpc_gpt/train/__main__.py": "changed",
         "hpc_gpt/train/loop.py": "changed",
     }

@@ -118,7 +118,7 @@ def _hold_save(step: int) -> None:
 
 
 def _say_signals() -> None:
-    from hpc_gpt.train.signals import Signals
+    from hpc_gpt.supervision.signals import Signals
 
     receive = Signals.receive
 

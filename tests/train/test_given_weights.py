@@ -19,10 +19,10 @@ from hpc_gpt.runs.provenance import begun_of, weights_of
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.hf_config import Begun, architecture_in
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.train.export import export_hf
+from hpc_gpt.weights.config import Begun, architecture_in
 from tests.cli.command import in_process
 from tests.train.launch import LOCAL, settings, train
 from tests.train.test_hf_folders import FAMILIES, write

@@ -14,9 +14,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hpc_gpt.runs.end_policy import REASONS, SIGNALS, End, end_for
+from hpc_gpt.ends.end_policy import REASONS, SIGNALS, End, end_for
 from hpc_gpt.runs.live import answer_of, write_request
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import Retention
@@ -24,7 +25,6 @@ from hpc_gpt.train.engines.megatron_lm import MegatronRank
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
-from hpc_gpt.train.signals import Inbox, Signals
 from tests.made_runs import make_run
 from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import settings
@@ -115,7 +115,7 @@ def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monke
     resolved, trained_s = run.resolved(), [0.0]
     for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", resolved.gpus)):
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("hpc_gpt.train.foreign_rank.trained_s", lambda _: trained_s[0])
+    monkeypatch.setattr("hpc_gpt.program.rank.trained_s", lambda _: trained_s[0])
     monkeypatch.setattr(Loop, "_train_s", lambda _: trained_s[0])
     for pair in itertools.combinations([reason for reason in REASONS if reason not in ("bad_steps", "target")], 2):
         attempt = run.new_attempt()
@@ -343,7 +343,7 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))

@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.run_state import done_by
 
 
 def main(arguments: list[str]) -> int:

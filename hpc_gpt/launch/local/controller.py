@@ -26,21 +26,21 @@ from typing import Any
 
 from submitit.local.local import Controller
 
-from hpc_gpt.chain.decisions import read_history
-from hpc_gpt.chain.judge import budget_left
+from hpc_gpt.ends.decisions import read_history
+from hpc_gpt.ends.end_policy import SIGNALS
+from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.ends.judge import budget_left
+from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
-from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.attempt_time import gpus_of
-from hpc_gpt.runs.end_policy import SIGNALS
-from hpc_gpt.runs.rank_end import RankEnd
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
-from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import job_python, submission_environment
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.lines import JOB_OVER
@@ -23,7 +24,6 @@ from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.grouping import RunParts
 from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, log_interval, main_steps, reaches, step_span
 from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTimes, time_steps
-from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.words import counted
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
-from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
-from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
-from hpc_gpt.runs.lineage import RESUMED_FROM
-from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
-from hpc_gpt.runs.run_state import (
+from hpc_gpt.ends.run_state import (
     RunState,
     attempt_classes,
     cause_of_attempt,
@@ -27,7 +18,16 @@ from hpc_gpt.runs.run_state import (
     words_of_cancel,
     words_of_move,
 )
-from hpc_gpt.runs.state import class_of
+from hpc_gpt.ends.state import class_of
+from hpc_gpt.engines import engine_named
+from hpc_gpt.readers.runs import RunRead, add_figures
+from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
+from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
+from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.lineage import RESUMED_FROM
+from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.cluster import device_named

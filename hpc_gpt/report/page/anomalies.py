@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from hpc_gpt.ends.failures import ENDED, LIVE
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.svg import number, safe
-from hpc_gpt.runs.failures import ENDED, LIVE
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 

@@ -24,12 +24,12 @@ from hpc_gpt.runs.checkpoints import (
     read_marker,
 )
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.full_disk import Refusal, disk_refusal, find_room
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Retention, describe_removed, set_aside
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.train.engines.protocol import TrainingEngine
-from hpc_gpt.train.full_disk import Refusal, disk_refusal, find_room
 from hpc_gpt.train.ranks import Peers
 from hpc_gpt.words import show_bytes
 

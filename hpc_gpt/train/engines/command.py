@@ -15,27 +15,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpc_gpt.ends.end_policy import End, end_of_exit_0
+from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import json_in, read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, code_words
+from hpc_gpt.program.rank import OVER, ForeignRank, ProgramStart, Stop
+from hpc_gpt.program.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.readers.live import LiveLines
-from hpc_gpt.runs.end_policy import End, end_of_exit_0
-from hpc_gpt.runs.failures import VAGUE
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.program_checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.room import free_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
-from hpc_gpt.runs.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.train.foreign_program import ForeignHeartbeat, ForeignLog, LastLines, code_words
-from hpc_gpt.train.foreign_rank import OVER, ForeignRank, ProgramStart, Stop
-from hpc_gpt.train.full_disk import reserve
-from hpc_gpt.train.signals import Signals
-from hpc_gpt.train.stacks import stack_of
+from hpc_gpt.supervision.full_disk import reserve
+from hpc_gpt.supervision.signals import Signals
+from hpc_gpt.supervision.stacks import stack_of
 from hpc_gpt.words import and_more
 
 # Seconds to save and end if the job has no lead before its time limit.

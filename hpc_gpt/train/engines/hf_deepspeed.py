@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.tensor_parallel import TensorParallel, Tile, name_parameter
 from hpc_gpt.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.settings.hf_config import config_of
-from hpc_gpt.settings.hf_names import WeightPart, parts_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints import universal
 from hpc_gpt.train.checkpoints.universal import WeightPlace
 from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
+from hpc_gpt.weights.config import config_of
+from hpc_gpt.weights.names import WeightPart, parts_of
 
 
 def build(resolved: Resolved, device: torch.device) -> HfDeepspeed:

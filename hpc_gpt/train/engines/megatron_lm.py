@@ -13,18 +13,18 @@ import sys
 import time
 from pathlib import Path
 
+from hpc_gpt.ends.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.engines.megatron_lm import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
 from hpc_gpt.errors import DataError
+from hpc_gpt.program.process import ForeignLog, LastLines, StepRow
+from hpc_gpt.program.rank import WAIT_S, ForeignRank, ProgramStart, Stop
 from hpc_gpt.readers.dialects.megatron import ITERATION
 from hpc_gpt.readers.logs.matches import float_of, values_of
-from hpc_gpt.runs.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.supervision.heartbeat import Heartbeat
+from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
-from hpc_gpt.train.foreign_program import ForeignLog, LastLines, StepRow
-from hpc_gpt.train.foreign_rank import WAIT_S, ForeignRank, ProgramStart, Stop
-from hpc_gpt.train.heartbeat import Heartbeat
-from hpc_gpt.train.signals import Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"

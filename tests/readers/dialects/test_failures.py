@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.runs.failures import ENDED
 from tests.readers.reading import read_lines
 
 OURS = {

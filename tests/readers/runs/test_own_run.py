@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.failures import ENDED
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.resolved import config_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line

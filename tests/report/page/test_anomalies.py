@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ABSURD, DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
-from hpc_gpt.runs.failures import ENDED
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
 

@@ -1,0 +1,292 @@
+"""Classify and judge an attempt that has ended, once, and write that down; and read the history of attempts.
+
+The class and the cause are written to ended.json, the verdict to next.json. The history (how each attempt ended, how
+far it saved, what it cost) is read from the run folder alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+from hpc_gpt.ends import bad_nodes
+from hpc_gpt.ends.end_policy import End, cannot_continue
+from hpc_gpt.ends.exit_status import RankEnd, explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.ends.failures import VAGUE, meaning
+from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
+from hpc_gpt.ends.run_state import is_lost_here, read_end
+from hpc_gpt.ends.state import class_of
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import write_once
+from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.runs.room import free_room, has_no_room
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import NODE
+from hpc_gpt.settings.resolved import Resolved
+
+# The line that job.sh reads begins with this.
+NEXT_MARK = "hpc-gpt-next"
+# srun's message if Slurm is busy or being restarted: no fault of the run.
+_BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
+# What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
+_KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
+_KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
+_EXIT = re.compile(r"exit code \d+")
+# A longer log is not read.
+_MOST_BYTES = 32 << 20
+# Megatron-LM's file with the step of its newest checkpoint.
+_MEGATRON = "megatron/latest_checkpointed_iteration.txt"
+
+
+def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, cancelled: bool = False) -> End:
+    """The class, cause and node of an attempt that has ended; `state.class_of` decides.
+
+    `slurm` is the class and `words` the cause by what Slurm says of the job and its tasks; `unknown` if it says
+    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if neither
+    the trainer nor Slurm says more than `error`, or if it may name the node.
+    """
+    end = attempt.ended()
+    facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
+    ended = class_of(facts) or "unknown"
+    own = bool(end) and ended in (facts.said, "unknown")
+    words = explain_srun(words)
+    # A rank that only lost another one may have been the first to write; srun names the one that ended.
+    own = own and not (is_lost_peer(end.get("cause")) and read_rank_end(words))
+    cause = end.get("cause") if own else words or end.get("cause")
+    node = end.get("node")
+    if ended in VAGUE or (meaning(ended).of_node and node is None):
+        found = _read_cause(attempt)
+        if ended in VAGUE and meaning(found.ended).in_log:
+            ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
+        elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
+            cause = found.cause or cause
+        node = node or (found.node if meaning(ended).of_node else None)
+    return End(ended, str(cause) if cause else None, node)
+
+
+def _says_more(found: str | None, cause: str) -> bool:
+    """Whether a log's cause counts more than an exit code: a worker that torchrun saw killed, or what a script said."""
+    log, own = read_rank_end(found), read_rank_end(cause)
+    killed = log is not None and log.signal is not None and (own is None or own.signal is None)
+    return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
+
+
+def with_room(run: RunFolder, end: End) -> End:
+    """The end of a script; if a disk was full, with what is free where it writes. If it is the run's own disk, the log
+    had no room for what the script said."""
+    command = command_of(run)
+    if command is None or command.script is None:
+        return end
+    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and has_no_room(run.path):
+        end = replace(end, ended="disk_full")
+    if end.ended != "disk_full":
+        return end
+    saved = newest_checkpoint(run, command)
+    places = (run.path, saved.parent if saved else work_folder(run, command))
+    return replace(end, cause=f"{end.cause} ({free_room(*places)})")
+
+
+def _read_cause(attempt: Attempt) -> End:
+    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`.
+
+    slurm-<job>.out is not read: it is about an earlier start of the job.
+    """
+    # Imported here: the readers load slowly, and at the time limit a job has only seconds.
+    from hpc_gpt.readers.causes import first_cause
+    from hpc_gpt.readers.logs.read_log import read_log
+
+    try:
+        readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
+        cause = first_cause([part for path in readable for part in read_log(path).parts], False)
+    except OSError:
+        return End("unknown")
+    if cause.failure is None or _BUSY.search(cause.words):
+        return End("unknown")
+    if cause.failure.echo:
+        killed = _KILLED_WORKER.match(cause.failure.words)
+        words = str(RankEnd(killed[1], cause.node, -int(killed[2]))) if killed else None
+        return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
+    node = cause.failed_node
+    return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)
+
+
+def conclude(
+    run: RunFolder,
+    attempt: Attempt,
+    resolved: Resolved,
+    end: End,
+    now: float,
+    over: int | None,
+    asked: str = "",
+    put_back: bool = False,
+) -> tuple[Verdict, list[str]]:
+    """Write ended.json and next.json of an attempt that has ended, and note the node at fault.
+
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
+    `put_back`: Slurm starts the same job again, whatever the verdict. What a full disk refuses is printed.
+    """
+    step = attempt.last_metrics().get("step")
+    with _disk_that_may_be_full():
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
+    cluster = resolved.cluster
+    if end.node is not None:
+        why = f"{end.ended}: {end.cause}" if end.cause else end.ended
+        bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
+    # If a rank wrote ended.json first, the class there may differ from this classification.
+    history = read_history(run, gpus_of(resolved), now, over)
+    past = [
+        replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
+        for each in history
+        if each.number <= attempt.number
+    ]
+    verdict = judge(past, rules_of(resolved), asked)
+    exclude = nodes_left_out(run, resolved, past, now) if verdict.go_on else []
+    with _disk_that_may_be_full():
+        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back)
+    return verdict, exclude
+
+
+@contextmanager
+def _disk_that_may_be_full() -> Iterator[None]:
+    """Print a RunFolderError and continue: the script needs its answer even if nothing can be written."""
+    try:
+        yield
+    except RunFolderError as fault:
+        print(f"not written down: {fault}", file=sys.stderr, flush=True)
+
+
+def rules_of(resolved: Resolved) -> Rules:
+    """The rules for the judge from the settings of a run."""
+    pause = resolved.job.retry_pause_s
+    pause_s = float(resolved.cluster.retry_pause_s if pause is None else pause)
+    return Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours)
+
+
+def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[EndedAttempt], now: float) -> list[str]:
+    """The nodes that the next attempt excludes: those that failed in this run within `bad_node_hours`, and those that
+    the cluster's list excludes."""
+    since = now - 3600 * resolved.cluster.bad_node_hours
+    own = {each.node for each in past if each.node and each.over > since}
+    return sorted(own | set(bad_nodes.left_out(resolved.cluster.name, run.run_id, now)))
+
+
+def write_verdict(
+    run: RunFolder,
+    attempt: Attempt,
+    verdict: Verdict,
+    past: Sequence[EndedAttempt],
+    exclude: Sequence[str],
+    now: float,
+    end: End,
+    put_back: bool = False,
+) -> None:
+    """Write next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude."""
+    text = {
+        **asdict(verdict),
+        "cause": end.cause,
+        "node": end.node,
+        "begin": now + verdict.pause_s if verdict.go_on else None,
+        "exclude": list(exclude) if verdict.go_on else [],
+        "saved_step": newest_saved(run),
+        "gpu_hours": round(gpu_hours(past), 6),
+        "put_back": put_back,
+        "time": now,
+    }
+    write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
+
+
+def job_of(attempt: Attempt) -> str:
+    """The id of the attempt's job; empty if attempt.json is missing."""
+    return str(attempt.started().get("job_id") or "")
+
+
+def other_jobs(run: RunFolder, job_id: str) -> list[str]:
+    """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
+    jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
+    return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
+
+
+def forget_stop(run: RunFolder, attempt: Attempt) -> None:
+    """Remove the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
+    with suppress(OSError):
+        run.stop_mark(job_of(attempt)).unlink(missing_ok=True)
+
+
+# --- the attempts of a run so far
+
+
+def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[EndedAttempt]:
+    """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
+
+    An attempt without a written end has ended if a later attempt of its job has begun, if its process on this machine
+    is gone, or if its number is `over`.
+    """
+    attempts = run.attempts()
+    starts = [attempt.started() for attempt in attempts]
+    resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
+    past: list[EndedAttempt] = []
+    saved = 0
+    blind = _shows_nothing(run)
+    for index, attempt in enumerate(attempts):
+        end, verdict = attempt.ended(), attempt.verdict()
+        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
+        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
+            continue
+        found = resumed[index]
+        base = saved if found is None else found
+        saved = _saved_by(run, verdict, resumed[index + 1 :], base)
+        left = now if attempt.number == over else over_at(attempt)
+        left = left or (later[0].get("started") if later else None) or now
+        job_id = starts[index].get("job_id")
+        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
+        ended = class_of(facts) or "unknown"
+        past.append(
+            EndedAttempt(
+                number=attempt.number,
+                ended=ended,
+                cause=verdict.get("cause") or end.get("cause"),
+                node=verdict.get("node"),
+                job_id=job_id,
+                saved=saved,
+                resumed=base,
+                gpu_seconds=gpu_seconds(attempt, gpus, left),
+                over=left,
+                unseen=blind and ended == "walltime" and not saved,
+                stopped=verdict.get("go_on") is False and ended != "refused",
+            )
+        )
+    return past
+
+
+def _shows_nothing(run: RunFolder) -> bool:
+    """Whether a run is of a script whose exit code is all that is known: no checkpoints are named, no steps logged."""
+    command = command_of(run)
+    is_script = command is not None and command.script is not None and command.checkpoints is None
+    return is_script and not any(attempt.last_metrics() for attempt in run.attempts())
+
+
+def newest_saved(run: RunFolder) -> int:
+    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked."""
+    if (command := command_of(run)) is not None:
+        return saved_step(run, command)
+    try:
+        megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        megatron = 0
+    return max(megatron, newest_step(run) or 0)
+
+
+def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
+    """The step of the newest complete checkpoint when an attempt ended: as noted then, else as the next attempt found
+    it, else as it is now."""
+    if (noted := verdict.get("saved_step")) is not None:
+        return int(noted)
+    found = next((step for step in later if step is not None), None)
+    return max(base, newest_saved(run) if found is None else found)

@@ -1,0 +1,268 @@
+"""Why an attempt ends, and whether its job requeues: the one policy, without torch.
+
+The trainer, the supervisor of a foreign program, the job chain and the verbs ask it. Each gathers facts where it is.
+The order of the reasons, the class and the cause of each, and what forbids a requeue are here; what a class means for a
+retry is in `ends.failures`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from hpc_gpt.ends.failures import RETRIES, meaning
+from hpc_gpt.ends.state import BY_ITSELF, SLURM_RUNS, start_class
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolved import Resolved
+
+# slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
+LATE_SIGNAL_S = 300.0
+
+# --- what a rank is asked for
+
+# {signal that every rank handles, and that nothing else in a job may end on: the reason that it is}. `sbatch --signal`
+# sends the first before the time limit (SIGUSR1 is NCCL's).
+SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+# Written in the attempt's folder by the task that is asked to stop, and read by all.
+STOP = "stop.json"
+# {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
+# a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
+REASONS = {
+    "bad_steps": ("nan", "{train.max_bad_steps} steps in a row were skipped or not finite"),
+    "interrupted": ("stopped", "Ctrl-C"),
+    "stop": ("stopped", "hpc-gpt stop"),
+    "terminated": ("cancelled", "SIGTERM"),  # or as `class_of_sigterm` says
+    "target": ("done", "{target}"),
+    "budget": ("budget", "job.max_gpu_hours = {job.max_gpu_hours:g} are used up"),
+    "requeue": ("requeued", "hpc-gpt requeue"),
+    "walltime": ("walltime", "SIGUSR2: the time limit is near"),
+    "minutes": ("done", "train.minutes = {train.minutes:g} are over"),
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended: a class of `state.ENDED`, the first cause as text, and the node at fault, if one is."""
+
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+
+    @property
+    def requeue(self) -> bool:
+        """Whether the job goes back to the queue, if it can: the run continues, and nothing has failed."""
+        retry = RETRIES[self.ended]
+        return retry.continues and not retry.fails
+
+    @property
+    def exit_code(self) -> int:
+        """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
+        return meaning(self.ended).exit_code
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
+        return not self.requeue and not meaning(self.ended).hurry
+
+
+def first_reason(asked: Collection[str]) -> str | None:
+    """The reason that counts; None if nothing in `asked` ends the attempt.
+
+    >>> first_reason({"walltime", "stop", "save"}), first_reason({"save"})
+    ('stop', None)
+    """
+    return next((reason for reason in REASONS if reason in asked), None)
+
+
+def limits_reached(resolved: Resolved, train_s: Callable[[], float]) -> frozenset[str]:
+    """The limits of a run that are reached: `minutes` and `budget`. Called on rank 0.
+
+    `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is when the budget is spent, in epoch
+    seconds; before that the save may take as long as the lead of the signal before the time limit.
+    """
+    job, minutes = resolved.job, resolved.train.minutes
+    stop_at = os.environ.get("HPC_GPT_STOP_AT", "") if job.max_gpu_hours is not None else ""
+    reached = {
+        "minutes": minutes is not None and train_s() >= 60 * minutes,
+        "budget": stop_at.isdecimal() and time.time() >= int(stop_at) - (job.signal_lead_s or 0),
+    }
+    return frozenset(name for name, is_reached in reached.items() if is_reached)
+
+
+def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:
+    """The end of an attempt for a reason. `end_of_sigterm` is called only for a SIGTERM, `target` the one reached."""
+    if reason == "terminated":
+        return end_of_sigterm()
+    ended, cause = REASONS[reason]
+    return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
+
+
+def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "") -> End:
+    """The end of a program that exited with 0 and that nobody asked to end, after `step` of `planned` steps; 0 if it is
+    not known how many there are.
+
+    Its log has a line every `spacing` steps, so the last ones may have none. `limit` says that a time limit was why it
+    ended. Else the chain starts it once more: a program that then gets no further has no more to do, or cannot.
+    """
+    if not planned:
+        made = f"after step {step:,}" if step else "its log has no lines of steps"
+        return End("done", f"exit code 0, {made}; how many steps it is to make is not known (train.steps)")
+    if step and step + spacing >= planned:
+        return End("done", f"{max(step, planned):,} of {planned:,} steps")
+    if limit:
+        return End("walltime", f"{limit}, at {step:,} of {planned:,} steps")
+    return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
+
+
+def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) -> End:
+    """The end of an attempt that got SIGTERM at epoch second `at`: cancelled, preempted or requeued.
+
+    `shown`: the job as `scontrol show job` printed it then; empty if Slurm did not answer, or without Slurm.
+
+    A cancel, a preemption and a late signal look the same to a rank. A late signal was meant for the attempt before
+    this one: slurmctld repeats a signal that got no answer, and a requeued job has a step of the same number by then.
+    So SIGTERM means `requeued`, and the chain continues, if `hpc-gpt cancel` has not marked the job, Slurm shows it as
+    exactly RUNNING and not preempted, and the attempt before, of the same job, ended less than LATE_SIGNAL_S earlier.
+    `scancel --signal=TERM` by a user so soon after a requeue looks the same and is taken for a late signal; `scancel`
+    alone and `hpc-gpt cancel` are not. Without an answer it is a cancel: to restart what a user has ended is the worse
+    error.
+    """
+    if is_cancelled(run, attempt):
+        return End("cancelled", "SIGTERM")
+    state, since = shown_as(shown, "JobState"), shown_as(shown, "PreemptTime")
+    if state in SLURM_RUNS and since not in ("", "None", "N/A", "Unknown", "(null)"):
+        return End("preempted", "SIGTERM, and Slurm says the job is being preempted")
+    before = _attempt_before(run, attempt)
+    if state == "RUNNING" and before is not None:
+        after_s = at - float(before.ended().get("time") or 0.0)
+        if abs(after_s) < LATE_SIGNAL_S:  # another node's clock
+            when = f"{max(0.0, after_s):.0f} s after attempt {before.number} of the same job"
+            return End("requeued", f"SIGTERM {when}, which it was meant for")
+    return End("cancelled", "SIGTERM")
+
+
+def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
+    """The attempt before this one, if it was of the same job."""
+    job_id = attempt.started().get("job_id")
+    before = [each for each in run.attempts() if each.number < attempt.number][-1:]
+    return before[0] if job_id and before and before[0].started().get("job_id") == job_id else None
+
+
+# --- whether the job requeues
+
+
+def cannot_continue(resolved: Resolved) -> str:
+    """Why no job of a run can follow another one; empty if one can."""
+    if resolved.cluster.chain == "none":
+        return f'chain = "none" in profile {resolved.cluster.name}'
+    return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
+
+
+def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
+    """Whether an attempt that ends so asks for another one: the key `requeue` of its ended.json, and nothing else."""
+    return end.requeue and not cannot_continue(run.resolved()) and not is_cancelled(run, attempt)
+
+
+def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
+    """Whether `hpc-gpt cancel` has marked the attempt's job."""
+    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
+
+
+# --- how the job ended by what Slurm and job.sh say
+
+# Messages of slurmstepd and srun in an attempt's log.
+_NODE_FAILED = re.compile(rb"Node failure on")
+_RANK_FAILED = re.compile(
+    rb"((?:[^ \n]+: )?tasks? [\d,-]+: (?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
+)
+_PREEMPTED = re.compile(rb"CANCELLED AT .* DUE TO PREEMPTION")
+
+
+def end_by_script(
+    run: RunFolder, attempt: Attempt, code: int, message: str, shown: str, put_back: bool
+) -> tuple[str, str]:
+    """(class, cause) of an attempt by the facts that job.sh states after its ranks have ended. The first that applies
+    counts.
+
+    `code`: srun's exit code, or that of the rank which `message`, srun's own, names. `shown`: the job as `scontrol show
+    job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the same job again.
+    """
+    said = message or f"exit code {code}"
+    state = shown_as(shown, "JobState")
+    log = _end_of(attempt)
+    if is_cancelled(run, attempt):
+        return "cancelled", f"hpc-gpt cancel, {said}"
+    if _NODE_FAILED.search(log):
+        return "node_failure", f"a node of the job died, {said}"
+    if not state or state in SLURM_RUNS:
+        # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
+        # their program does not.
+        if code == 128 + signal.SIGTERM and not message:
+            end = class_of_sigterm(run, attempt, shown, time.time())
+            if end.requeue:
+                return end.ended, f"{end.cause}, {said}"
+        return "error", said
+    if _PREEMPTED.search(log):
+        return "preempted", f"preempted before it had ended, {said}"
+    if put_back:
+        return "requeued", "put back to the queue by Slurm or by hand"
+    if shown_as(shown, "Reason") == "TimeLimit":
+        return "walltime", f"the time limit ended it, {said}"
+    return "cancelled", f"{state}, {said}"
+
+
+def first_failure(attempt: Attempt) -> str:
+    """srun's message on the first rank that failed, empty without one. srun then ends the others and returns 143."""
+    found = _RANK_FAILED.search(_end_of(attempt))
+    return found[1].decode(errors="replace") if found else ""
+
+
+def exit_code(message: str, code: int) -> int:
+    """The exit code of the rank that srun's message names, else `code`.
+
+    >>> exit_code("n3: task 1: Exited with exit code 7", 143), exit_code("n3: task 1: Killed", 137)
+    (7, 137)
+    """
+    found = re.search(r"exit code (\d+)", message)
+    return int(found[1]) if found else code
+
+
+def is_put_back(attempt: Attempt, shown: str) -> bool:
+    """Whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died."""
+    restarts = shown_as(shown, "Restarts")
+    return restarts.isdecimal() and int(restarts) > (attempt.started().get("restart") or 0)
+
+
+def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, str]:
+    """(class, cause) of an attempt that was killed with its script, by Slurm's state of that start of the job, empty if
+    it is not known. `again`: the job has started again."""
+    ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
+    if not meaning(ended).lost or ended == "unknown" or (again and ended == "cancelled"):
+        ended = "requeued" if again else "unknown"
+    return ended, meaning(ended).lost
+
+
+def shown_as(shown: str, key: str) -> str:
+    """The value of a key in what `scontrol show job` prints; empty without one.
+
+    >>> shown_as("JobId=7 JobState=RUNNING Reason=None", "Reason"), shown_as("", "JobState")
+    ('None', '')
+    """
+    found = re.search(rf"(?:^|\s){key}=(\S*)", shown)
+    return found[1] if found else ""
+
+
+def _end_of(attempt: Attempt) -> bytes:
+    """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
+    found = b""
+    for path in attempt.logs:
+        with contextlib.suppress(OSError), path.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - (32 << 20)))
+            found += log.read()
+    return found

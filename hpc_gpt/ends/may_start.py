@@ -1,0 +1,265 @@
+"""`python -m hpc_gpt.chain.before RUN ATTEMPT LEFT JOBS`: job.sh asks whether this attempt of the run may start.
+
+Stdin has what Slurm says of JOBS, one on a line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
+first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
+
+    hpc-gpt-next ask JOBS          what does Slurm say of these jobs of earlier attempts? Ask again with its words
+    hpc-gpt-next wait              another job of the run is about to end: ask again
+    hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
+                                   nobody listens on PORT of this host
+    hpc-gpt-next stop CODE JOBS    it does not; the script ends with that exit code and cancels the chain's waiting JOBS
+
+Scripts of earlier versions ask without LEFT and JOBS: they bring what Slurm says at once, and their `go` has no PORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpc_gpt.ends.decisions import (
+    NEXT_MARK,
+    classify,
+    conclude,
+    forget_stop,
+    job_of,
+    other_jobs,
+    read_history,
+    write_verdict,
+)
+from hpc_gpt.ends.end_policy import End, end_by_accounting
+from hpc_gpt.ends.failures import GOOD
+from hpc_gpt.ends.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.ends.state import REVOKED, slurm_has_ranks, slurm_is_leaving, slurm_state
+from hpc_gpt.errors import UserError
+from hpc_gpt.ports import free_port
+from hpc_gpt.runs import lock
+from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.hosts import first_host
+from hpc_gpt.words import class_and_words
+
+# Seconds in which another start may have made its folder but not yet its attempt.json.
+_JUST_MADE_S = 20.0
+
+
+@dataclass(frozen=True)
+class SlurmStates:
+    """`queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest first} by sacct."""
+
+    queue: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_slurm(lines: Iterable[str]) -> SlurmStates:
+    """The states in the lines of stdin; other lines are skipped.
+
+    >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
+    {'5': ['NODE_FAIL', 'CANCELLED']}
+    """
+    states = SlurmStates()
+    for line in lines:
+        match line.split():
+            case [_, _, state, *_] if state == REVOKED:
+                continue
+            case ["squeue", job_id, state, *_]:
+                states.queue[job_id] = state
+            case ["sacct", job_id, state, *_]:
+                states.starts.setdefault(job_id, []).append(state.rstrip("+"))
+    return states
+
+
+def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, patient: bool = True) -> str:
+    """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read.
+
+    `patient`: the script can ask again.
+    """
+    resolved = run.resolved()
+    own = job_of(attempt)
+    earlier = [each for each in run.attempts() if each.number < attempt.number]
+    for other in not_judged(run, attempt):
+        job_id = job_of(other)
+        state = slurm.queue.get(job_id, "")
+        if job_id == own:
+            _conclude_lost(run, other, resolved, slurm, now, again=True)
+        elif (
+            slurm_is_leaving(state)
+            or (slurm_has_ranks(state) and other.ended())  # its script is about to end
+            or (not job_id and _age_s(other, now) < _JUST_MADE_S)
+        ):
+            if patient:
+                return f"{NEXT_MARK} wait"
+            why = "another job of the run is active and does not end"
+            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+        elif slurm_has_ranks(state):
+            why = f"job {job_id} runs this run already, as attempt {other.number}"
+            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+        elif slurm_state(state) != "pending":
+            _conclude_lost(run, other, resolved, slurm, now, again=False)
+    past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
+    if (ended := _ended_before(run, earlier, past, own, now)) is not None:
+        if ended.ended == "done":
+            return _leave(run, attempt, ended.why)
+        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
+    if asked := run.asked_to_end(own):
+        verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
+        line = _refuse(run, attempt, resolved, verdict, now, 0)
+        forget_stop(run, attempt)
+        return line
+    gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
+    left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
+    if why:
+        return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
+    if why := _held(run, own, slurm):
+        return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+    return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
+
+
+def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
+    """Take the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
+
+    def is_gone(other: lock.Holder) -> bool | None:
+        if other.slurm_job is None:
+            return other.is_gone()
+        return other.slurm_job == own or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
+
+    try:
+        if own and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
+            lock.take(run, lock.job_holder(own), is_gone)
+    except lock.RunHeld as fault:
+        job_id = (holder := lock.holder(run)) and holder.slurm_job
+        return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
+    except UserError as fault:
+        print(f"not locked: {fault}", file=sys.stderr)
+    return ""
+
+
+def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
+    """The earlier attempts of a run without a verdict."""
+    return [each for each in run.attempts() if each.number < attempt.number and not each.verdict()]
+
+
+def rendezvous_port(job_id: str, restart: int) -> int:
+    """The port at which the ranks meet: it follows from the job's id, so that two jobs on a host differ, and each start
+    of the job has another one, in case that of the start before was taken."""
+    return free_port(int(re.sub(r"\D.*", "", job_id) or 0), restart)
+
+
+def _ended_before(
+    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own: str, now: float
+) -> Verdict | None:
+    """The verdict of a run that has already ended, unless this job was submitted after that."""
+    counted = [each for each in past if each.ended != "refused"]
+    if not counted:
+        return None
+    last = counted[-1]
+    if last.ended == "done":
+        return Verdict(False, "done", "done", f"attempt {last.number} has finished the training")
+    attempt = next(each for each in earlier if each.number == last.number)
+    verdict = attempt.verdict()
+    if verdict.get("go_on") is not False:
+        return None
+    asked_at = [float(line.get("time") or now) for line in run.submissions() if str(line.get("job_id")) == own]
+    left_over = last.job_id == own and verdict.get("put_back") is True
+    left_over |= last.job_id != own and bool(asked_at) and max(asked_at) < last.over
+    if not left_over:
+        return None
+    ended, why = str(verdict.get("ended")), str(verdict.get("why"))
+    return Verdict(
+        False, ended, "refused", f"the chain ended with attempt {last.number}: {class_and_words(ended, why)}"
+    )
+
+
+def _conclude_lost(
+    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
+) -> None:
+    """Conclude an attempt that was killed with its script. `again`: its job has started again."""
+    job_id = job_of(lost)
+    states = slurm.starts.get(job_id, [])
+    # If the job has started again, its last start is this one.
+    state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
+    ended, words = end_by_accounting(lost, state, again)
+    moment = _cancelled_at(run, job_id)
+    if moment is not None and not again:
+        # It ended when it was cancelled, so that a job that was submitted since then may start.
+        words, now = "hpc-gpt cancel", min(now, moment)
+    end = classify(lost, ended, words, again, moment is not None)
+    if end.ended == "node_failure" and end.node is None:
+        end = replace(end, node=first_host(lost.started().get("node_list")))
+    over = None if lost.ended() else lost.number
+    conclude(run, lost, resolved, end, now, over, put_back=again)
+
+
+def _cancelled_at(run: RunFolder, job_id: str) -> float | None:
+    """Epoch seconds at which `hpc-gpt cancel` marked a job; None if it did not."""
+    try:
+        return run.cancelled_mark(job_id).stat().st_mtime if job_id else None
+    except OSError:
+        return None
+
+
+def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
+    attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
+    past = read_history(run, gpus_of(resolved), now)
+    write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+    print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
+    jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
+    return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
+
+
+def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
+    """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
+    own = job_of(attempt)
+    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
+    output = run.path / f"slurm-{own}.out"
+    with contextlib.suppress(OSError):
+        if output.is_file():
+            with output.open("a") as file:
+                file.write(f"not started: {why}\n")
+    # First rename it, so that it is no attempt: on NFS an open log outlives its removal.
+    aside = attempt.folder.with_name(f".{attempt.number}.{own}")
+    with contextlib.suppress(OSError):
+        attempt.folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
+
+
+def _age_s(attempt: Attempt, now: float) -> float:
+    try:
+        return now - attempt.folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, *more = arguments
+    run = RunFolder(Path(folder))
+    attempt = run.attempt(int(number))
+    try:
+        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := job_of(each)))
+        if (holder := lock.holder(run)) and holder.slurm_job not in (None, job_of(attempt)):
+            ids[str(holder.slurm_job)] = None
+        if more and ids and not more[1]:
+            answer = f"{NEXT_MARK} ask {','.join(ids)}"
+        else:
+            answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), not more or int(more[0]) > 1)
+            if more and answer.startswith(f"{NEXT_MARK} go "):
+                restart = attempt.started().get("restart") or 0
+                answer += f" {rendezvous_port(os.environ.get('SLURM_JOB_ID', ''), restart)}"
+        print(answer, flush=True)
+    except UserError as fault:
+        print(f"not judged before it starts: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""How an attempt of a job script ended, by its exit code, what it was asked, and what Slurm shows of the job.
+
+On this machine job.sh calls it: `python -m hpc_gpt.chain.script_end RUN ATTEMPT CODE`. Under Slurm `ends.what_next` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_gpt.ends.end_policy import (
+    STOP,
+    End,
+    asks_to_requeue,
+    class_of_sigterm,
+    end_for,
+    end_of_exit_0,
+    is_cancelled,
+    is_put_back,
+    shown_as,
+)
+from hpc_gpt.ends.state import SLURM_RUNS
+from hpc_gpt.files import read_json
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import read_stored_lines
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.sbatch_words import signal_of
+
+# Slurm signals up to a minute early.
+_EARLY_S = 90.0
+
+
+def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
+    """Write ended.json unless the watch has, or what Slurm says counts more; end what the script left running."""
+    end_left_over(run, attempt)
+    end = _end(run, attempt, run.resolved(), code, shown)
+    if end is not None:
+        step = attempt.last_metrics().get("step")
+        requeue = asks_to_requeue(run, attempt, end)
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue)
+
+
+def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown: str) -> End | None:
+    state = shown_as(shown, "JobState")
+    on_slurm = resolved.cluster.scheduler == "slurm"
+    if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
+        return None
+    said = f"exit code {code}"
+    resumed = int(attempt.trainer().get("resumed_step") or 0)
+    steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
+    if not code and 0 < resolved.train.steps <= steps[-1]:  # also if it was asked to end as it made the last one
+        return end_of_exit_0(steps[-1], resolved.train.steps, 0)
+    if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
+        end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
+        return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {said}")
+    if state and state not in SLURM_RUNS:
+        return None
+    if (words := _signalled(resolved, shown)) is not None:
+        return End("walltime", f"{words}, {said}")
+    if code:
+        return None
+    return end_of_exit_0(steps[-1], resolved.train.steps, steps[-1] - steps[-2] if len(steps) > 1 else 0)
+
+
+def _signalled(resolved: Resolved, shown: str) -> str | None:
+    """Words on the script's own `--signal`, if Slurm has sent it by now; None if not."""
+    facts = resolved.script
+    given = signal_of(facts.signal) if facts is not None and facts.signal else None
+    if given is None:
+        return None
+    try:
+        end = time.mktime(time.strptime(shown_as(shown, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+    near = time.time() >= end - given.lead_s - _EARLY_S
+    return f"--signal sent {given.name} before the time limit" if near else None
+
+
+def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
+    """The processes on this node that the script started, by the variables that only it has."""
+    marks = {f"HPC_GPT_ATTEMPT={attempt.number}".encode(), os.fsencode(f"HPC_GPT_CHECKPOINTS={run.path}/checkpoints")}
+    found = []
+    for name in filter(re.compile(r"\d+").fullmatch, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if marks <= set(Path("/proc", name, "environ").read_bytes().split(b"\0")):
+                found.append(int(name))
+    return found
+
+
+def end_left_over(run: RunFolder, attempt: Attempt) -> None:
+    """Kill them, as slurmstepd does at the end of a job. What starts meanwhile is found by a second look."""
+    for _ in range(3):
+        pids = left_over(run, attempt)
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
+        time.sleep(0.05)
+
+
+def main(arguments: Sequence[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    attempt, code = run.attempt(int(arguments[1])), int(arguments[2])
+    end_script(run, attempt, code, "")
+    end = attempt.ended()
+    if not end and code:
+        from hpc_gpt.ends.decisions import classify, with_room
+
+        found = with_room(run, classify(attempt, "error", f"exit code {code}"))
+        attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""`python -m hpc_gpt.chain.after RUN ATTEMPT CODE SHOWN`: job.sh asks what is next.
+
+The ranks have ended. The script states facts: CODE is srun's exit code, and SHOWN what `scontrol show job` prints.
+Classifies the end of the attempt, judges, writes ended.json and next.json, and prints one line for the script. Only the
+script gives commands to Slurm.
+
+    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in so many seconds; nodes to exclude, `-` for no change
+    hpc-gpt-next stop 0 - JOBS CODE              no other attempt
+
+NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
+CODE is the exit code of the first rank that failed, else srun's.
+
+Scripts of earlier versions pass CODE SAID EXCLUDED SHOWN [put-back], or CLASS CAUSE EXCLUDED [put-back], and read no
+CODE. SAID is srun's message on the first rank that failed, EXCLUDED are the nodes that the job excludes, and `put-back`
+says that Slurm starts the same job again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.ends import bad_nodes
+from hpc_gpt.ends.decisions import NEXT_MARK, classify, conclude, forget_stop, job_of, other_jobs, with_room
+from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
+from hpc_gpt.ends.failures import LONGEST_PAUSE_S
+from hpc_gpt.ends.script_end import end_script
+from hpc_gpt.errors import UserError
+from hpc_gpt.runs import lock
+from hpc_gpt.runs.live import read_heartbeats, slow_nodes
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.slurm.hosts import expand_hosts
+
+
+def decide_next(
+    run: RunFolder, attempt: Attempt, slurm: str, words: str, excluded: Sequence[str], put_back: bool, now: float
+) -> str:
+    """Classify and judge an attempt that has ended, write that down, and return the line for the script.
+
+    If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
+    """
+    job_id = job_of(attempt)
+    jobs = other_jobs(run, job_id)
+    if found := attempt.verdict():
+        nodes = _exclusion(run, attempt, _left_out(found), excluded)
+        return _script_line(found.get("go_on") is True, _pause_s(found), nodes, jobs)
+    resolved = run.resolved()
+    end = with_room(run, classify(attempt, slurm, words, cancelled=run.is_cancelled(job_id)))
+    for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
+        hours = resolved.cluster.bad_node_hours
+        bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
+    asked = run.asked_to_end(job_id)
+    verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back)
+    if not verdict.go_on and not put_back:
+        forget_stop(run, attempt)
+    return _script_line(verdict.go_on, verdict.pause_s, _exclusion(run, attempt, exclude, excluded), jobs)
+
+
+def _exclusion(run: RunFolder, attempt: Attempt, exclude: Sequence[str], excluded: Sequence[str]) -> str:
+    """The nodes that the job is to exclude now, after `=`: those of its user, and `exclude`. `-` if nothing changes.
+
+    Nodes that an earlier verdict excluded, but not this one, are used again.
+    """
+    ours = {node for each in run.attempts() if each.number < attempt.number for node in _left_out(each.verdict())}
+    wanted = (set(excluded) - ours) | set(exclude)
+    return "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
+
+
+def _left_out(verdict: Mapping[str, Any]) -> list[str]:
+    """The nodes that a next.json excludes, without anything that is no host's name."""
+    return verdict.get("exclude") or []
+
+
+def _pause_s(verdict: Mapping[str, Any]) -> float:
+    pause = float(verdict.get("pause_s") or 0.0)
+    return pause if pause <= LONGEST_PAUSE_S else 0.0
+
+
+def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str]) -> str:
+    """The line that job.sh reads."""
+    jobs = ",".join(others) or "-"
+    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{NEXT_MARK} stop 0 - {jobs}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, slurm, words, *more = arguments
+    run = RunFolder(Path(folder))
+    attempt = run.attempt(int(number))
+    code = ""
+    if not more:
+        shown, message = words, first_failure(attempt)
+        if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
+            code = f" {int(slurm)}"
+            end_script(run, attempt, int(slurm), shown)
+        else:
+            code = f" {exit_code(message, int(slurm))}"
+        put_back = is_put_back(attempt, shown)
+        nodes = _excluded(shown)
+        slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
+    else:
+        put_back = "put-back" in more
+        nodes = [node for node in more[0].split(",") if node and node != "-"]
+        if slurm.isdecimal():
+            slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
+    try:
+        print(decide_next(run, attempt, slurm, words, nodes, put_back, time.time()) + code, flush=True)
+    except UserError as fault:
+        print(f"what comes next is not decided: {fault}", file=sys.stderr)
+        return 1
+    finally:
+        lock.release(run, lock.job_holder(job_of(attempt)))
+    return 0
+
+
+def _excluded(shown: str) -> list[str]:
+    """The nodes that the job excludes; none if Slurm names them in a form that is not known."""
+    text = shown_as(shown, "ExcNodeList")
+    try:
+        return [] if text in ("", "(null)") else expand_hosts(text)
+    except ValueError:
+        print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""The explanation of one layout, line by line with its arithmetic (`plan --why`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_gpt.engines import engine_of, states_of
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layers_of_stages
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.search import Candidate, Figures
+from hpc_gpt.plan.table import PARTS, does_not_fit, engine_text, host_gib, tokens_text
+from hpc_gpt.settings.shape_split import layer_params, outer_params
+from hpc_gpt.words import Grid
+
+_MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
+           "nvidia_smi", "host", "evaluation")  # fmt: skip
+_OPTIONAL = ("host", "evaluation")
+
+
+def explain_plan(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
+    """The text of `plan --why`. `figures` is None if it does not fit."""
+    return "\n".join(_lines(candidate, machine, figures)) + "\n"
+
+
+def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
+    run = candidate.training
+    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {engine_text(run)}"
+    yield ""
+    yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
+    yield (
+        f"batch        micro-batch {run.micro_batch} x {run.micro_batches} micro-batches x dp {run.dp} = "
+        f"{run.global_batch} samples of {run.shape.seq} tokens = {run.global_batch * run.shape.seq:,} tokens a step"
+    )
+    yield f"layers       {_layers(run)}"
+    yield f"tensors      {_widths(run)}"
+    yield f"parameters   {_parameters(run, candidate.memory.deciding)}"
+    yield f"states       {_states(run)}"
+    yield f"activations  {_activations(run, candidate.memory.deciding)}"
+    yield ""
+    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with nvidia_smi"
+    yield _memory(candidate)
+    if candidate.step is None:
+        yield does_not_fit(candidate)
+    else:
+        room = candidate.card_gib - candidate.need_gib
+        tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
+        yield f"stage {candidate.memory.deciding} decides: {room:.1f} GiB are left{tight}"
+    if candidate.host_gib:
+        has = "which is not known" if candidate.host_memory_gib is None else f"it has {candidate.host_memory_gib:,.4g}"
+        yield f"a host must hold {host_gib(candidate)} of what its GPUs offload; {has}"
+    if candidate.step is not None and figures is not None:
+        yield ""
+        yield "time of a step"
+        yield _time(candidate)
+        yield from _throughput(run, figures, machine)
+
+
+def _layers(run: Training) -> str:
+    blocks = layers_of_stages(run)
+    if run.pp == 1:
+        return f"all {run.shape.layers} on every GPU"
+    most, least = max(blocks), min(blocks)
+    each = f"{most} a stage" if most == least else f"{least} to {most} a stage"
+    chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
+    return f"{run.shape.layers} over {run.pp} stages: {each}{chunks}; embedding on the first, head on the last"
+
+
+def _widths(run: Training) -> str:
+    shape = run.shape
+    if run.tp == 1:
+        return f"hidden {shape.hidden}, MLP {shape.mlp_width}, {shape.heads} heads, whole on every GPU"
+    return (
+        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, "
+        f"MLP {shape.mlp_width} / {run.tp} = {shape.mlp_width // run.tp}, "
+        f"heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
+        f"{shape.padded_vocab} / {run.tp} = {shape.padded_vocab // run.tp}"
+    )
+
+
+def _parameters(run: Training, stage: int) -> str:
+    layers, each = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
+    outside = outer_params(run.shape, run.tp, run.pp, stage)
+    rest = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
+    total = (layers * each + outside) / 1e6
+    return f"stage {stage}: {layers} layers x {each / 1e6:,.2f}e6{rest} = {total:,.1f}e6 of one GPU"
+
+
+def _states(run: Training) -> str:
+    """The bytes of one parameter on one GPU."""
+    each = states_of(run).state_bytes(run)
+    step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
+    total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
+    host = f", {each.host:.3g} on the host" if each.host else ""
+    return (
+        f"{states_of(run).rule(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
+        f"{each.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
+    )
+
+
+def _activations(run: Training, stage: int) -> str:
+    flying, layers = in_flight(run, stage), layers_of_stages(run)[stage]
+    kept = kept_of_layer(run, layer_bytes(run)) / 2**20
+    total = flying * layers * kept / 1024
+    schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
+    extra = " and those of the chunks" if run.vp > 1 else ""
+    where = ", on the host" if run.activations_on_host else ""
+    return (
+        f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x {kept:,.1f} MiB "
+        f"= {total:.2f} GiB{where}"
+    )
+
+
+def _memory(candidate: Candidate) -> str:
+    stages = candidate.memory.stages
+    shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
+    used = [name for name in _MEMORY if name not in _OPTIONAL or any(getattr(stage, name) for stage in stages)]
+    lines = [[name, *(f"{getattr(stages[place], name):.2f}" for place in shown)] for name in used]
+    lines.append(["peak in", *(stages[place].moment for place in shown)])
+    headings = ["", *(f"stage {place}" + "*" * (place == candidate.memory.deciding) for place in shown)]
+    return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
+
+
+def _time(candidate: Candidate) -> str:
+    step, run = candidate.step, candidate.training
+    assert step is not None
+    lines = []
+    for part in PARTS:
+        seconds = getattr(step, part.field)
+        if seconds:
+            lines.append([part.name, f"{seconds:.4g}", f"{100 * seconds / step.step_s:.1f}", _how(part.name, run)])
+    lines.append(["step", f"{step.step_s:.4g}", "100.0", f"within {100 * step.band:.0f} %"])
+    return Grid(["", "s", "%", ""], [False, True, True, False], lines).aligned().rstrip("\n")
+
+
+def _how(part: str, run: Training) -> str:
+    if part == "bubble":
+        ideal = (run.pp - 1) / (run.micro_batches * run.vp)
+        below = (
+            f"({run.micro_batches} micro-batches x {run.vp} chunks)"
+            if run.vp > 1
+            else f"{run.micro_batches} micro-batches"
+        )
+        return f"(pp {run.pp} - 1) / {below} = {100 * ideal:.1f} % of the busy time, and uneven stages"
+    if part == "compute":
+        return f"{run.micro_batches} micro-batches, forward and backward"
+    if part == "recompute":
+        return "the forward pass again" if run.recompute == "full" else "attention's scores again"
+    if part == "tp":
+        passes = "gather and scatter" if run.sequence_parallel else "all-reduce"
+        return (
+            f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
+        )
+    if part == "dp":
+        return f"gradients over {run.dp} replicas, as far as backward does not hide it" + (
+            "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
+        )
+    return next(each.means for each in PARTS if each.name == part)
+
+
+def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[str]:
+    tokens = run.global_batch * run.shape.seq
+    peak = machine.peak_tflops[run.dtype]
+    yield ""
+    yield f"tokens/s         {tokens:,} / {figures.step_s:.4g} s = {figures.tokens_per_s:,.0f}"
+    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g} = {100 * figures.mfu:.1f} %"
+    yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
+    yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
+    cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
+    yield f"{tokens_text(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"

@@ -1,0 +1,273 @@
+"""Follows a program that is not ours: its output, its steps and its heartbeat. Needs no torch.
+
+The output is copied to the attempt's log, its lines of steps become metrics.jsonl, and its last lines are kept in case
+it fails. The heartbeat counts the steps that the log reports.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.readers.pattern import MEMORY_FIELDS
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.ending import classify_exception, lost_peer
+from hpc_gpt.supervision.full_disk import KeptLines
+from hpc_gpt.supervision.heartbeat import LEAVING, Heartbeat
+
+_KEPT_LINES = 200
+_ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?$")
+_USAGE = re.compile(r"^\S+\.py: error: (.*)")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
+# A line of torchrun's table of a worker that failed.
+_WORKER = re.compile(r"(?:^|\s)(?P<key>rank|exitcode|host)\s+: (?P<value>\S+)(?: |$)")
+_LOOK_S = 1.0
+_ENDS_LINE = re.compile(rb"[\r\n]")
+_LONGEST_LINE = 1 << 20
+
+
+# The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
+# line before: their mean time and loss, and how many of them were skipped.
+StepRow = Mapping[str, float]
+
+
+def trained_s(run: RunFolder) -> float:
+    """Seconds of training in all attempts together."""
+    total = 0.0
+    for attempt in run.attempts():
+        with contextlib.suppress(OSError):
+            began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
+            total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
+    return total
+
+
+def count_steps(attempt: Attempt, heart: Heartbeat) -> bool:
+    """Gives the heartbeat the last step in metrics.jsonl; returns whether it is a new one."""
+    step, before = int(attempt.last_metrics().get("step") or 0), heart.step
+    if step > before:
+        heart.stepped(step, step - before)
+    return step > before
+
+
+class LastLines:
+    """The last lines of a program, which say why it failed."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+
+    def add(self, line: str) -> None:
+        self._kept.append(line)
+
+    def find(self, regex: re.Pattern[str]) -> re.Match[str] | None:
+        """The match in the last line that has one."""
+        return next((found for line in reversed(self._kept) if (found := regex.search(line))), None)
+
+    def killed_worker(self) -> RankEnd | None:
+        """The worker that torchrun's table names as the first to fail, if a signal ended it; None without one.
+
+        SIGTERM is what torchrun itself sends to the others.
+        """
+        found: dict[str, str] = {}
+        for line in self._kept:
+            if "Root Cause (first observed failure)" in line:
+                found = {}
+            elif (row := _WORKER.search(line)) and row["key"] not in found:
+                found[row["key"]] = row["value"]
+        code = int(found["exitcode"]) if re.fullmatch(r"-\d+", found.get("exitcode", "")) else 0
+        if code >= 0 or code == -signal.SIGTERM or not found.get("rank", "").isdigit():
+            return None
+        host = found.get("host", "localhost")
+        return RankEnd(found["rank"], platform.node() if host == "localhost" else host, code)
+
+    def stacks(self) -> str:
+        """What the program's own faulthandler wrote last; empty if it wrote nothing."""
+        kept = list(self._kept)
+        begins = [number for number, line in enumerate(kept) if line.startswith("Fatal Python error")]
+        return "\n".join(kept[begins[-1] :]) + "\n" if begins else ""
+
+    def failure(self, code: int) -> tuple[str, str, bool]:
+        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        for line in reversed(self._kept):
+            if usage := _USAGE.match(line):
+                return "user_error", usage[1], False
+            if error := _ERROR.match(line):
+                name, text = error[1], (error[2] or "").strip()
+                cause = f"{name}: {text}" if text else name
+                if _FULL.search(line):
+                    return "disk_full", cause, False
+                if _NAN.search(line):
+                    return "nan", cause, False
+                # `classify_exception` takes an exception; a foreign program leaves only its name and text.
+                fault = type(name, (RuntimeError,), {})(text)
+                return classify_exception(fault)[0], cause, lost_peer(fault)
+        return "error", self.end(code), True
+
+    def end(self, code: int) -> str:
+        """How the program ended, by its exit code; of one that was ended by a signal also where."""
+        end = RankEnd("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
+        if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
+            return str(end).partition(": ")[2]
+        return f"{self._program} ended with {code_words(code)}"
+
+
+def code_words(code: int) -> str:
+    """An exit code as text, of subprocess's kind."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class ForeignLog:
+    """The output of one task's program.
+
+    The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted
+    again. `loss` gives the last loss, for a program that prints no steps.
+    """
+
+    TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
+    _PRINTS = "prints"  # another: the number of the task that prints the steps
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        resolved: Resolved,
+        task: int,
+        read: Callable[[str], StepRow | None],
+        saw: Callable[[str], object] = lambda line: None,
+        resumed: int | None = None,
+        loss: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._attempt = attempt
+        self._task, self._writes = task, resolved.tasks == 1
+        self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
+        self._global_batch = resolved.batch.global_batch
+        self._read_step, self._saw, self._loss = read, saw, loss
+        self._kept_loss: float | None = None
+        self._kept_at = -_LOOK_S
+        self._rows = KeptLines(attempt.metrics)
+        self._last, self._at = resumed, 0.0
+        self.chunks = 0  # of output that came so far
+        self._thread: threading.Thread | None = None
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Reads the output on a thread, so that the program never waits for this process."""
+        self._thread = threading.Thread(target=self._read, args=(process,), name="output", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
+        assert self._thread is not None
+        self._thread.join(timeout=5)
+        self.keep_loss(0.0)
+
+    def keep_loss(self, pause_s: float = _LOOK_S) -> None:
+        """Writes loss.json until a line has the number of a step, at most every `pause_s`; on a full disk it waits."""
+        loss, now = self._loss(), time.monotonic()
+        if self._at or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
+            return
+        self._kept_loss, self._kept_at = loss, now
+        with contextlib.suppress(RunFolderError):
+            replace_whole(self._attempt.folder / "loss.json", json.dumps({"loss": loss, "time": round(time.time(), 3)}))
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        left = b""
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            self.chunks += 1
+            left += chunk
+            whole = max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
+            if not whole and len(left) < _LONGEST_LINE:
+                continue
+            whole = whole or len(left)
+            self._copy(left[:whole])
+            left = left[whole:]
+        self._copy(left)
+
+    def _copy(self, lines: bytes) -> None:
+        """Copies whole lines to the log, so that those of several tasks do not mix, and takes each."""
+        for line in _ENDS_LINE.split(lines):
+            if line:
+                self.take(line.decode(errors="replace"))
+        # Last: on a full disk the output waits for room, and what the program says of that must be known.
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+
+    def take(self, line: str) -> None:
+        """Takes one line of the program."""
+        self._saw(line)
+        row = self._read_step(line)
+        self.keep_loss()
+        if row is None or (self._last is not None and row["step"] <= self._last):
+            return
+        now = time.monotonic()
+        if self._may_write():
+            self._rows.append([json.dumps(self._metrics(row, now)) + "\n"])  # which waits for room on a full disk
+        self._last, self._at = int(row["step"]), now
+
+    def _may_write(self) -> bool:
+        if not self._writes:
+            path = self._attempt.folder / self._PRINTS
+            with contextlib.suppress(RunFolderError, OSError, ValueError):
+                write_once(path, f"{self._task}\n")
+                self._writes = int(path.read_text(encoding="utf-8")) == self._task
+        return self._writes
+
+    def _metrics(self, row: StepRow, now: float) -> dict[str, object]:
+        step, step_s, rate = int(row["step"]), row.get("step_s"), row.get("tokens_per_s")
+        count = 1 if self._last is None else step - self._last
+        if step_s is None and self._at:
+            step_s = (now - self._at) / count
+        if rate is None and "tokens_per_s_gpu" in row:
+            rate = row["tokens_per_s_gpu"] * self._gpus
+        tokens = int(row.get("global_batch") or self._global_batch) * self._sample_tokens
+        if tokens and step_s:
+            rate = tokens / step_s
+        skipped = int(row.get("skipped") or 0)
+        return {
+            "step": step,
+            **{name: row.get(name) for name in ("loss", "loss_eval", "grad_norm", "lr")},
+            "step_s": None if step_s is None else round(step_s, 6),
+            "tokens_per_s": round(rate, 1) if rate else None,
+            "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
+            "skipped": bool(skipped) if count == 1 else skipped,
+            **{name: row.get(name) for name in MEMORY_FIELDS},
+            "save_s": None,
+            "time": round(time.time(), 3),
+        }
+
+
+class ForeignHeartbeat(Heartbeat):
+    """The heartbeat of a program that reports its steps, or does not.
+
+    Its steps have the limits of ours. Until it has reported some, `silent_s` without output is a hang; None for never:
+    how long such a program may be silent is not known.
+    """
+
+    def __init__(self, multiple: float, floor_s: float, silent_s: float | None) -> None:
+        super().__init__(multiple, floor_s)
+        self._silent_s = silent_s
+
+    def heard(self) -> None:
+        """Records output of a program that has reported no steps."""
+        if not self._seconds:
+            self.moves += 1
+
+    def limit_s(self) -> float:
+        if self.phase == LEAVING:
+            return 0.0  # the supervisor ends it in time
+        return super().limit_s() if self._seconds else self._silent_s or 0.0

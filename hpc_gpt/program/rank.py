@@ -1,0 +1,374 @@
+"""Supervises another program as one task of a job: starts it, passes on what the job is asked, and writes how it ended.
+
+The program has its own checkpoints, signals and log. This does the rest: the rendezvous, the signals of a job, the
+requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, limits_reached
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
+from hpc_gpt.files import read_json, write_once
+from hpc_gpt.ports import held_port
+from hpc_gpt.process import stat_of
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.secrets import hide_values
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.ending import end_of_sigterm, write_end
+from hpc_gpt.supervision.full_disk import release_reserve
+from hpc_gpt.supervision.heartbeat import LEAVING, SAVING, Heartbeat
+from hpc_gpt.supervision.signals import Inbox, Signals
+from hpc_gpt.supervision.watchdog import Watchdog
+
+OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
+WAIT_S = 900
+TURN_S = 0.1
+_LOOK_S = 1.0
+# A cause that names its rank, such as a worker of torchrun.
+_OF_RANK = re.compile(r"rank \d+ on ")
+_GRACE_S = 5.0
+_ENDED_S = 10.0
+
+
+@dataclass(frozen=True)
+class TaskPlace:
+    """`rank` of `size` tasks, and its number on its node, from job.sh."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop that all tasks follow: its `reason`, and whether there is anything to save."""
+
+    reason: str
+    save: bool
+
+
+@dataclass(frozen=True)
+class ProgramStart:
+    """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
+
+    `resumed`: the step after which it continues, 0 without a checkpoint. `pauses`: how many steps apart it evaluates or
+    saves, which takes longer than a step and has no line.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: ForeignLog
+    heart: Heartbeat
+    resumed: int
+    folder: str | None = None
+    pauses: tuple[int, ...] = ()
+
+
+class ForeignRank:
+    """One task's part in an attempt. An engine's subclass says what is started, and how it is stopped."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._signals = signals
+        self._resolved = run.resolved()
+        self._place = identify_task(os.environ, self._resolved)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: Stop | None = None
+        self._looked = self._followed = 0.0
+        self._chunks = 0
+        self._hangs = False
+        self._inbox = Inbox(attempt)
+        self._port = os.environ.get("MASTER_PORT", "")
+        self._held: socket.socket | None = None
+
+    # --- what an engine says
+
+    @property
+    def step(self) -> int:
+        """The last step that is known."""
+        return int(self._attempt.last_metrics().get("step") or 0)
+
+    def prepare(self) -> ProgramStart:
+        """What is to be started. Raises UserError."""
+        raise NotImplementedError
+
+    def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
+        """What a program that hangs is doing, after which it is ended."""
+        raise NotImplementedError
+
+    def ask_to_end(self, stop: Stop) -> None:
+        """Tells the program to end."""
+        raise NotImplementedError
+
+    def turn(self) -> None:
+        """Called repeatedly before `ask_to_end`."""
+
+    def press(self) -> None:
+        """Called repeatedly after it."""
+
+    def rest_is_over(self) -> bool:
+        """Whether no process is left that the program started and that a stop is for."""
+        return True
+
+    def failure(self, code: int) -> tuple[str, str, bool]:
+        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        raise NotImplementedError
+
+    def end_of_all(self) -> End:
+        """The end if it exited with 0 and nobody asked."""
+        raise NotImplementedError
+
+    def said(self) -> Mapping[str, object]:
+        """What this task's program has said that decides the end of all: its file in OVER."""
+        return {}
+
+    def unsaved(self, stop: Stop, code: int) -> str:
+        """How a program ended that was asked to stop and did not save; empty if it did."""
+        raise NotImplementedError
+
+    # --- the attempt
+
+    def train(self) -> int:
+        """Runs the program to its end, and returns the exit code. The caller reports exceptions."""
+        start = self.prepare()
+        self._process = subprocess.Popen(
+            start.command,
+            env=dict(start.environment),
+            cwd=start.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        start.log.follow(self._process)
+        self._watch(start, self._process)
+        code = self._wait(start, self._process)
+        if code and self._stop is None:
+            return self._report_failure(code)
+        end = self._end(code)
+        if self._place.rank == 0:
+            write_end(self._run, self._attempt, end, self.step)
+        # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
+        return 1 if end.ended == "error" and self._place.rank == 0 else 0
+
+    def quit(self) -> None:
+        """Ends the program at once, without a save, and writes ended.json."""
+        if self._process is not None:
+            self._process.kill()
+        self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
+    def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
+        """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
+        while True:
+            code = process.poll()
+            if code is not None and (self._stop is None or self.rest_is_over()):
+                break
+            if self._stop is None and (stop := self._asked()):
+                self._stop = stop
+                self.ask_to_end(stop)
+                self._leaving(start)
+            elif self._stop is not None:
+                self.press()
+            else:
+                self.turn()
+            self._follow(start)
+            time.sleep(TURN_S)
+        self._leaving(start)
+        start.log.finish()
+        # After a signal to another task, all may have left before this process reads stop.json.
+        until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else 0)
+        while self._stop is None and not self._attempt.ended():
+            self._looked = 0.0
+            self._stop = self._asked()
+            if time.monotonic() >= until and (code or self.all_are_over()):
+                break
+            time.sleep(TURN_S)
+        while self._stop is not None and not self.rest_is_over():
+            self.press()
+            time.sleep(TURN_S)
+        until = time.monotonic() + _GRACE_S
+        while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
+            time.sleep(TURN_S)
+        return code
+
+    def all_are_over(self) -> bool:
+        """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and
+        another may still be writing the last steps."""
+        mark = self._attempt.folder / OVER / str(self._place.rank)
+        with contextlib.suppress(RunFolderError):
+            write_once(mark, json.dumps(self.said()) + "\n")
+        return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
+
+    def _asked(self) -> Stop | None:
+        """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""
+        path = self._attempt.folder / STOP
+        if reason := self.reason():
+            # Before the first step a program may not listen yet, and has nothing to save.
+            save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
+            write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
+        elif time.monotonic() < self._looked + _LOOK_S:
+            return None
+        self._looked = time.monotonic()
+        found = read_json(path)
+        return Stop(str(found["reason"]), bool(found["save"])) if found else None
+
+    def reason(self) -> str | None:
+        """What this task is asked to end for; None for nothing."""
+        asked = set(self._signals.raised)
+        if self._place.rank == 0:
+            asked |= self._inbox.look() | limits_reached(self._resolved, lambda: trained_s(self._run))
+        return first_reason(asked)
+
+    def _end(self, code: int) -> End:
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
+        if self._stop is None:
+            return self.end_of_all()
+        end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm)
+        how = self.unsaved(self._stop, code)
+        return End(end.ended, f"{end.cause}; {how}") if how else end
+
+    def _end_of_sigterm(self) -> End:
+        """Rank 0 writes the end, so it alone asks Slurm."""
+        if self._place.rank:
+            return End("cancelled")
+        return end_of_sigterm(self._run, self._attempt, self._signals)
+
+    def _report_failure(self, code: int) -> int:
+        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
+        ended, cause, lost_peer = self.failure(code)
+        cause = hide_values(cause, os.environ)
+        if ended == "port_taken" and self._port not in cause:
+            cause += f" (the rendezvous' port is {self._port})"
+        until = time.monotonic() + _ENDED_S
+        while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
+            time.sleep(TURN_S)
+        cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
+        release_reserve(self._attempt)  # the disk may be full
+        self._attempt.write_ended(ended, cause, self.step)
+        return code if code > 0 else 1
+
+    # --- hangs
+
+    def _watch(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> None:
+        def leave(message: str) -> None:
+            """Ends the program and this process. Runs on the watchdog's thread."""
+            self._hangs = True
+            print(message, flush=True)
+            if stacks := self.stacks(process, start.log):
+                with contextlib.suppress(RunFolderError):
+                    write_once(self._attempt.stacks / f"{self._place.rank}.txt", stacks)
+            os._exit(1)
+
+        start.heart.step = start.resumed
+        place = self._place
+        Watchdog(self._attempt, place.rank, place.size, start.heart, leave, lambda: _find_wait(process.pid)).start()
+
+    def _follow(self, start: ProgramStart) -> None:
+        """Reads the last step in metrics.jsonl, at most once a second."""
+        heart, now = start.heart, time.monotonic()
+        if heart.phase == LEAVING or now < self._followed + _LOOK_S:
+            return
+        self._followed = now
+        if start.log.chunks != self._chunks and isinstance(heart, ForeignHeartbeat):
+            self._chunks = start.log.chunks
+            heart.heard()
+        if count_steps(self._attempt, heart):
+            # Evaluations and saves come before the next line.
+            until = heart.step + self._resolved.train.log_every
+            if any(every and until // every * every >= heart.step for every in start.pauses):
+                heart.enter(SAVING)
+
+    def _leaving(self, start: ProgramStart) -> None:
+        """To be called when the program is asked to end, or has ended."""
+        if start.heart.phase != LEAVING:
+            start.heart.enter(LEAVING)
+        if self._hangs:  # the watchdog's thread ends this process
+            threading.Event().wait()
+
+    # --- for the engines
+
+    def place_variables(self) -> dict[str, str]:
+        """The task's place by the names that torch's env:// rendezvous reads."""
+        place = self._place
+        return {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
+
+    def await_file(self, path: Path, fault: UserError) -> None:
+        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after WAIT_S."""
+        until = time.monotonic() + WAIT_S
+        while not path.exists():
+            if self._attempt.ended() or time.monotonic() > until:
+                raise fault
+            time.sleep(TURN_S)
+
+    def report_start(self, resumed: int, more: Mapping[str, object]) -> str:
+        """Writes trainer.json, for the first task; returns the device's name."""
+        gpus, cluster = list_gpus(), self._resolved.cluster
+        # Without nvidia-smi only the profile knows the device of a cluster.
+        device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" else None
+        start = {"device": device, "host": platform.node(), "resumed_step": resumed, **more}
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        return str(device or cluster.device)
+
+    def rendezvous(self) -> dict[str, str]:
+        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine."""
+        if "MASTER_PORT" in os.environ:
+            return {}
+        host, self._port = self._meet()
+        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
+        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
+
+    def _meet(self) -> tuple[str, str]:
+        """(host, port) on this machine. Rank 0 holds a port until it ends, and writes it to the attempt's `rendezvous`
+        file."""
+        if self._place.rank == 0:
+            port, self._held = held_port(os.getpid())
+            write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until and not self._attempt.ended():
+            try:
+                host, port_text = self._attempt.rendezvous.read_text(encoding="utf-8").split()
+            except FileNotFoundError:
+                time.sleep(TURN_S)
+            else:
+                return host, port_text
+        raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
+
+
+def _find_wait(pid: int) -> tuple[str, str]:
+    """(collective, place) of the program, as far as they can be seen from outside."""
+    with contextlib.suppress(OSError, IndexError):
+        if stat_of(pid)[0] in "tT":
+            return "", "a process that is stopped"
+    return "its program", f"process {pid}"
+
+
+def identify_task(environment: Mapping[str, str], resolved: Resolved) -> TaskPlace:
+    """The place of this task. Raises ConfigError, LayoutError."""
+    values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(value.isdigit() for value in values):
+        raise ConfigError(
+            "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+            "start runs with hpc-gpt submit, or sbatch job.sh",
+        )
+    place = TaskPlace(*map(int, values))
+    if place.size != resolved.tasks:
+        raise LayoutError(
+            f"{place.size} ranks were started, but layout {resolved.layout} has {resolved.tasks}",
+            "start one task for each GPU of the layout",
+        )
+    return place

@@ -1,0 +1,342 @@
+"""Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel), and a submission's environment.
+
+A client of a controller that hangs retries for a minute. Every question has a limit, and what does not need its answer
+does not wait for it.
+
+No variable of an enclosing job is passed to a new one.
+
+At a site with several clusters the same id is another job on each. A client asks the cluster that it is given, else
+the default one, never that of SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows them all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_gpt.ends.state import REVOKED
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.process import seconds_given
+from hpc_gpt.runs.run_folder import user_name
+from hpc_gpt.settings.resolved import Resolved
+
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
+    r"socket timed out|zero bytes were transmitted|dns srv lookup failed|communication connection failure|"
+    r"unable to establish|network is unreachable|host is down|slurm_load_jobs error: unable",
+    re.IGNORECASE,
+)
+_GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
+TIMEOUT_S = 60.0
+PATIENCE = "HPC_GPT_SLURM_S"
+_PING_S = 20.0
+_GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
+# For what is only told of a job that has ended.
+_ENDED_S = 5.0
+# The cluster that commands are for, to sbatch and to the others.
+CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
+_SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
+# The cluster and the user's identity there; without them a client finds no controller.
+_KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
+_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
+OF_ONE_JOB = {
+    "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
+    "HPC_GPT_START", "HPC_GPT_HOLD_AFTER", "HPC_GPT_CHECKPOINTS", "HPC_GPT_WORKDIR",
+}  # fmt: skip
+_NAMES = OF_ONE_JOB | {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
+    "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+# Every HPC_GPT_* variable except those of options: scripts, jobs and tests set them, and users may.
+OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
+    "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
+    "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
+    PATIENCE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a Slurm client."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        """The client's message, without its name at the start of the lines."""
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
+
+    @property
+    def sentence(self) -> str:
+        """The message on one line, without `error:`."""
+        return "; ".join(
+            re.sub(r"^(error|fatal|allocation failure): ", "", line).strip()
+            for line in self.words.splitlines()
+            if line.strip()
+        )
+
+    @property
+    def unreachable(self) -> bool:
+        return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A line of squeue: the long name of the state (PENDING, RUNNING, …), and the reason."""
+
+    state: str
+    reason: str
+
+
+def gpus_in(gres: str) -> int:
+    """The number of GPUs in Slurm's list of generic resources.
+
+    >>> gpus_in("gpu:a100:4(IDX:0-3),nic:1"), gpus_in("(null)")
+    (4, 0)
+    """
+    return sum(map(int, _GPUS.findall(gres)))
+
+
+def has_sbatch() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+class Client:
+    """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block.
+
+    SlurmUnreachable if it is not installed, or if SLURM_CONF names no file: it would wait for one for a minute.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: Mapping[str, str] | None = None,
+        text: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        if environment is None:
+            environment = without_choice(os.environ)
+        if cluster:
+            command = [command[0], f"--clusters={cluster}", *command[1:]]
+        configuration = environment.get("SLURM_CONF")
+        if configuration and not os.path.exists(configuration):
+            raise SlurmUnreachable(f"SLURM_CONF names {configuration}, which does not exist", "correct it, or unset it")
+        self.name = command[0]
+        self._text = text
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                env=dict(environment),
+            )
+        except FileNotFoundError:
+            raise SlurmUnreachable(
+                f"no {self.name} on this machine", "run on a login node of the cluster, or use --cluster local"
+            ) from None
+
+    def answer(self, timeout_s: float) -> Answer | None:
+        """Its answer; None if there is none within `timeout_s`, after which it may be asked again."""
+        try:
+            stdout, stderr = self._process.communicate(self._text, timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+        return Answer(self._process.returncode, stdout, stderr)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            if self._process.poll() is None:
+                self._process.kill()
+
+
+def ask(
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    text: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    cluster: str | None = None,
+) -> Answer:
+    """Run a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
+    with Client(command, environment, text, cluster) as client:
+        answer = client.answer(timeout_s)
+    if answer is None:
+        raise SlurmUnreachable(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
+    return answer
+
+
+def patience_s() -> float:
+    """Seconds in all to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
+    return seconds_given(PATIENCE, "5", "20 for a busy controller")
+
+
+def check_reachable() -> None:
+    """SlurmUnreachable unless sbatch is installed and a controller answers."""
+    if not has_sbatch():
+        raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
+    answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
+    if answer.code != 0 or " is UP" not in answer.stdout:
+        said = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
+        raise SlurmUnreachable(
+            f"Slurm's controller does not answer: {said.rpartition('; ')[2] or 'scontrol ping failed'}",
+            "nothing was submitted; try again when slurmctld is up",
+        )
+
+
+def check_output_path(logs: Path) -> None:
+    """ConfigError for a logs folder whose path sbatch's --output cannot carry."""
+    path = str(logs.absolute())
+    bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
+    if bad:
+        raise ConfigError(
+            f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
+            "set HPC_GPT_LOGS to a path without it",
+        )
+
+
+def check_dependency(resolved: Resolved) -> None:
+    """ConfigError for a job.dependency that cannot be joined with the singleton of a job chain."""
+    asked = resolved.job.dependency
+    if asked and "?" in asked and resolved.cluster.chain == "singleton":
+        raise ConfigError(
+            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
+            "separate the conditions with commas, or leave it out",
+        )
+
+
+def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
+    """The exception for an sbatch that failed, with its message."""
+    if answer.unreachable:
+        return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
+
+
+def squeue(cluster: str | None = None) -> Client:
+    """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
+    Client."""
+    command = ["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"]
+    return Client([*command, "--sibling"], cluster=cluster)
+
+
+def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
+    """{job id: job} of the jobs in squeue's answer. Raises SlurmUnreachable if it is none.
+
+    The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
+    a job minutes after its end.
+    """
+    if answer.code != 0:
+        raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
+    jobs = {}
+    for line in answer.stdout.splitlines():
+        job_id, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        if state.strip() == REVOKED:
+            continue
+        jobs[job_id.strip()] = QueuedJob(state.strip(), reason.strip())
+    return jobs
+
+
+def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Client | None:
+    """The question to the accounting for a cluster's jobs, which `accounted_states` reads; None for no jobs."""
+    wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
+    if not wanted or shutil.which("sacct") is None:
+        return None
+    return Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted)], cluster=cluster)
+
+
+def accounted_states(answer: Answer) -> dict[str, str]:
+    """{job id: last state} in sacct's answer, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
+    states = {}
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+        job_id, _, state = line.partition("|")
+        states[job_id] = state.split(" ")[0].rstrip("+")
+    return {job_id: state for job_id, state in states.items() if state != REVOKED}
+
+
+def who_cancelled(job_id: str, cluster: str | None = None) -> str | None:
+    """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
+    if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
+        return None
+    try:
+        answer = ask([*_SACCT, "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S, cluster=cluster)
+    except SlurmUnreachable:
+        return None
+    found = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
+    return f"{user_name(int(found[1]))} cancelled it on {found[2]} at {found[3]}" if found else None
+
+
+def largest_array() -> int:
+    """The most elements of an array: MaxArraySize of `scontrol show config`, 1 if arrays are off.
+
+    Raises SlurmUnreachable if it cannot be asked.
+    """
+    answer = ask(["scontrol", "show", "config"])
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
+    if answer.code != 0 or found is None:
+        raise SlurmUnreachable(f"scontrol show config names no MaxArraySize: {answer.sentence}", "is slurmctld up?")
+    return max(1, int(found[1]))
+
+
+def cancel_job(*job_ids: str, cluster: str | None = None) -> None:
+    """Cancel queued or running jobs of a cluster; an ended job is no error. Raises SlurmUnreachable, JobRefused."""
+    if job_ids:
+        _scancel([*job_ids], cluster)
+
+
+def interrupt_job(job_id: str, cluster: str | None = None) -> None:
+    """Send SIGINT to every rank of a running job, which then saves and stops. Raises as cancel_job."""
+    _scancel(["--signal=INT", job_id], cluster)
+
+
+def words_of_scancel(job_id: str, cluster: str | None) -> str:
+    """The command with which a user cancels a job."""
+    return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
+
+
+def _scancel(arguments: list[str], cluster: str | None) -> None:
+    answer = ask(["scancel", *arguments], cluster=cluster)
+    if answer.unreachable:
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    if answer.code != 0 and not _GONE.search(answer.stderr):
+        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
+
+
+# --- the environment of a submission
+
+
+def leaks(environment: Mapping[str, str]) -> list[str]:
+    """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
+    return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
+
+
+def without_choice(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the variables that send a command to another cluster than the default one."""
+    return {name: value for name, value in environment.items() if name not in CHOOSE_CLUSTER}
+
+
+def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without its `leaks`, with `own` laid over it."""
+    drop = set(leaks(environment))
+    return {name: value for name, value in environment.items() if name not in drop} | dict(own)
+
+
+def job_python(resolved: Resolved) -> dict[str, str]:
+    """HPC_GPT_PYTHON for the job: this interpreter, unless the user or the profile names one."""
+    profile = resolved.cluster
+    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
+        return {}
+    return {"HPC_GPT_PYTHON": sys.executable}

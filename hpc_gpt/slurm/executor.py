@@ -1,0 +1,161 @@
+"""submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm.slurm import SlurmExecutor
+
+from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.slurm.clients import (
+    OF_ONE_JOB,
+    ask,
+    check_dependency,
+    job_python,
+    sbatch_failed,
+    submission_environment,
+    without_choice,
+    words_of_scancel,
+)
+
+ARRAY_SCRIPT = "array.sh"
+
+
+class ScriptExecutor(SlurmExecutor):
+    """Submits a script with sbatch's `command` line: the job.sh of a run, or that of an array.
+
+    `runs` are by what follows the job's id in their own: nothing for a single job, `_0` and so on for the elements of
+    an array. All jobs of a run go to the cluster that took its first one.
+    """
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], runs: Mapping[str, RunFolder], profile: str
+    ) -> None:
+        self.first = next(iter(runs.values()))
+        try:
+            super().__init__(self.first.path)
+        except RuntimeError as fault:  # submitit found no srun
+            raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
+        self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
+
+    def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
+        """Call sbatch with the script in its own folder, not with a copy, and return the job's id. Each run's
+        submissions.jsonl gets a line, with `note` added.
+
+        Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
+        """
+        entry = {"scheduler": "slurm", "job_id": None, "command": self.command, "refused": None}
+        entry |= {"cluster": self.profile, **(note or {})}
+        cluster, environment = self.first.slurm_cluster(), self.environment
+        if cluster is None and job_ids(self.first):
+            environment = without_choice(environment)
+        try:
+            answer = ask(self.command, environment, cluster=cluster)
+        except SlurmUnreachable as fault:
+            self._note({**entry, "refused": str(fault)})
+            raise
+        if answer.code != 0:
+            self._note({**entry, "refused": answer.words})
+            refusal = sbatch_failed(answer)
+            kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
+            refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"
+            raise refusal
+        job_id = self._get_job_id_from_submission_command(answer.stdout)
+        if found := re.search(r" on cluster (\S+)", answer.stdout):
+            entry["slurm_cluster"] = cluster = found[1]
+        try:
+            self._note(entry, job_id)
+        except RunFolderError as fault:
+            raise RunFolderError(
+                f"job {job_id} is queued, but {fault}", f"{words_of_scancel(job_id, cluster)} ends it"
+            ) from None
+        return job_id
+
+    def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
+        for element, run in self.runs.items():
+            run.add_submission({**entry, "job_id": f"{job_id}{element}" if job_id else None})
+
+
+def _executor(
+    script: Path, flags: Sequence[str], own: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
+) -> ScriptExecutor:
+    """For a rendered script. What belongs to the runs is not in it but in the variables `own`, and in `flags`."""
+    command = ["sbatch", f"--chdir={Path.cwd()}", *flags, "--export=ALL", str(script)]
+    environment = submission_environment(os.environ, {**own, **job_python(resolved)})
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name)
+
+
+def submit_own(
+    folder: Path, output: str, resolved: Resolved, runs: Mapping[str, RunFolder], words: Sequence[str]
+) -> str:
+    """Submit the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
+    `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
+    with a link to each, and the interpreter. `output` is a pattern in it."""
+    requeue = "--no-requeue" if resolved.cluster.chain == "none" else "--requeue"
+    path = f"{_no_pattern(folder)}/{output}"
+    flags = [*words, requeue, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
+    script = next(iter(runs.values())).job_script
+    command = ["sbatch", *flags, str(script), str(folder), *([python] if python else [])]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
+
+
+def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
+    """Submit the run's job.sh, as a chain of so many jobs, and return the ids of those that Slurm accepted.
+
+    `words` are further options of sbatch, for a script of the user's own.
+
+    Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
+    """
+    output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
+    if resolved.script is not None:
+        return [submit_own(run.path, output, resolved, {"": run}, words)]
+    is_singleton = resolved.cluster.chain == "singleton"
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *(singleton_flags(run, resolved) if is_singleton else ())]
+    executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
+    if not is_singleton:
+        return [executor.submit_script()]
+    accepted: list[str] = []
+    for number in range(1, jobs + 1):
+        try:
+            accepted.append(executor.submit_script({"link": number, "links": jobs}))
+        except (JobRefused, SlurmUnreachable):
+            # For example a limit on queued jobs: the accepted jobs run, and the last one submits another.
+            if not accepted:
+                raise
+            break
+    return accepted
+
+
+def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
+    """The flags with which the jobs of one run wait for each other: a unique name, and --dependency=singleton."""
+    check_dependency(resolved)
+    asked = resolved.job.dependency
+    return [
+        f"--job-name={folder_name(resolved.job.name or resolved.name)}-{run.run_id}",
+        f"--dependency={f'{asked},' if asked else ''}singleton",
+    ]
+
+
+def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
+    """Submit `array.sh` in a folder with a link for each run, by number, and return the array's job id.
+
+    The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit_script.
+    """
+    most = f"%{at_once}" if at_once else ""
+    flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
+    elements = {f"_{number}": run for number, run in enumerate(runs)}
+    own = {"HPC_GPT_ARRAY": str(folder)}
+    return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()
+
+
+def _no_pattern(path: Path) -> str:
+    """The path for --output, which sbatch reads as a pattern: a % is doubled."""
+    return str(path).replace("%", "%%")

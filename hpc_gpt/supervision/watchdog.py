@@ -1,0 +1,365 @@
+"""A thread on every rank that writes its heartbeat, and ends the attempt as a hang if no rank makes a step.
+
+It runs while the main thread is in a collective of gloo's or NCCL's, which hold no GIL. If the main thread holds the
+GIL for ever, Python's own C-level watch writes the stacks to the rank's heartbeat file, and the others find the rank
+silent.
+
+After the time limit of a phase:
+
+1. Every rank that can run writes its threads' stacks, `stacks/<rank>.txt`, and torch's flight recorder of the last
+   collectives, `flight/<rank>.json`.
+2. The first rank that lives watches the heartbeats of all, until it knows which ones do not grow
+   (`heartbeat.judge_heartbeats`). If a rank that lives may be at work, ranks watch again, more rarely in a large run
+   (`heartbeat.next_watch_s`).
+3. It writes `ended.json`, and every rank that lives leaves with 1, without asking rank 0, whose store may be gone. A
+   rank that cannot leave is ended by srun's --kill-on-bad-exit, or by the controller of a local run.
+
+The flight recorder works with NCCL or gloo. torch's own dump after a timeout, `flight/rank-<n>`, is a pickle and is not
+opened here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import platform
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import read_json
+from hpc_gpt.runs.live import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, Seen, judge_heartbeats, name_ranks, next_watch_s
+
+_TICK_S = 1.0
+# Shortest and longest pause between two heartbeats of a rank that makes its steps.
+_PERIOD_S = 1.0, 15.0
+# A flight record has the collectives that are not over, and so many of the last ones.
+_KEPT_COLLECTIVES = 20
+
+
+class Watchdog:
+    """Writes the heartbeat of a rank, and calls `leave` with a message after a hang.
+
+    `foreign_wait` is given if the rank is a foreign program: it returns (collective, place) as `find_wait` does. The
+    stacks of this process are not written then.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        rank: int,
+        size: int,
+        heart: Heartbeat,
+        leave: Callable[[str], None],
+        foreign_wait: Callable[[], tuple[str, str]] | None = None,
+    ) -> None:
+        self._attempt = attempt
+        self._rank, self._size = rank, size
+        self._heart = heart
+        self._leave = leave
+        self._foreign_wait = foreign_wait
+        self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
+        self._over = threading.Event()
+        self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
+        # Two heartbeats are at most this far apart for any reader.
+        self._silent_s = 2 * self._period_s + 3 * _TICK_S
+        # These count seconds in which this process ran: it may be stopped, or its machine suspended.
+        self._awake_s = self._moved_s = self._written_s = self._armed_s = 0.0
+        self._moves = heart.moves
+        self._count = 0
+        self._dumped = False
+        self._wait: tuple[str, str] = "", ""
+        self._since_s: float | None = None
+        # Watches without a verdict since the last move.
+        self._watches = 0
+        # Each rank's last heartbeat, and when it was seen to grow; begin of the watch, and its last look.
+        self._seen: dict[int, tuple[RankHeartbeat | None, float]] = {}
+        self._began_s = self._looked_s = 0.0
+        self._c_dump: IO[bytes] | None = None
+
+    def start(self) -> None:
+        """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
+        with contextlib.suppress(OSError):
+            self._attempt.heartbeats.mkdir(exist_ok=True)
+        self._write()
+        if self._foreign_wait is None:
+            with contextlib.suppress(OSError):
+                self._c_dump = open(self._heartbeat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._over.wait(_TICK_S):
+            now = time.monotonic()
+            # In a longer gap this process was stopped.
+            self._awake_s += min(now - last, 2 * _TICK_S)
+            last = now
+            try:
+                self._turn()
+            except Exception:  # a fault of the watchdog must not end the training
+                print(f"rank {self._rank}: the watchdog failed:\n{traceback.format_exc()}", flush=True)
+
+    def _turn(self) -> None:
+        if self._heart.moves != self._moves:
+            self._moves, self._moved_s = self._heart.moves, self._awake_s
+            self._dumped, self._since_s, self._watches, self._wait = False, None, 0, ("", "")
+        limit_s, quiet_s = self._heart.limit_s(), self._awake_s - self._moved_s
+        hangs = 0 < limit_s <= quiet_s
+        if hangs and not self._dumped:
+            self._dump(quiet_s)
+        self._arm(limit_s)
+        if self._awake_s - self._written_s >= self._period_s or (0 < limit_s / 2 < quiet_s):
+            self._write()
+        if hangs and not self._over.is_set():
+            if self._attempt.ended():
+                self._end(f"rank {self._rank} leaves: the attempt has ended")
+            self._watch_others(quiet_s)
+
+    def _heartbeat(self) -> RankHeartbeat:
+        collective, place = self._wait
+        quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
+        return RankHeartbeat(
+            self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
+            round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
+        )  # fmt: skip
+
+    def _write(self) -> None:
+        self._count += 1
+        self._written_s = self._awake_s
+        with contextlib.suppress(OSError):
+            write_heartbeat(self._attempt.heartbeats, self._heartbeat())
+
+    def _arm(self, limit_s: float) -> None:
+        """Sets Python's C-level watch, in case this thread never runs again."""
+        if self._c_dump is None or not limit_s or (self._armed_s and self._awake_s < self._armed_s + limit_s / 8):
+            return
+        self._armed_s = self._awake_s
+        # It may write once after a stopped job continues; nobody reads that.
+        faulthandler.dump_traceback_later(limit_s, file=self._c_dump, exit=False)
+
+    def _dump(self, quiet_s: float) -> None:
+        """Writes the stacks of all threads. The next heartbeat has the main thread's place."""
+        self._dumped = True
+        if self._foreign_wait is not None:
+            self._wait = self._foreign_wait()
+            return
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        calls = reversed(traceback.extract_stack(frame)) if frame is not None else []
+        self._wait = find_wait([Frame(call.filename, call.lineno or 0, call.name) for call in calls])
+        head = (
+            f"rank {self._rank} on {self._host}, pid {os.getpid()}: no step for {quiet_s:.0f} s after step "
+            f"{self._heart.step}, {self._heart.phase}\n"
+        )
+        with contextlib.suppress(OSError):
+            self._attempt.stacks.mkdir(exist_ok=True)
+            with open(self._attempt.stacks / f"{self._rank}.txt", "a", encoding="utf-8") as file:
+                file.write(head)
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        # On a thread of its own, because NCCL may be stuck.
+        record = (self._attempt, self._rank)
+        threading.Thread(target=write_flight_record, args=record, name="flight recorder", daemon=True).start()
+
+    def _watch_others(self, quiet_s: float) -> None:
+        """Reads all heartbeats from time to time after this rank's turn has come, and ends the attempt on a verdict."""
+        if self._since_s is None:
+            pause_s = next_watch_s(self._rank, self._size, self._watches, self._silent_s)
+            self._since_s = self._awake_s + pause_s
+            self._seen = {}
+        if self._awake_s < self._since_s or (self._seen and self._awake_s - self._looked_s < self._silent_s / 5):
+            return
+        if not self._seen:
+            self._began_s = self._awake_s
+        self._looked_s = self._awake_s
+        heartbeats = read_heartbeats(self._attempt.heartbeats) | {self._rank: self._heartbeat()}
+        for rank in range(self._size):
+            before, grown_s = self._seen.get(rank, (None, self._awake_s))
+            last = heartbeats.get(rank, before)
+            grew = last is not None and (before is None or last.beat != before.beat)
+            self._seen[rank] = last, self._awake_s if grew else grown_s
+        if self._awake_s - self._began_s < self._silent_s:
+            return
+        seen = {rank: Seen(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
+        verdict = judge_heartbeats(seen, self._silent_s, quiet_s, read_flight_records(self._attempt))
+        if verdict is None:
+            self._since_s = None
+            self._watches += 1
+        elif self._heart.moves == self._moves:
+            self._write_verdict(verdict)
+
+    def _copy_c_dumps(self, ranks: Iterable[int]) -> str:
+        """Copies the stacks by the C-level watch of silent ranks to `stacks/`; returns a text on the first rank."""
+        text = ""
+        for rank in ranks:
+            if dump := read_c_dump(self._attempt.heartbeats, rank):
+                path = self._attempt.stacks / f"{rank}.txt"
+                with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+                    file.write(f"rank {rank}, by its C-level watch, as its Python does not run\n{dump}")
+                text = text or f"; rank {rank} holds Python's lock at {find_wait(main_frames(dump))[1]}"
+        return text
+
+    def _write_verdict(self, verdict: HangVerdict) -> None:
+        cause = verdict.cause + self._copy_c_dumps(verdict.silent)
+        # First, because the main thread may hold the lock of stdout.
+        try:
+            self._attempt.write_ended("hang", cause, self._heart.step, rank=verdict.rank, node=verdict.node)
+        except RunFolderError as fault:
+            cause += f"; {fault}"
+        self._end(f"hang: {cause}; stacks in {self._attempt.stacks}")
+
+    def _end(self, message: str) -> None:
+        self._over.set()
+        self._leave(message)
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+) in (?P<function>\S{1,100})')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call of a stack: `file` is its path, `function` its name."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
+def main_frames(dump: str) -> list[Frame]:
+    """The main thread's calls, innermost first, in a dump that faulthandler wrote: its last block."""
+    block = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.MULTILINE)[-1]
+    return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(block)]
+
+
+# The functions in which a rank waits for another, beside those of torch.distributed.
+_WAITS = {
+    ("hpc_gpt/train/ranks.py", "finish"): "the all_reduce of a step's reports",
+    ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its all_reduce of gradients",
+    ("torch/cuda/streams.py", "synchronize"): "the device",
+    ("torch/cuda/__init__.py", "synchronize"): "the device",
+}
+_C10D = "torch/distributed/distributed_c10d.py"
+
+
+def find_wait(frames: list[Frame]) -> tuple[str, str]:
+    """(the collective in which the main thread waits, empty for none; our call, or else the innermost one)."""
+    collective = next((name for frame in frames if (name := _collective(frame))), "")
+    ours = next((frame for frame in frames if "hpc_gpt/" in frame.file), None)
+    place = ours if collective else frames[0] if frames else None
+    return collective, str(place or ours or "")
+
+
+def _collective(frame: Frame) -> str:
+    if frame.file.endswith(_C10D) and not frame.function.startswith("_"):
+        return frame.function
+    known = ((file, name) for (file, function), name in _WAITS.items() if function == frame.function)
+    return next((name for file, name in known if frame.file.endswith(file)), "")
+
+
+def write_flight_record(attempt: Attempt, rank: int) -> None:
+    """Writes this rank's flight record if torch has one."""
+    # torch is loaded here: the rank of a foreign program has none, and never calls this.
+    from torch._C import _distributed_c10d as c10d
+
+    from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
+
+    folder = attempt.folder / "flight"
+    # A build without NCCL lacks its function.
+    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
+    if can_use(FLIGHT_RECORDER):
+        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
+    for dump in filter(None, dumps):
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
+            record = json.loads(dump())
+            if entries := record.get("entries"):
+                open_ = [entry for entry in entries[:-_KEPT_COLLECTIVES] if not entry.get("retired")]
+                record["entries"] = open_ + entries[-_KEPT_COLLECTIVES:]
+                folder.mkdir(exist_ok=True)
+                (folder / f"{rank}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+                return
+
+
+def read_flight_records(attempt: Attempt) -> str:
+    """What the flight records of an attempt say together; empty if there are none, or they say nothing."""
+    files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
+    return find_open_collective({rank: read_json(path) for rank, path in files.items()})
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A rank in one process group: the number of the last collective that it began, and the one that is not over."""
+
+    begun: int
+    open: str
+
+
+def find_open_collective(records: Mapping[int, Mapping[str, Any]]) -> str:
+    """A text on the collective that is not over, with its number and group, and the ranks that have not begun it.
+
+    >>> entry = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 12, "retired": False,
+    ...          "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]], "state": "started"}
+    >>> status = {"0": {"last_enqueued_collective": "12"}}
+    >>> ahead = {"entries": [entry], "pg_status": status}
+    >>> behind = {"entries": [{**entry, "collective_seq_id": 11, "retired": True}],
+    ...           "pg_status": {"0": {"last_enqueued_collective": "11"}}}
+    >>> find_open_collective({0: ahead, 1: ahead, 2: behind})
+    'flight recorder: nccl:all_reduce 12 of group default_pg, sizes [[1024]], is open on ranks 0, 1; rank 2 is at 11'
+    """
+    groups: dict[str, dict[int, _Group]] = defaultdict(dict)
+    for rank, record in records.items():
+        for name, place in _groups_of(record).items():
+            groups[name][rank] = place
+    # A group whose ranks are at different collectives explains the rest, and comes first.
+    for places in sorted(groups.values(), key=lambda places: len({place.begun for place in places.values()}) < 2):
+        most = max(place.begun for place in places.values())
+        ahead = sorted(rank for rank, place in places.items() if place.begun == most and place.open)
+        if ahead:
+            late = [(rank, place.begun) for rank, place in sorted(places.items()) if place.begun < most]
+            text = f"flight recorder: {places[ahead[0]].open} is open on {name_ranks(ahead)}"
+            return "; ".join([text, *(f"rank {rank} is at {begun}" for rank, begun in late[:4])])
+    for rank, record in sorted(records.items()):
+        for entry in _entries(record):
+            if entry.get("is_p2p") and not entry.get("retired"):
+                return f"flight recorder: {entry.get('profiling_name')} is open on rank {rank}"
+    return ""
+
+
+def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = record.get("entries")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
+    """{group: how far the rank is in it}; empty for a record of another shape than torch's."""
+    found: dict[str, _Group] = {}
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        last: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in _entries(record):
+            if not entry.get("is_p2p"):
+                last[str(entry["pg_id"])].append(entry)
+        for number, entries in last.items():
+            name, description = (str(part) for part in entries[-1]["process_group"])
+            status = record.get("pg_status", {}).get(number, {})
+            begun = int(status.get("last_enqueued_collective") or entries[-1]["collective_seq_id"])
+            open_ = next((entry for entry in entries if not entry.get("retired")), None)
+            found[name] = _Group(begun, _describe(open_, description) if open_ is not None else "")
+    return found
+
+
+def _describe(entry: Mapping[str, Any], group: str) -> str:
+    sizes = str(entry.get("input_sizes"))[:60]
+    group = group if group not in ("", "undefined") else str(entry["process_group"][0])
+    return f"{entry['profiling_name']} {entry['collective_seq_id']} of group {group}, sizes {sizes},"

@@ -1,0 +1,366 @@
+"""Ask runs to stop, save or requeue; cancel them; and wait for their end.
+
+A request is a file in the run folder: it needs no ssh, and the scheduler only to know the run's state. The request is
+made even if the scheduler does not answer. A cancel first leaves a mark in the run folder, so that nothing requeues the
+job, and then asks the scheduler to end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from hpc_gpt.ends.end_policy import cannot_continue
+from hpc_gpt.ends.failures import GOOD, LIVE
+from hpc_gpt.ends.run_state import newest_chain, newest_submission
+from hpc_gpt.engines import engine_named
+from hpc_gpt.errors import JobFailed, RunFolderError, UserError
+from hpc_gpt.process import send
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.live import RunRequest, answer_of, write_request
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import cancel_job, interrupt_job, words_of_scancel
+from hpc_gpt.terminal import ProgressLine
+from hpc_gpt.watch.status import NO_ANSWER, RunStatus, ask_status, read_own_status, read_status, silence_note
+from hpc_gpt.watch.sweep_status import count_states
+
+# Seconds between two reads of a state.
+LOCAL_POLL_S = 0.5
+SLURM_POLL_S = 5.0
+# A run that is `unknown` for so long has ended.
+UNKNOWN_S = 30.0
+_POLL_S = 0.5
+# Between two questions to the scheduler about a run that does not answer itself.
+_STATUS_S = 15.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was made of a run; `words` describe it, or say why nothing was asked (`refused`).
+
+    `attempt` and `request` are None if it is for the next start of the run's job.
+    """
+
+    run: RunFolder
+    verb: str
+    words: str
+    refused: bool = False
+    attempt: Attempt | None = None
+    request: RunRequest | None = None
+
+
+def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
+    """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
+    statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"))
+    if silence:
+        sys.stderr.write(f"{silence_note(silence)}\n")
+    return [_ask(run, verb, status) for run, status in zip(runs, statuses, strict=True)]
+
+
+def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
+    no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
+    if status.state not in LIVE and not no_answer:
+        return Asked(run, verb, nothing_to(verb, status), refused=True)
+    if status.moved_from and status.state != "pending":
+        words = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
+        return Asked(run, verb, f"{words}: move it back, or use hpc-gpt cancel", refused=True)
+    try:
+        if words := _impossible(run, verb):
+            return Asked(run, verb, words, refused=True)
+    except UserError as fault:
+        return Asked(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
+    attempts = run.attempts()
+    open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    if verb == "stop":
+        # If the attempt dies before it sees the request, no other attempt is to follow.
+        _mark(run, status)
+    if open_ is not None:
+        request = write_request(open_, verb)
+        doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
+        return Asked(run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request)
+    waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
+    if verb == "stop":
+        return Asked(
+            run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
+        )
+    return Asked(run, verb, f"nothing to {verb}, {waits}", refused=True)
+
+
+def nothing_to(verb: str, status: RunStatus) -> str:
+    """Why nothing is asked of a run that is neither queued nor running."""
+    ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
+    return f"nothing to {verb}, {ended}"
+
+
+_DOES = {
+    "stop": "save after this step and end",
+    "save": "save after this step and continue",
+    "requeue": "save after this step and go back to the queue",
+}
+# The same if train.save_last is false.
+_DOES_UNSAVED = {
+    "stop": "end after this step, unsaved: train.save_last is false",
+    "requeue": "go back to the queue after this step, unsaved: train.save_last is false",
+}
+
+
+def _does(resolved: Resolved, verb: str) -> str:
+    """What a run does for a request."""
+    if resolved.command is not None:  # whether it saves then is its own affair
+        back = " and go back to the queue" if verb == "requeue" else ""
+        return f"end by SIG{resolved.command.stop_signal}{back}"
+    return _DOES[verb] if verb == "save" or resolved.train.save_last else _DOES_UNSAVED[verb]
+
+
+def _impossible(run: RunFolder, verb: str) -> str:
+    """Why a run cannot do what is asked; empty if it can."""
+    resolved = run.resolved()
+    if why := engine_named(resolved.engine.name).unasked(verb, resolved):
+        return why
+    if verb == "requeue" and (why := cannot_continue(resolved)):
+        resumes = can_resume(resolved.engine)
+        return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
+    return ""
+
+
+def _mark(run: RunFolder, status: RunStatus) -> None:
+    """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
+    try:
+        if status.state == "pending" and newest_submission(run).get("queue"):
+            run.mark_cancelled(IN_QUEUE)
+            return
+        for job_id in job_ids(run):
+            run.stop_mark(job_id).touch()
+    except OSError as fault:
+        words = f"cannot write in {run.path}: {fault.strerror}"
+        raise RunFolderError(words, f"hpc-gpt cancel {run.run_id}") from None
+
+
+def await_answer(asked: Asked) -> tuple[bool, str]:
+    """Wait until a request is fulfilled, or cannot be; return whether it is, and what happened."""
+    looked = time.monotonic()
+    while True:
+        if (found := _outcome(asked)) is not None:
+            return found
+        if time.monotonic() - looked > _STATUS_S:
+            looked = time.monotonic()
+            (status,) = read_status([asked.run])
+            # The attempt may have answered in between.
+            if status.is_over and _outcome(asked) is None:
+                return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
+        time.sleep(_POLL_S)
+
+
+def _outcome(asked: Asked) -> tuple[bool, str] | None:
+    """The outcome of a request by the run folder; None if it is still open."""
+    attempt = asked.attempt
+    if attempt is None:  # the request is for the next start
+        attempts = asked.run.attempts()
+        attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
+        return None if attempt is None else (True, _end_words(attempt))
+    end = attempt.ended()  # read before the answer, which is written before it
+    if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
+        done = bool(said.get("done"))
+        return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
+    if end and asked.verb == "save":
+        # The request came after the attempt's last look, but the save at its end fulfils it.
+        saved = newest_step(asked.run)
+        is_saved = saved is not None and saved == end.get("step")
+        return is_saved, f"{_end_words(attempt)}; " + (
+            f"saved after step {saved}" if saved is not None else "nothing is saved"
+        )
+    if end:
+        wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
+        return end.get("ended") == wanted, _end_words(attempt)
+    later = [each for each in asked.run.attempts() if each.number > attempt.number]
+    return (
+        (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
+    )
+
+
+def _end_words(attempt: Attempt) -> str:
+    end = attempt.ended()
+    cause = f": {end['cause']}" if end.get("cause") else ""
+    return f"attempt {attempt.number} ended as {end.get('ended')} after step {end.get('step')}{cause}"
+
+
+# --- cancelling
+
+
+def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
+    """Cancel the run's queued or running jobs; return the job id, or None if there was none.
+
+    For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
+    asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
+    """
+    line = _live_submission(run, status or read_own_status(run))
+    return _end(run, line) if line is not None else None
+
+
+def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
+    """Ask a running run to save and stop, as one Ctrl-C does; cancel it in any other state. Raises as cancel_run."""
+    status = status or read_own_status(run)
+    line = _live_submission(run, status)
+    if line is not None:
+        _end(run, line, save=status.state == "running")
+
+
+def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
+    """The line of submissions.jsonl of a job that may still run; None if there is none."""
+    doubt = status.state == "unknown" or status.cause == NO_ANSWER
+    unknown = doubt and status.scheduler == "slurm" and status.job_id
+    if status.state not in LIVE and not unknown:
+        return None
+    lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
+    return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
+
+
+def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
+    """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
+    job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
+    # The later jobs of the chain come first, so that none starts when this one ends.
+    # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
+    if line.get("scheduler") != "local" and _is_local(run):
+        words = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
+        raise RunFolderError(words, f"hpc-gpt stop {run.run_id} saves and ends it")
+    chain = [] if line.get("scheduler") == "local" else newest_chain(run)
+    later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*later, job_id):
+        try:
+            run.mark_cancelled(each)
+        except OSError as fault:
+            words = f"cannot write the cancel mark in {run.path}: {fault.strerror}"
+            raise RunFolderError(words, f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job") from None
+    if line.get("queue"):  # the process that runs the sweep skips it
+        return job_id
+    if line.get("scheduler") == "local":
+        send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
+    else:
+        cluster = run.slurm_cluster()
+        cancel_job(*later, cluster=cluster)
+        (interrupt_job if save else cancel_job)(job_id, cluster=cluster)
+    return job_id
+
+
+def _is_local(run: RunFolder) -> bool:
+    with contextlib.suppress(RunFolderError):
+        return run.resolved().cluster.scheduler == "local"
+    return False
+
+
+# --- waiting
+
+
+def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
+    """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
+
+    The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
+    """
+    (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    end_of_wait(run, status)
+    return status
+
+
+def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """Print how a run has ended; JobFailed, with a `hint`, if that state is not in GOOD."""
+    end = f"run {run.run_id}: {describe(status)}"
+    if status.state not in GOOD:
+        words = f"{end}; {status.cause}" if status.cause else end
+        raise JobFailed(words, hint or f"hpc-gpt logs {run.run_id}")
+    sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+
+
+def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
+    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
+
+    Raises JobFailed if the last state of any of them is not in GOOD.
+    """
+    statuses = follow(runs, count_states, interrupts)
+    bad = [status for status in statuses if status.state not in GOOD]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+    return statuses
+
+
+def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
+    """Show `words` of the runs whenever they change, until every run has ended; return their last statuses."""
+    seen = ""
+    unknown_since: float | None = None
+    answered = 0
+    statuses: list[RunStatus] = []
+    line = ProgressLine()
+    while True:
+        try:
+            if answered < interrupts:
+                _interrupt(runs, interrupts, statuses)
+                answered = interrupts
+            statuses = read_status(runs)
+            now = words(statuses)
+            if now != seen:
+                line.show(now)
+                seen = now
+            if not all(status.is_over for status in statuses):
+                unknown_since = None
+            elif all(status.state != "unknown" for status in statuses):
+                break
+            else:  # Slurm briefly does not know a job while it moves between its lists
+                unknown_since = unknown_since or time.monotonic()
+                if time.monotonic() - unknown_since > UNKNOWN_S:
+                    break
+            time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+        except KeyboardInterrupt:  # may come while the one before is handled
+            interrupts += 1
+            if interrupts > 2:
+                line.end()
+                raise
+    line.end()
+    if interrupts:
+        raise KeyboardInterrupt
+    return statuses
+
+
+def describe(status: RunStatus) -> str:
+    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
+    parts = [status.state]
+    if status.step is not None:
+        parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{status.tokens_per_s:.0f} tokens/s")
+    if status.state == "pending" and status.cause:
+        parts.append(f"({status.cause})")
+    return "  ".join(parts)
+
+
+def _stop_words(runs: Sequence[RunFolder]) -> str:
+    saving = sum(run.resolved().train.save_last for run in runs)
+    if saving == len(runs):
+        return "save and stop"
+    unsaved = "unsaved" if not saving else f"{len(runs) - saving} of them unsaved"
+    return f"stop, {unsaved}: train.save_last is false"
+
+
+def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
+    """Handle Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    Ctrl-C may come meanwhile."""
+    begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
+    what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
+    if count == 1:
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
+        for run, status in zip(runs, read_status(runs), strict=True):
+            interrupt_run(run, status)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)

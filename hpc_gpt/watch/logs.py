@@ -1,0 +1,160 @@
+"""The logs of runs, as they are and as they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.output import reader_left
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+
+# Seconds between two reads of a log, and between two of its run's state.
+POLL_S = 0.5
+STATUS_POLL_S = 5.0
+
+
+def log_path(run: RunFolder, attempt: int | None = None) -> Path:
+    """The log of an attempt, by default the last one with a log; else the output of the script itself.
+
+    Raises NoSuchRun if there is no such attempt, or no log yet.
+    """
+    attempts = run.attempts()
+    if attempt is not None:
+        if run.attempt(attempt) not in attempts:
+            raise NoSuchRun(
+                f"run {run.run_id} has no attempt {attempt}; it has {len(attempts)}",
+                f"hpc-gpt status {run.run_id}",
+            )
+        return run.attempt(attempt).log
+    logs = [each.log for each in attempts if each.log.exists()]
+    if logs:
+        return logs[-1]
+    own = sorted(run.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+    if own:
+        return own[-1]
+    raise NoSuchRun(f"run {run.run_id} has written no log yet", f"hpc-gpt logs {run.run_id} -f waits for it")
+
+
+def with_errors(log: Path) -> list[Path]:
+    """A log, and the standard error of its attempt if a job script asks for a file of its own and has written to it."""
+    err = Attempt(log.parent).err
+    return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
+
+
+def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
+    """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
+    text = path.read_bytes() if path.exists() else b""
+    if lines is None:
+        return text, len(text)
+    return b"".join(text.splitlines(keepends=True)[-lines:] if lines else []), len(text)
+
+
+def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
+    """Copy the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
+
+    Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
+    if there is no such attempt, or if the run ended without a log, and RunFolderError if its folder has gone.
+    """
+    shown = _Shown(run, tail, out)
+    asked_at: float | None = None
+    seen_end = 0
+    live, is_said = True, False
+    question: _Question | None = None
+    while True:
+        try:
+            shown.copy(log_path(run, attempt))
+        except NoSuchRun:
+            if attempt is not None:
+                raise
+        if reader_left():
+            return
+        if not live:
+            break
+        # After the end of an attempt ask at once: the run may have ended.
+        end = _last_end(run)
+        if question is None and (asked_at is None or time.monotonic() - asked_at > STATUS_POLL_S or end != seen_end):
+            asked_at, seen_end, question = time.monotonic(), end, _Question(run)
+        if question is not None:
+            found = question.answer(POLL_S)
+            if found is None:
+                continue
+            question, (status, silence) = None, found
+            live = not status.is_over
+            if silence and live and not is_said:
+                is_said = True
+                sys.stderr.write(f"{silence_note(silence)}\n")
+        time.sleep(POLL_S if live else 0)
+    if not (run.path / "resolved.json").exists():
+        run.resolved()  # raises: it was moved or deleted
+    if shown.newest is None:
+        raise NoSuchRun(f"run {run.run_id} ended without a log", f"hpc-gpt status {run.run_id} says how")
+
+
+class _Shown:
+    """What has been copied of a run's logs to `out`, from the last `tail` lines of the first on. A line names the file
+    before another one's text."""
+
+    def __init__(self, run: RunFolder, tail: int | None, out: IO[bytes]) -> None:
+        self._run, self._tail, self._out = run, tail, out
+        self._places: dict[Path, int] = {}
+        self._last: Path | None = None
+        self.newest: Path | None = None
+
+    def copy(self, newest: Path) -> None:
+        """Copies what is new of the newest log and its standard error; of the log before it, too, if it is another."""
+        before, self.newest = self.newest, newest
+        for path in dict.fromkeys(each for log in (before, newest) if log is not None for each in with_errors(log)):
+            if path not in self._places and self._last is None and self._tail is not None:
+                text, self._places[path] = read_tail(path, self._tail)
+                self._out.write(text)
+                self._last = path
+            if path == newest and path not in self._places:
+                self._name(path)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self._places.setdefault(path, 0))
+                while piece := file.read(1 << 20):
+                    self._name(path)
+                    self._out.write(piece)
+                    self._places[path] += len(piece)
+        self._out.flush()
+
+    def _name(self, path: Path) -> None:
+        if self._last not in (None, path):
+            self._out.write(f"--- {path.relative_to(self._run.path)} ---\n".encode())
+        self._last = path
+
+
+class _Question:
+    """`ask_status` of one run on a thread, which may wait for Slurm."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._found: tuple[RunStatus, str] | None = None
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._ask, args=(run,), name="status", daemon=True)
+        self._thread.start()
+
+    def _ask(self, run: RunFolder) -> None:
+        try:
+            rows, silence = ask_status([run], limit_s=0)
+            self._found = rows[0], silence
+        except Exception as fault:
+            self._fault = fault
+
+    def answer(self, timeout_s: float) -> tuple[RunStatus, str] | None:
+        """(status, silence); None if they are not there after `timeout_s`. Raises what ask_status raises."""
+        self._thread.join(timeout_s)
+        if self._fault is not None:
+            raise self._fault
+        return None if self._thread.is_alive() else self._found
+
+
+def _last_end(run: RunFolder) -> int:
+    """The number of the last attempt if it has an ended.json, else 0."""
+    attempts = run.attempts()
+    return attempts[-1].number if attempts and attempts[-1].ended() else 0

@@ -1,0 +1,326 @@
+"""The states of runs. Slurm is asked about the jobs, and `ends.run_state` decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hpc_gpt.ends.decisions import read_history
+from hpc_gpt.ends.failures import LIVE
+from hpc_gpt.ends.judge import gpu_hours
+from hpc_gpt.ends.run_state import (
+    AttemptEnd,
+    RunState,
+    is_of_slurm,
+    newest_chain,
+    newest_submission,
+    open_jobs,
+    other_host,
+    read_run_state,
+    words_between,
+    words_of_cancel,
+    words_of_failure,
+    words_of_move,
+)
+from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.lock import lock_path
+from hpc_gpt.runs.record import finite
+from hpc_gpt.runs.run_folder import RunFolder, SeenRun, job_ids
+from hpc_gpt.slurm.clients import (
+    PATIENCE,
+    TIMEOUT_S,
+    Answer,
+    Client,
+    accounted_states,
+    patience_s,
+    queued_jobs,
+    sacct,
+    squeue,
+)
+from hpc_gpt.slurm.reasons import reason_words
+from hpc_gpt.watch.restarts import read_restarts
+
+NO_ANSWER = "Slurm does not answer"
+# {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
+Words = Mapping[str, tuple[str, str]]
+ClusterWords = Mapping[str | None, Words | None]
+# Slurm's answer within this time is waited for before anything is shown.
+EARLY_S = 0.5
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as `status` shows it. `state` is a class of state.ENDED.
+
+    Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
+    `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
+    `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
+    all its attempts.
+    """
+
+    run: str
+    name: str
+    state: str
+    cause: str | None
+    scheduler: str | None
+    job_id: str | None
+    attempts: int
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    gpus: int | None = None
+    layout: str = "-"
+    folder: str = ""
+    sweep: str | None = None
+    row: str | None = None
+    sweep_id: str | None = None
+    pace: str | None = None
+    overall_step_s: float | None = None
+    restart_share: float | None = None
+    moved_from: str | None = None
+    age_s: float | None = None
+    left_s: float | None = None
+    gpu_hours: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended; False if Slurm did not answer."""
+        return self.state not in LIVE and self.cause != NO_ANSWER
+
+    @property
+    def is_known_over(self) -> bool:
+        """Whether the run has ended, and how is known."""
+        return self.is_over and self.state != "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status for JSON, which has no NaN: such a loss becomes null."""
+        return {key: finite(value) for key, value in asdict(self).items()}
+
+
+def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """The state of each run, as `ask_status` finds it."""
+    return ask_status(runs)[0]
+
+
+def ask_status(
+    runs: Sequence[RunFolder],
+    early: Callable[[list[RunStatus]], object] = lambda _: None,
+    limit_s: float = TIMEOUT_S,
+) -> tuple[list[RunStatus], str]:
+    """(the state of each run, why Slurm's part is missing; empty if it is not).
+
+    Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early`
+    gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
+    by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
+    """
+    seen = [SeenRun(run.path) for run in runs]
+    of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
+    if not of_slurm:
+        return _rows(seen, {None: {}}), ""
+    began, patient_s = time.monotonic(), patience_s()
+    known: list[RunStatus] = []
+
+    def wait(client: Client) -> Answer:
+        answer = client.answer(min(EARLY_S, patient_s))
+        if answer is None and not known:
+            known.extend(_rows(seen, {}))
+            early(known)
+        over = all(row.is_known_over or row.scheduler != "slurm" for row in known)
+        longest_s = patient_s if over else max(limit_s, patient_s)
+        answer = answer or client.answer(began + longest_s - time.monotonic())
+        if answer is None:
+            raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
+        return answer
+
+    opened = [open_jobs(run) for run in seen]
+    words: dict[str | None, Words | None] = {}
+    silence = ""
+    for cluster in {run.slurm_cluster(): None for run in of_slurm}:
+        ids = [
+            job_id for run, jobs in zip(seen, opened, strict=True) if run.slurm_cluster() == cluster for job_id in jobs
+        ]
+        words[cluster], said = _slurm_states(ids, wait, cluster)
+        silence = silence or said
+    if known and all(each is None for each in words.values()):
+        return known, silence
+    # What a live run has written since Slurm was asked counts.
+    seen = [SeenRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
+    return _rows(seen, words), silence
+
+
+def _slurm_states(
+    open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
+) -> tuple[Words | None, str]:
+    """({job id: (state, reason)} of a cluster's jobs that squeue knows, and of open ones that only sacct knows, None if
+    Slurm does not answer; what did not answer).
+
+    A job is not open if its run folder says how it ended: accounting could add nothing.
+    """
+    try:
+        with squeue(cluster) as client:
+            known = {job_id: (job.state, job.reason) for job_id, job in queued_jobs(wait(client)).items()}
+    except SlurmUnreachable as fault:
+        return None, str(fault)
+    try:
+        if books := sacct((job_id for job_id in open_ids if job_id not in known), cluster):
+            with books:
+                known |= {job_id: (state, "") for job_id, state in accounted_states(wait(books)).items()}
+    except SlurmUnreachable as fault:
+        return known, str(fault)
+    return known, ""
+
+
+def silence_note(silence: str) -> str:
+    """The line for the user if `ask_status` gives a silence."""
+    return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
+
+
+def _rows(runs: Sequence[RunFolder], words: ClusterWords) -> list[RunStatus]:
+    rows = []
+    for run in runs:
+        try:
+            rows.append(_status(run, words.get(run.slurm_cluster())))
+        except UserError as fault:  # a damaged folder is one row and does not end the list
+            rows.append(_damaged(run, str(fault)))
+    return rows
+
+
+def read_own_status(run: RunFolder) -> RunStatus:
+    """The status of a run that is to be ended or started; `unknown` if Slurm did not confirm that it is live.
+
+    Raises RunFolderError if another machine may be running it.
+    """
+    status = read_status([run])[0]
+    live = status.state in (*LIVE, "unknown")
+    line = newest_submission(run)
+    is_free = status.state == "unknown" and line.get("locked") and not lock_path(run).exists()
+    if live and not is_free and (host := other_host(line)):
+        raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
+    return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status
+
+
+def _damaged(run: RunFolder, cause: str) -> RunStatus:
+    line = newest_submission(run)
+    return RunStatus(
+        run=run.run_id,
+        name=run.path.parent.name,
+        state="unknown",
+        cause=cause,
+        scheduler=line.get("scheduler"),
+        job_id=str(line["job_id"]) if line.get("job_id") else None,
+        attempts=len(run.attempts()),
+        folder=str(run.path),
+        sweep_id=run.sweep_id,
+    )
+
+
+def _status(run: RunFolder, words: Words | None) -> RunStatus:
+    resolved = run.resolved()
+    attempts = run.attempts()
+    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
+    slurm = None if words is None else {job_id: state for job_id, (state, _) in words.items()}
+    run_state = read_run_state(run, resolved.train.log_every, slurm)
+    state, cause = run_state.state.ended, _cause(run, run_state, words)
+    if cause != NO_ANSWER and (moved := words_of_move(run_state)):
+        cause = f"{cause}; {moved}" if cause else moved
+    restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
+    ids = job_ids(run)
+    step, pace = metrics.get("step"), None
+    steps = resolved.train.steps or None
+    left = steps - step if steps is not None and step is not None and state in LIVE else None
+    if restarts is not None and (state in LIVE or restarts.is_too_much):
+        pace = restarts.words(left)
+    step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
+    now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
+    past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
+    return RunStatus(
+        run=run.run_id,
+        name=resolved.name,
+        state=state,
+        cause=cause,
+        scheduler=run_state.line.get("scheduler"),
+        job_id=run_state.job_id or (ids[-1] if ids else None),
+        attempts=len(attempts),
+        step=step,
+        steps=steps,
+        loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
+        tokens_per_s=metrics.get("tokens_per_s"),
+        gpus=resolved.gpus,
+        layout=str(resolved.layout) if resolved.has_layout else "-",
+        folder=str(run.path),
+        sweep=resolved.sweep,
+        row=resolved.row,
+        sweep_id=run.sweep_id,
+        pace=pace,
+        overall_step_s=restarts.step_s if restarts else None,
+        restart_share=restarts.share if restarts else None,
+        moved_from=str(run_state.moved_from) if run_state.moved_from else None,
+        age_s=max(0.0, now - submitted) if submitted else None,
+        left_s=left * step_s if left is not None and step_s is not None and state == "running" else None,
+        gpu_hours=gpu_hours(past) if past else None,
+    )
+
+
+def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | None:
+    """Why a run is in its state, from the fact that decided it."""
+    state, end, job_id = run_state.state, run_state.end, run_state.job_id
+    slurm, reason = (words or {}).get(job_id or "", ("", ""))
+    if cancelled := words_of_cancel(run, run_state):
+        return cancelled
+    if state.by == "submission":
+        return "; ".join(str(run_state.line["refused"]).splitlines())
+    if state.by in ("next", "ended") and state.ended not in LIVE:
+        return end.why if end else None
+    # A mark alone does not say whether the scancel after it reached Slurm.
+    doubt = state.by == "mark" and run_state.facts.began and not (end and end.is_over)
+    if words is None and is_of_slurm(run_state.line) and (doubt or state.ended in (*LIVE, "unknown")):
+        return NO_ANSWER
+    if host := other_host(run_state.line) if state.ended in (*LIVE, "unknown") else None:
+        return f"runs on {host}, which is not visible from here"
+    if state.ended == "running":
+        if run.is_cancelled(job_id):
+            return "cancelled; its ranks may save before they leave"
+        before = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
+        return words_of_failure(before[-1]) if before else None
+    if run_state.facts.queued and state.by != "mark":
+        return "waits for its turn" if state.ended == "pending" else "what ran the sweep ended before its turn"
+    if state.ended == "pending":
+        return _why_it_waits(run_state, reason)
+    if state.ended == "cancelled" and state.by in ("slurm", "mark"):
+        waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
+        return "while it waited" if waited else None
+    if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
+        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}?"
+    if state.by in ("slurm", "not_retried"):
+        return f"Slurm says {slurm}" if state.by == "slurm" else f"not requeued, Slurm says {slurm}"
+    if state.by == "process":
+        return "it wrote no end" if is_of_slurm(run_state.line) else "its process is gone and wrote no end"
+    if not job_id:
+        return "never submitted"
+    if not is_of_slurm(run_state.line):
+        return "it wrote no end"
+    if end and end.is_over and not run_state.waits:
+        return f"{_own_class(end)}, and Slurm no longer knows job {job_id}"
+    return f"Slurm does not know job {job_id}"
+
+
+def _own_class(end: AttemptEnd) -> str:
+    return end.facts.judged or end.facts.said
+
+
+def _why_it_waits(run_state: RunState, reason: str) -> str | None:
+    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason."""
+    attempt, end = run_state.attempt, run_state.end
+    if attempt is None or end is None:
+        return reason_words(reason) or None
+    words = words_between(attempt, why=True)
+    if words is None:
+        how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
+        words = f"{how}, as attempt {attempt.number + 1}"
+    waits = "" if reason in ("BeginTime", "Dependency") else reason_words(reason)
+    return f"{words}; {waits}" if waits else words

@@ -1,0 +1,118 @@
+"""What a SIGTERM means: a cancel, a preemption, or a late signal for the attempt before. No signal is sent here."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script, end_of_exit_0
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.made_runs import add_attempt
+
+AT = 1_700_000_000.0
+# As Slurm 22.05 prints it when a task got SIGTERM.
+SHOWN = "JobState={} Reason=None Dependency=(null)\n   PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime={}"
+RUNS = SHOWN.format("RUNNING", "None")
+
+
+def second_attempt(folder: Path, job_before: str | None, ended_before_s: float | None) -> RunFolder:
+    """A run whose second attempt is of job 4711, and whose first, if there is one, ended so long before AT."""
+    run = RunFolder(folder)
+    if job_before is not None:
+        ended = None if ended_before_s is None else "requeued"
+        add_attempt(run, [], ended, job_id=job_before, time=AT - (ended_before_s or 0.0))
+    add_attempt(run, [], None)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "expected"),
+    [
+        ("RUNNING", "2026-11-20T10:01:00", "preempted"),
+        ("RUNNING", "None", "cancelled"),
+        ("SIGNALING", "2026-11-20T10:01:00", "preempted"),
+        ("SIGNALING", "None", "cancelled"),
+        ("COMPLETING", "None", "cancelled"),
+        ("COMPLETING", "2026-11-20T10:01:00", "cancelled"),
+    ],
+)
+def test_only_a_running_job_with_a_time_is_being_preempted(tmp_path, state, since, expected) -> None:
+    run = second_attempt(tmp_path, None, None)
+    assert class_of_sigterm(run, run.attempt(1), SHOWN.format(state, since), AT).ended == expected
+
+
+@pytest.mark.parametrize("shown", ["", "slurm_load_jobs error: Invalid job id specified"])
+def test_without_slurms_answer_it_is_a_cancel(tmp_path: Path, shown: str) -> None:
+    """A cancel that is taken for anything else would restart what a user has ended."""
+    run = second_attempt(tmp_path, "4711", 1.0)
+    assert class_of_sigterm(run, run.attempt(2), shown, AT).ended == "cancelled"
+
+
+def test_a_late_signal_puts_the_job_back_to_the_queue(tmp_path: Path) -> None:
+    run = second_attempt(tmp_path, "4711", 71.0)
+    end = class_of_sigterm(run, run.attempt(2), RUNS, AT)
+    assert (end.ended, end.requeue) == ("requeued", True)
+    assert end.cause == "SIGTERM 71 s after attempt 1 of the same job, which it was meant for"
+
+
+@given(
+    marked=st.booleans(),
+    state=st.sampled_from(["", "PENDING", "RUNNING", "SIGNALING", "COMPLETING", "CANCELLED", "TIMEOUT"]),
+    since=st.sampled_from(["None", "N/A", "(null)", "2026-11-20T10:01:00"]),
+    job_before=st.sampled_from([None, "4711", "4710"]),
+    ended_before_s=st.none() | st.floats(0.0, 2 * LATE_SIGNAL_S),
+)
+def test_every_condition_of_a_late_signal_is_needed(marked, state, since, job_before, ended_before_s) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = second_attempt(Path(folder), job_before, ended_before_s)
+        attempt = run.attempts()[-1]
+        if marked:
+            run.mark_cancelled("4711")
+        shown = SHOWN.format(state, since) if state else ""
+        ended = class_of_sigterm(run, attempt, shown, AT).ended
+        preempts = since.startswith("2026") and state in ("RUNNING", "SIGNALING")
+        late = ended_before_s is not None and ended_before_s < LATE_SIGNAL_S and job_before == "4711"
+        assert (ended == "preempted") is (preempts and not marked)
+        assert (ended == "requeued") is (late and state == "RUNNING" and not marked and not preempts)
+        assert ended in ("preempted", "requeued", "cancelled")
+
+
+def test_ranks_that_the_late_signal_ended_before_they_could_handle_it(tmp_path: Path) -> None:
+    """srun then names no rank that failed first, and its exit code is 143."""
+    run = RunFolder(tmp_path)
+    add_attempt(run, [], "requeued", time=time.time() - 60)
+    attempt = add_attempt(run, [], None)
+    attempt.log.write_text("")
+    assert end_by_script(run, attempt, 143, "", RUNS, False)[0] == "requeued"
+    assert end_by_script(run, attempt, 1, "", RUNS, False) == ("error", "exit code 1")
+    failed = "n1: task 0: Exited with exit code 143"
+    assert end_by_script(run, attempt, 143, failed, RUNS, False) == ("error", failed)
+    run.mark_cancelled("4711")
+    assert end_by_script(run, attempt, 143, "", RUNS, False)[0] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("step", "planned", "spacing", "limit", "ended", "words"),
+    [
+        (500, 500, 1, "", "done", "500 of 500 steps"),
+        (499, 500, 1, "", "done", "500 of 500 steps"),  # counted from 0
+        (1000, 1200, 500, "", "done", "1,200 of 1,200 steps"),  # no line after the last steps
+        (5, 0, 1, "", "done", "after step 5; how many steps it is to make is not known"),
+        (0, 0, 0, "", "done", "no lines of steps"),
+        (5, 500_000, 1, "", "error", "ends by itself at 5 of 500,000 steps"),
+        (0, 500, 0, "", "error", "ends by itself at 0 of 500 steps"),
+        (5, 500_000, 1, "exiting program after 1180 minutes", "walltime", "1180 minutes, at 5 of 500,000 steps"),
+        (500, 500, 1, "exiting program after 1180 minutes", "done", "500 of 500 steps"),
+    ],
+)
+def test_an_exit_code_of_0_is_done_only_after_the_last_step(
+    step: int, planned: int, spacing: int, limit: str, ended: str, words: str
+) -> None:
+    end = end_of_exit_0(step, planned, spacing, limit)
+    assert end.ended == ended
+    assert words in str(end.cause)

@@ -1,0 +1,181 @@
+"""The judge: by the table, and by what holds for any history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.ends.failures import LONGEST_PAUSE_S, RETRIES
+from hpc_gpt.ends.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
+
+RULES = Rules(retry_pause_s=30)
+ENDS = sorted(set(RETRIES) - {"refused"})
+
+
+def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
+    """A history of (how it ended, the step of the newest checkpoint then), on 4 GPUs for an hour each."""
+    made: list[EndedAttempt] = []
+    for number, (ended, saved) in enumerate(attempts, 1):
+        resumed = made[-1].saved if made else 0
+        made.append(EndedAttempt(number, ended, f"cause {number}", saved=saved, resumed=resumed, gpu_seconds=4 * 3600))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("saved", "goes_on"),
+    [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)],
+)
+def test_a_program_that_ends_by_itself_is_started_once_more(saved: tuple[int, ...], goes_on: bool) -> None:
+    attempts = [
+        replace(each, cause=f"ends by itself at {each.saved} of 500,000 steps, with exit code 0")
+        for each in past(*(("error", step) for step in saved))
+    ]
+    verdict = judge(attempts, RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, "error" if goes_on else "no_progress")
+    assert f"ends by itself at {saved[-1]} of 500,000" in verdict.why
+
+
+@pytest.mark.parametrize("ended", ENDS)
+def test_each_class_alone(ended: str) -> None:
+    verdict = judge(past((ended, 10)), RULES)
+    assert verdict.go_on is RETRIES[ended].continues
+    assert (verdict.ended, verdict.attempt_ended, verdict.why) == (ended, ended, "cause 1")
+    assert verdict.pause_s == (30 if RETRIES[ended].fails else 0)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "ended", "pause_s", "retries"),
+    [
+        ([("error", 0)], "error", 30, 1),
+        ([("error", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("error", 10), ("error", 10)], "error", 60, 2),
+        ([("error", 10), ("hang", 10), ("error", 10)], "no_progress", 0, 0),
+        ([("error", 10), ("hang", 20), ("node_failure", 30)], "node_failure", 30, 1),
+        ([("error", 10), ("preempted", 10), ("preempted", 10), ("preempted", 10)], "preempted", 0, 0),
+        ([("error", 10), ("preempted", 10), ("hang", 10)], "hang", 60, 2),
+        ([("error", 0), ("requeued", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("error", 0), ("refused", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("walltime", 0), ("walltime", 0)], "no_progress", 0, 0),
+        ([("walltime", 10), ("walltime", 10)], "walltime", 0, 0),
+        ([("error", 0), ("preempted", 5), ("error", 5)], "no_progress", 0, 0),
+        ([("hang", 5), ("nan", 5)], "nan", 0, 0),
+        ([("node_failure", 0)] * 4, "node_failure", 240, 4),
+        ([("node_failure", 0)] * 5, "no_progress", 0, 0),
+        ([("node_failure", 0), ("error", 0)], "error", 60, 2),
+        ([("error", 0), ("node_failure", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("hang", 5), ("done", 9)], "done", 0, 0),
+    ],
+)
+def test_histories(attempts: list[tuple[str, int]], ended: str, pause_s: float, retries: int) -> None:
+    verdict = judge(past(*attempts), RULES)
+    assert (verdict.ended, verdict.pause_s, verdict.retries) == (ended, pause_s, retries)
+    assert verdict.go_on is (RETRIES[ended].continues)
+
+
+def test_a_start_by_hand_after_the_run_had_ended_counts_anew() -> None:
+    first, second, third, fourth = past(("error", 0), ("error", 0), ("error", 0), ("error", 0))
+    assert judge([first, second, third], RULES).ended == "no_progress"
+    by_hand = [first, replace(second, stopped=True), third]
+    assert (judge(by_hand, RULES).go_on, judge(by_hand, RULES).retries) == (True, 1)
+    assert judge([*by_hand, fourth], RULES).ended == "no_progress"
+
+
+def test_a_mistake_in_the_program_stops_at_once() -> None:
+    verdict = judge([EndedAttempt(1, "error", "rank 3: NameError: name 'x' is not defined", saved=10)], RULES)
+    assert (verdict.go_on, verdict.ended) == (False, "error")
+    assert "would say the same" in verdict.why
+
+
+def test_no_progress_says_what_it_saw() -> None:
+    assert "no checkpoint; the last end was cause 2" in judge(past(("error", 0), ("hang", 0)), RULES).why
+    assert "that of step 10; the last end was cause 3" in judge(past(("walltime", 10), *[("error", 10)] * 2), RULES).why
+
+
+def test_a_budget_is_hard_and_says_what_is_spent() -> None:
+    attempts = past(("walltime", 10), ("walltime", 20))
+    assert gpu_hours(attempts) == 8
+    verdict = judge(attempts, Rules(max_gpu_hours=8))
+    assert (verdict.go_on, verdict.ended) == (False, "budget")
+    assert verdict.why.startswith("8 GPU-hours of 8 are spent")
+    assert judge(attempts, Rules(max_gpu_hours=8.1)).go_on
+
+
+@pytest.mark.parametrize("asked", ["cancelled", "stopped"])
+def test_who_asked_for_an_end_gets_it_and_what_stops_by_itself_says_why(asked: str) -> None:
+    assert judge(past(("walltime", 10)), RULES, asked).ended == asked
+    assert judge(past(("error", 10)), RULES, asked).ended == asked
+    assert judge(past(("nan", 10)), RULES, asked).ended == "nan"
+    assert judge(past(("done", 10)), RULES, asked).ended == "done"
+
+
+def test_where_no_job_can_follow_the_end_keeps_its_class() -> None:
+    verdict = judge(past(("walltime", 10)), Rules(cannot_continue='chain = "none" in profile here'))
+    assert (verdict.go_on, verdict.ended) == (False, "walltime")
+    assert verdict.why.endswith('chain = "none" in profile here')
+
+
+histories = st.lists(st.tuples(st.sampled_from(sorted(RETRIES)), st.integers(0, 3)), min_size=1, max_size=12).map(
+    lambda steps: past(*((ended, sum(more for _, more in steps[: i + 1])) for i, (ended, _) in enumerate(steps)))
+)
+
+
+@given(histories, st.floats(0, 1e4), st.sampled_from(["", "cancelled", "stopped"]))
+def test_what_holds_for_any_history(history: list[EndedAttempt], first_s: float, asked: str) -> None:
+    verdict = judge(history, Rules(retry_pause_s=first_s), asked)
+    last = history[-1]
+    assert verdict.attempt_ended == last.ended
+    assert 0 <= verdict.pause_s <= LONGEST_PAUSE_S
+    assert verdict.why
+    if verdict.go_on:
+        assert not asked
+        assert RETRIES[last.ended].continues
+        assert verdict.ended == last.ended
+        assert not is_too_much(without_progress(history))
+        assert (verdict.retries > 0) is RETRIES[last.ended].fails
+    else:
+        assert verdict.pause_s == 0
+
+
+@given(histories)
+def test_a_run_that_goes_nowhere_ends_after_two_attempts(history: list[EndedAttempt]) -> None:
+    """Whatever came before: two more failures that save nothing newer are the last."""
+    saved = history[-1].saved
+    longer = [*history, *(EndedAttempt(90 + n, "error", "again", saved=saved, resumed=saved) for n in range(2))]
+    assert judge(longer, RULES).ended == "no_progress"
+
+
+@given(histories)
+def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]) -> None:
+    last = EndedAttempt(99, "hang", "again", saved=history[-1].saved + 1, resumed=history[-1].saved)
+    verdict = judge([*history, last], RULES)
+    assert (verdict.go_on, verdict.retries, verdict.pause_s) == (True, 1, 30)
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ("w" * 4, True),
+        ("w" * 5, False),
+        ("we", True),
+        ("wewe", False),
+        ("ewwe", False),
+        ("ewwww", False),
+        ("ww+w", True),
+        ("wwww+w", True),
+    ],
+)
+def test_a_script_that_shows_nothing_is_not_retried_without_bound(ends: str, goes_on: bool) -> None:
+    """w: its time limit, with nothing to show how far it came; e: an exit code; +: a step at last."""
+    made, saved = [], 0
+    for number, letter in enumerate(ends, 1):
+        before, saved = saved, saved + (letter == "+")
+        kind = "error" if letter == "e" else "walltime"
+        made.append(
+            EndedAttempt(number, kind, "cause", saved=saved, resumed=before, unseen=letter == "w" and not saved)
+        )
+    verdict = judge(made, RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, verdict.attempt_ended if goes_on else "no_progress")
+    assert ("nothing shows" in verdict.why) is (not goes_on and ends[-1] == "w")

@@ -1,0 +1,29 @@
+"""A node whose device computes less than its peers' is on the cluster's list once an attempt is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.ends import bad_nodes
+from hpc_gpt.ends.what_next import decide_next
+from hpc_gpt.runs.live import RankHeartbeat, write_heartbeat
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+
+
+@pytest.mark.parametrize(("seconds", "listed"), [(0.0119, ["n3"]), (0.0115, [])])
+def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -> None:
+    run = unsubmitted_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    attempt = add_attempt(run, [metrics_line(5)], "walltime", job_id="7", requeue=True)
+    attempt.heartbeats.mkdir()
+    for rank, probe_s in enumerate((0.01, 0.01, seconds)):
+        write_heartbeat(
+            attempt.heartbeats,
+            RankHeartbeat(rank, f"n{rank + 1}", 1, 1, 5, "training", 0.0, 300.0, 0.0, probe_s=probe_s),
+        )
+    decide_next(run, attempt, "error", "", [], False, 1_700_003_600.0)
+    cluster = run.resolved().cluster.name
+    assert list(bad_nodes.listed(cluster)) == listed
+    assert bad_nodes.left_out(cluster, "another run") == listed
+    if listed:
+        assert "slow: n3 computes 16% less than the median of its peers" in bad_nodes.listed(cluster)["n3"].why

@@ -1,0 +1,199 @@
+"""A search in words: reasons that hold, bars that add up, nothing wider than the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.explanation import explain_plan
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.memory import Memory, StageMemory
+from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.step_time import StepTime
+from hpc_gpt.plan.table import (
+    LINES,
+    candidate_settings,
+    does_not_fit,
+    heading,
+    left_out_text,
+    legend,
+    loses,
+    memory_bar,
+    search_table,
+    search_tables,
+    settings_text,
+    shares,
+    slow_text,
+    time_bar,
+    unchecked,
+    wrapped,
+)
+from hpc_gpt.settings.model_shape import ModelShape
+from tests.report.plan_searches import figures_for, searched_for
+
+STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
+
+
+def candidate(step=STEP, need=20.0, **fields):
+    stage = StageMemory(5, 5, 5, 2, 0, 0, 18, need)
+    lower = replace(stage, nvidia_smi=need - 1)
+    training = Training(ModelShape(1024, 8, 8), tp=2, pp=2, dp=2, micro_batches=4, **fields)
+    return Candidate(training, Memory((stage, lower)), 32.0, step)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"bubble_s": 26}, "bubble 22 % against 6 %"),
+        ({"recompute_s": 30, "bubble_s": 5}, "recompute 25 % against 10 %"),
+        ({"tp_s": 40, "dp_s": 4}, "tp 30 % against 8 %"),
+        ({"compute_s": 90}, "compute 90.0 s against 70.0 s"),
+        ({"compute_s": 20, "bubble_s": 80}, "bubble 65 % against 6 %"),
+        # A larger share of a faster step is no reason, seconds are.
+        ({"offload_s": 1.002, "compute_s": 71.5}, "compute 71.5 s against 70.0 s"),
+    ],
+)
+def test_the_reason_is_the_part_that_costs_most(changed, reason):
+    assert loses(candidate(replace(STEP, **changed)), candidate()) == reason
+
+
+def test_near_ones_tight_ones_and_the_best_say_so():
+    best = candidate()
+    assert loses(best, best) == "best"
+    near = candidate(replace(STEP, compute_s=70.5), recompute="full")
+    assert loses(near, best) == "as fast within 1 %, but less simple"
+    tight = candidate(replace(STEP, compute_s=65), need=31.0)
+    assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
+    assert loses(tight, tight) == "best, but tight"
+    assert does_not_fit(candidate(None, 34.1)) == "does not fit: 34.1 of 32.0 GiB on stage 0"
+
+
+def test_steps_of_other_sizes_are_compared_by_the_token():
+    slow = candidate(replace(STEP, bubble_s=60))
+    half = Candidate(replace(slow.training, micro_batches=2), slow.memory, 32.0,
+                     StepTime(35, 5, 4, 30, 0.5, 1.5, 0.5, 0.5, 0.1))  # fmt: skip
+    assert loses(half, candidate()) == "bubble 39 % against 6 %"
+
+
+def test_bars_fill_what_they_stand_for():
+    assert time_bar(STEP, 20) == "ccccccccccccccrrttbd"
+    assert len(time_bar(STEP, 37)) == 37
+    assert sum(shares(STEP).values()) == pytest.approx(1)
+    assert memory_bar(32, 32, 10, False) == "##########"
+    assert memory_bar(0.1, 32, 10, True) == "█░░░░░░░░░"
+    assert memory_bar(1e9, 32, 10, True) == "█████████>"
+
+
+def test_settings_that_are_the_engines_own_are_not_told():
+    assert settings_text(Training(ModelShape(64, 2, 2), engine="fsdp")) == "-"
+    run = Training(ModelShape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", sharded_optimizer=True,
+                   sequence_parallel=True, recompute="selective")  # fmt: skip
+    words = "sharded optimizer, recompute selective, sequence parallel, 2 chunks a stage"
+    assert settings_text(run) == words
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 160, None])
+def test_no_line_is_wider_than_the_terminal(width):
+    searched, model = searched_for()
+    text = search_table(searched, width, blocks=True)
+    assert searched.too_large
+    for part in (
+        heading(searched, "48b", model.params),
+        legend(searched),
+        left_out_text(searched),
+        unchecked(searched),
+    ):
+        text += "\n".join(wrapped(part, width)) + "\n"
+    assert width is None or max(map(len, text.splitlines())) <= width
+    assert all(str(each.layout) in text for each in searched.best_of_layouts[:LINES])
+
+
+def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
+    searched, model = searched_for(recompute="full")
+    figures, source = figures_for(searched, model), {"source": "data sheets"}
+    page = search_tables(searched, figures, {"name": "48b"}, "hpc-gpt submit", source)
+    again = json.loads(json.dumps(page, allow_nan=False))
+    assert len(again["candidates"]) == len(searched.candidates)
+    assert [each["layout"] for each in again["too_large"]] == [str(each.layout) for each in searched.too_large]
+    assert again["settings_fitting"] + again["settings_not_fitting"] >= len(searched.candidates)
+
+
+def test_what_a_host_must_hold_is_told_to_be_unknown_where_it_is():
+    moved, _ = searched_for("7.5b", 4, host_memory_gib=None, offload="optimizer", zero_stage=2)
+    assert moved.candidates
+    assert moved.best is None
+    assert "host_memory_gib" in unchecked(moved)
+    assert f"{moved.candidates[0].layout} needs 139 GiB in the memory of each node" in unchecked(moved)
+    assert "what it has is not known" in legend(moved)
+    known, _ = searched_for("7.5b", 4, host_memory_gib=200.0, offload="optimizer", zero_stage=2)
+    assert not unchecked(known)
+    assert "it has 200 GiB" in legend(known)
+    assert all("offload optimizer (host 139 GiB)" in candidate_settings(each) for each in known.candidates)
+    small, _ = searched_for("7.5b", 4, host_memory_gib=100.0, offload="optimizer", zero_stage=2)
+    assert {does_not_fit(each) for each in small.too_large} == {"does not fit: 139 of 100 GiB of a host's memory"}
+    assert "host" not in legend(searched_for("7.5b", 16, offload="none")[0])
+    kept, _ = searched_for("7.5b", 16, offload="none")
+    assert not unchecked(kept)
+
+
+def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
+    best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
+    assert moved.tokens_per_s > best.tokens_per_s
+    assert sorted((moved, best), key=lambda each: each.rank)[0] is best
+    assert loses(moved, best) == "offloads 80.0 GiB a node, and what a host has is not known"
+    known = replace(moved, host_memory_gib=100.0)
+    assert sorted((known, best), key=lambda each: each.rank)[0] is known
+    assert replace(known, host_memory_gib=82.0).is_tight
+
+
+def test_offload_that_is_twenty_times_slower_is_said():
+    slow = candidate(replace(STEP, offload_s=1901))
+    text = slow_text(slow, candidate(), "without offload the best layout")
+    assert text == "slow: without offload the best layout has 82 tokens/s, 20 times as many"
+    assert not slow_text(candidate(replace(STEP, offload_s=1890)), candidate(), "the best")
+    assert not slow_text(slow, None, "the best")
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_an_explanation_shows_the_sums_it_states(place):
+    searched, model = searched_for()
+    one, figures = searched.candidates[place], figures_for(searched, model)[place]
+    text = explain_plan(one, searched.machine, figures)
+    run = one.training
+    assert f"tp {run.tp} x pp {run.pp} x dp {run.dp} = 64" in text
+    assert f"= {run.global_batch} samples" in text
+    assert f"{figures.tokens_per_s:,.0f}" in text
+    column = [line.split() for line in text.splitlines()]
+    start = next(at for at, words in enumerate(column) if words[:1] == ["parameters"] and len(words) < 6)
+    sums = {words[0]: [float(each) for each in words[1:]] for words in column[start : start + 9]}
+    parts = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
+    for at, allocated in enumerate(sums["allocated"]):
+        assert sum(sums[part][at] for part in parts) == pytest.approx(allocated, abs=0.04)
+
+
+def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
+    searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
+    one = searched.candidates[0]
+    assert (one.training.engine, str(one.layout)) == ("deepspeed-3d", "tp4-pp16-dp1")
+    text = explain_plan(one, searched.machine, None)
+    stage = one.memory.deciding
+    params = float(re.search(r"= ([\d,.]+)e6 of one GPU", text)[1].replace(",", "")) * 1e6
+    assert re.search(rf"parameters   stage {stage}: 4 layers x 201\.\d+e6 \+ ", text)
+    weights = float(re.search(r"weights ([\d.]+) ", text)[1])
+    assert one.memory.stages[stage].parameters == pytest.approx(weights * params / 2**30, rel=1e-3)
+    assert model.block_params / 4 == pytest.approx(201.4e6, rel=1e-2)
+    assert "x 4 layers x 64.0 MiB" in text  # 2 s b h of 1024 x 4 x 8192
+
+
+def test_interleaving_is_explained():
+    machine = Machine("a100-80g", 79, {"bf16": 312.0}, 2000, 8, 300, 100, 25)
+    run = Training(ModelShape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
+    one = Candidate(run, candidate().memory, 79.0, STEP)
+    text = explain_plan(one, machine, None)
+    assert "4 stages: 2 a stage, in 2 chunks" in text
+    assert "min(8, pp 4 - 0) and those of the chunks = " in text
+    assert ModelShape(1024, 8, 8).params > 0

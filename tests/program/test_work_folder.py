@@ -1,0 +1,195 @@
+"""A program's checkpoints, and the files of its folder that a run keeps."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.program import work_folder as work
+from hpc_gpt.runs.program_checkpoints import newest_checkpoint, saved_step
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest
+from hpc_gpt.settings.resolve import resolve
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = tmp_path / "logs" / "mine" / "run [1]"
+    folder.mkdir(parents=True)
+    asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
+    (folder / "resolved.json").write_text(resolve(asked, ClusterProfile("one", gpus_per_node=1)).to_json())
+    return RunFolder(folder)
+
+
+def command(checkpoints: str | None = "out/ckpt-*", complete: str | None = None) -> Command:
+    return Command(run="x", workdir="/nowhere", checkpoints=checkpoints, complete=complete)
+
+
+def make(run: RunFolder, *names: str) -> None:
+    for at, name in enumerate(names):
+        (run.path / name).mkdir(parents=True)
+        os.utime(run.path / name, (10**9 + at, 10**9 + at))
+
+
+def test_the_highest_number_is_the_newest_whatever_its_time(run: RunFolder) -> None:
+    assert newest_checkpoint(run, command()) is None
+    make(run, "work/out/ckpt-1000", "work/out/ckpt-900", "work/out/other-2000", "work/out/ckpt-tmp")
+    assert newest_checkpoint(run, command()) == run.path / "work/out/ckpt-1000"
+    assert saved_step(run, command()) == 1000
+
+
+def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> None:
+    asked = replace(command(f"{glob.escape(str(tmp_path))}/[o]ut/step-*"), script="train.slurm", snapshot=False)
+    os.utime(run.path / "resolved.json", (10**9, 10**9))
+    make(run, "../../../out/step-30", "../../../out/step-7")
+    assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
+    os.utime(run.path / "resolved.json")
+    assert newest_checkpoint(run, asked) is None, "of an earlier run"
+
+
+def test_only_complete_ones_count(run: RunFolder) -> None:
+    make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done")
+    done = command("{run}/checkpoints/a-*", "{checkpoint}/.done")
+    assert newest_checkpoint(run, done) == run.path / "checkpoints/a-30"
+    (run.path / "checkpoints/a-30/.done").rmdir()
+    assert newest_checkpoint(run, done) is None
+    assert newest_checkpoint(run, command("{run}/checkpoints/a-*")) == run.path / "checkpoints/a-30"
+
+
+def test_without_a_number_the_step_is_that_logged_before_it(run: RunFolder) -> None:
+    attempt = run.new_attempt()
+    lines = [f'{{"step": {step}, "loss": 1.0, "time": {10**9 + 10 * step}}}\n' for step in (1, 2, 3)]
+    attempt.metrics.write_text("".join(lines))
+    path = run.path / "work/out/ckpt.pt"
+    path.parent.mkdir(parents=True)
+    path.write_text("weights")
+    os.utime(path, (10**9 + 25, 10**9 + 25))
+    assert saved_step(run, command("out/ckpt.pt")) == 2
+    assert saved_step(run, command(None)) == 3, "a program that knows its checkpoints alone"
+
+
+def files_of(folder: Path, to: Path) -> dict[str, str]:
+    """{name: text, or what a link leads to} of what a run keeps of a folder."""
+    work.take_work.cache_clear()
+    to.mkdir()
+    work.take_work(str(folder)).place(to)
+    with tarfile.open(to / work.WORK_ARCHIVE) as tar:
+        return {
+            entry.name: entry.linkname if entry.issym() else tar.extractfile(entry).read().decode()  # type: ignore[union-attr]
+            for entry in tar
+        }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with rules for git, a folder in it with more, links, and files that no run needs."""
+    folder = tmp_path / "mine"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "__pycache__").mkdir()
+    for name, text in {
+        "train.py": "print()",
+        ".gitignore": "*.bin\n/data\n",
+        "a.bin": "weights",
+        "sub/.gitignore": "!keep.bin\n",
+        "sub/keep.bin": "kept",
+        "sub/b.bin": "weights",
+        "__pycache__/x.pyc": "cached",
+        "with space 'x'": "here",
+    }.items():
+        (folder / name).write_text(text)
+    (folder / "data").mkdir()
+    (folder / "data" / "x").write_text("data")
+    (folder / "to-file").symlink_to("train.py")
+    (folder / "outside").symlink_to("../elsewhere")
+    return folder
+
+
+KEPT = {
+    "train.py": "print()",
+    ".gitignore": "*.bin\n/data\n",
+    "sub/.gitignore": "!keep.bin\n",
+    "sub/keep.bin": "kept",
+    "with space 'x'": "here",
+    "to-file": "train.py",
+}
+
+
+@pytest.mark.parametrize("in_repository", [False, True])
+def test_what_git_ignores_is_left_out_in_a_repository_or_not(folder: Path, tmp_path: Path, in_repository: bool) -> None:
+    kept = KEPT | {"outside": str(tmp_path / "elsewhere")}
+    if in_repository:
+        for line in (["init", "-q"], ["add", "-f", "a.bin"]):
+            subprocess.run(["git", *line], cwd=folder, check=True, capture_output=True)
+        kept |= {"a.bin": "weights"}  # tracked all the same
+    assert files_of(folder, tmp_path / "run") == kept
+
+
+def test_without_git_all_files_are_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = files_of(folder, tmp_path / "run")
+    assert found.keys() == {*KEPT, "outside", "a.bin", "sub/b.bin", "data/x"}
+
+
+def test_it_is_unpacked_once_with_its_modes_and_what_changes_is_seen(folder: Path, tmp_path: Path) -> None:
+    (folder / "train.py").chmod(0o755)
+    files_of(folder, tmp_path / "run")
+    unpacked = work.unpack_work(tmp_path / "run")
+    assert os.access(unpacked / "train.py", os.X_OK)
+    assert work.changed_since(tmp_path / "run") == []
+    (unpacked / "train.py").write_text("changed")
+    (unpacked / "out").write_text("its own")
+    assert work.unpack_work(tmp_path / "run") == unpacked
+    assert work.changed_since(tmp_path / "run") == ["train.py"]
+    assert (unpacked / "out").read_text() == "its own"
+
+
+def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_path: Path) -> None:
+    files_of(folder, tmp_path / "run")
+    (tmp_path / "run" / "provenance.json").write_text(f'{{"{work.WORK_KEY}": "{"0" * 64}"}}')
+    with pytest.raises(RunFolderError, match="not what was submitted"):
+        work.unpack_work(tmp_path / "run")
+
+
+def test_the_runs_below_a_folder_are_not_its_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "logs" / "a" / "b").mkdir(parents=True)
+    (folder / "logs" / "a" / "b" / "resolved.json").write_text("{}")
+    monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
+    assert not [name for name in files_of(folder, tmp_path / "run") if name.startswith("logs")]
+
+
+def test_a_folder_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no folder here"):
+        work.take_work("/no/such/folder")
+
+
+def test_what_is_not_kept_is_named_with_its_size_and_only_what_is_named_is_linked(folder: Path, tmp_path: Path) -> None:
+    work.take_work.cache_clear()
+    archive = work.take_work(str(folder))
+    assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)
+    (tmp_path / "run").mkdir()
+    archive.place(tmp_path / "run")
+    copy = work.unpack_work(tmp_path / "run")
+    (copy / "sub" / "own").write_text("of the program")
+    for _ in range(2):  # of each attempt
+        work.link_work(tmp_path / "run", folder, ["data", "sub"])
+    assert (copy / "data").readlink() == folder / "data"
+    assert (copy / "sub" / "b.bin").readlink() == folder / "sub" / "b.bin"
+    assert not (copy / "sub").is_symlink()
+    assert not (copy / "sub" / "keep.bin").is_symlink()
+    assert not (copy / "a.bin").exists()
+    with pytest.raises(ConfigError, match="nowhere, which is not in"):
+        work.link_work(tmp_path / "run", folder, ["nowhere"])
+    mine = Command(run="x", workdir=str(folder), snapshot=True)
+    assert work.missing_in_copy(tmp_path / "run", mine, "No such file or directory: './a.bin'") == "a.bin"
+    assert work.missing_in_copy(tmp_path / "run", mine, f"cannot open {copy}/a.bin: No such file") == "a.bin"
+    assert work.missing_in_copy(tmp_path / "run", mine, "No such file or directory: 'data/y'") == ""

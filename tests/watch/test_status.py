@@ -1,0 +1,547 @@
+"""What status says of a run, from the scheduler's word and the folder's files.
+
+Slurm's answers here are put in by hand, to have every one of them; tests/slurm asks a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import logs_dir, write_once
+from hpc_gpt.process import start_time
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.watch import status
+from hpc_gpt.watch.restarts import Restarts
+from hpc_gpt.watch.status import read_own_status, read_status
+from tests.cli.command import in_process
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
+
+
+@pytest.fixture
+def slurm_says(monkeypatch):
+    """Sets what Slurm answers: job id -> (state, reason), or None for no answer; counts how often it is asked."""
+    answers: list = [{}]
+    asked: list = []
+
+    def answer(wanted, *_):
+        asked.append(wanted)
+        return answers[0], ""
+
+    monkeypatch.setattr(status, "_slurm_states", answer)
+
+    def say(states):
+        answers[0] = states
+        return asked
+
+    return say
+
+
+def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool = True, job_id: str = "7"):
+    run = unsubmitted_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    if attempt:
+        folder = run.new_attempt().folder
+        (folder / "attempt.json").write_text(json.dumps({"job_id": job_id}))
+        if ended:
+            run.attempt(1).write_ended(ended, "its cause", 5, requeue)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("slurm", "ended", "requeue", "state"),
+    [
+        ("PENDING", None, False, "pending"),
+        ("PENDING", "walltime", True, "pending"),
+        ("RUNNING", None, False, "running"),
+        ("COMPLETING", "done", False, "running"),
+        ("COMPLETED", "done", False, "done"),
+        ("COMPLETED", "nan", False, "nan"),
+        ("COMPLETED", None, False, "unknown"),
+        ("FAILED", None, False, "error"),
+        ("FAILED", "data", False, "data"),
+        ("CANCELLED", None, False, "cancelled"),
+        ("CANCELLED", "walltime", True, "cancelled"),
+        ("CANCELLED", "stopped", False, "stopped"),
+        ("NODE_FAIL", None, False, "node_failure"),
+        ("OUT_OF_MEMORY", None, False, "host_memory"),
+        ("TIMEOUT", None, False, "walltime"),
+        ("", "done", False, "done"),
+        ("", None, False, "unknown"),
+        ("", "walltime", True, "unknown"),
+        ("REVOKED", None, False, "unknown"),
+    ],
+)
+def test_state_of_a_slurm_run(slurm_says, slurm, ended, requeue, state):
+    run = slurm_run(ended=ended, requeue=requeue)
+    slurm_says({"7": (slurm, "None")} if slurm else {})
+    assert read_status([run])[0].state == state
+
+
+@pytest.mark.parametrize("slurm", ["COMPLETED", "FAILED", "TIMEOUT"])
+def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slurm):
+    run = slurm_run(ended="preempted", requeue=True)
+    slurm_says({"7": (slurm, "None")})
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("preempted", f"not requeued, Slurm says {slurm}")
+    run.cancelled_mark("7").touch()
+    assert read_status([run])[0].state == "cancelled"
+
+
+def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost(slurm_says):
+    """Half an hour into its attempt, 71 steps of half a second are left."""
+    run = unsubmitted_run("generic-slurm", train__steps=100)
+    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
+    slurm_says({"7": ("RUNNING", "None")})
+    add_attempt(run, [metrics_line(step) for step in range(1, 30)], ended=None, job_id="7", started=time.time() - 1800)
+    row = read_status([run])[0]
+    assert (row.state, row.left_s) == ("running", pytest.approx(71 * 0.5))
+    assert row.age_s == pytest.approx(7200, abs=60)
+    assert row.gpu_hours == pytest.approx(run.resolved().gpus / 2, rel=0.05)
+    head, line = in_process("status", run.run_id).stdout.splitlines()[:2]
+    assert head.split()[-5:] == ["tokens/s", "age", "ends", "GPU", "hours"]
+    assert "120 min" in line
+
+
+def test_a_run_that_is_over_ends_no_more(slurm_says):
+    run = unsubmitted_run()
+    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    row = read_status([run])[0]
+    assert (row.left_s, row.gpu_hours) == (None, run.resolved().gpus)
+    waiting = read_status([unsubmitted_run()])[0]
+    assert (waiting.age_s, waiting.left_s, waiting.gpu_hours) == (None, None, None)
+
+
+def test_an_empty_queue_means_unknown_never_failed(slurm_says):
+    slurm_says({})
+    assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
+
+
+def test_a_controller_that_is_down_hides_nothing_that_the_folder_knows(slurm_says):
+    slurm_says(None)
+    assert read_status([slurm_run(ended="done")])[0].state == "done"
+    row = read_status([slurm_run()])[0]
+    assert (row.state, row.cause, row.is_over) == ("running", status.NO_ANSWER, False)
+    assert read_own_status(slurm_run()).state == "unknown", "to who is about to act"
+    # Nothing was written for a day, and nobody can say whether the job is still there.
+    silent = slurm_run()
+    for path in [silent.path, *silent.path.rglob("*")]:
+        os.utime(path, (STARTED, STARTED))
+    [row] = read_status([silent])
+    assert (row.state, row.cause, row.is_over) == ("unknown", status.NO_ANSWER, False)
+
+
+def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
+    run = slurm_run(ended="preempted", requeue=True)
+    run.cancelled_mark("7").touch()
+    slurm_says({})
+    assert read_status([run])[0].state == "cancelled"
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+    def put(name, does):
+        (folder / name).write_text(f'#!/bin/bash\necho "$*" >>"$0.calls"\n{does}\n')
+        (folder / name).chmod(0o755)
+        return folder / f"{name}.calls"
+
+    return put
+
+
+def test_one_squeue_for_all_runs_and_none_for_local_ones(client):
+    calls = client("squeue", 'printf "%s|RUNNING|None\\n" 0 1 2 3 4')
+    read_status([unsubmitted_run()])
+    assert not calls.exists()
+    rows = read_status([slurm_run(job_id=str(number)) for number in range(5)] + [unsubmitted_run()])
+    assert [row.state for row in rows[:5]] == ["running"] * 5
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_each_cluster_is_asked_of_its_own_runs_alone(client):
+    calls = client("squeue", 'case "$*" in --clusters=far*) echo "7|RUNNING|None" ;; *) echo "7|PENDING|None" ;; esac')
+    near, far = slurm_run(), unsubmitted_run("generic-slurm")
+    far.add_submission({"scheduler": "slurm", "job_id": "7", "slurm_cluster": "far"})
+    assert [row.state for row in read_status([near, far, near])] == ["pending", "running", "pending"]
+    assert [line.split()[0] for line in calls.read_text().splitlines()] == ["--noheader", "--clusters=far"]
+    # In a federation another cluster may run the job.
+    far.add_submission({"scheduler": "slurm", "job_id": str((1 << 26) + 7), "slurm_cluster": "far"})
+    (far.path / "submissions.jsonl").write_text((far.path / "submissions.jsonl").read_text().splitlines()[-1] + "\n")
+    assert far.slurm_cluster() is None
+
+
+def test_a_revoked_sibling_says_nothing_of_its_job(client):
+    client("squeue", 'echo "7|RUNNING|None"; echo "7|REVOKED|None"')
+    assert read_status([slurm_run()])[0].state == "running"
+
+
+def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
+    client("squeue", 'echo "4|RUNNING|None"')
+    calls = client("sacct", 'echo "2|NODE_FAIL"')
+    runs = [
+        slurm_run(job_id="1", ended="done"),
+        slurm_run(job_id="2"),
+        slurm_run(job_id="3", ended="walltime", requeue=True),
+        slurm_run(job_id="4", ended="done"),
+    ]
+    assert [row.state for row in read_status(runs)] == ["done", "node_failure", "unknown", "running"]
+    read_status(runs[:1])
+    assert [line.split()[-1] for line in calls.read_text().splitlines()] == ["2,3"]
+
+
+def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    early = []
+    began = time.monotonic()
+    rows, silence = status.ask_status([slurm_run(ended="done")], early.extend)
+    assert time.monotonic() - began < 10
+    assert [row.state for row in rows] == [row.state for row in early] == ["done"]
+    assert silence == "squeue gave no answer in 0.2 s"
+    assert status.PATIENCE in status.silence_note(silence)
+
+
+def test_an_answer_that_comes_in_time_shows_nothing_early(client):
+    client("squeue", 'echo "7|RUNNING|None"')
+    early = []
+    rows, silence = status.ask_status([slurm_run()], early.extend)
+    assert ([row.state for row in rows], early, silence) == (["running"], [], "")
+
+
+def test_an_open_run_is_waited_for_as_long_as_before(client, monkeypatch):
+    client("squeue", 'sleep 1.5; echo "7|RUNNING|None"')
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    early = []
+    rows, silence = status.ask_status([slurm_run()], early.extend)
+    assert ([row.state for row in rows], silence) == (["running"], "")
+    assert [row.cause for row in early] == [status.NO_ANSWER]
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan"])
+def test_a_patience_that_is_no_time_is_refused(monkeypatch, given):
+    monkeypatch.setenv(status.PATIENCE, given)
+    with pytest.raises(ConfigError, match=status.PATIENCE):
+        status.patience_s()
+
+
+def test_a_configuration_that_is_not_there_is_said_at_once(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    rows, silence = status.ask_status([slurm_run(ended="done")])
+    assert (rows[0].state, silence) == ("done", "SLURM_CONF names /nowhere/slurm.conf, which does not exist")
+
+
+@pytest.mark.parametrize("cluster", ["local", "generic-slurm"])
+def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, cluster):
+    run = make_run(logs_dir()) if cluster == "local" else slurm_run(ended="done")
+    if cluster == "local":
+        add_attempt(run, [metrics_line(1)], "error")
+    opened, plain_open = Counter(), Path.open
+
+    def count(path, *args, **kwargs):
+        opened[str(path.relative_to(run.path))] += 1
+        return plain_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", count)
+    read_status([run])
+    assert {"resolved.json", "submissions.jsonl", "attempts/1/ended.json"} <= opened.keys()
+    assert [name for name, times in opened.items() if times > 1] == []
+
+
+def test_a_run_that_ends_while_slurm_is_asked_has_ended(monkeypatch):
+    run = slurm_run()
+
+    def answer(wanted, *_):
+        run.attempt(1).write_ended("done", None, 5)
+        return {}, ""
+
+    monkeypatch.setattr(status, "_slurm_states", answer)
+    assert read_status([run])[0].state == "done"
+
+
+def test_a_refused_run_says_why():
+    run = unsubmitted_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "error: no\nerror: such partition"})
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("refused", "error: no; error: such partition")
+
+
+def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
+    run = unsubmitted_run("generic-slurm")
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "31"}))
+    slurm_says({"31": ("RUNNING", "None")})
+    row = read_status([run])[0]
+    assert (row.state, row.job_id) == ("running", "31")
+
+
+@pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
+def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, resumed, newest):
+    run = unsubmitted_run("generic-slurm")
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
+    run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
+    slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
+    row = read_status([run])[0]
+    assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])
+
+
+def test_a_local_run_lives_while_its_process_does():
+    run = unsubmitted_run()
+    line = {"scheduler": "local", "job_id": "1", "pid": os.getpid(), "pid_start": start_time(os.getpid())}
+    run.add_submission({**line, "host": platform.node()})
+    assert read_status([run])[0].state == "running"
+    run.add_submission({**line, "pid_start": "1", "host": platform.node()})  # the pid was given to another since
+    assert read_status([run])[0].state == "error"
+    run.cancelled_mark("1").touch()
+    assert read_status([run])[0].state == "cancelled"
+    run.add_submission({**line, "job_id": "2", "host": "elsewhere"})
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("pending", "runs on elsewhere, which is not visible from here")
+
+
+def test_the_last_step_comes_from_the_newest_attempt_that_has_one(slurm_says):
+    slurm_says({"7": ("RUNNING", "None")})
+    run = slurm_run()
+    run.attempt(1).metrics.write_text('{"step": 8, "loss": 2.5, "tokens_per_s": 10.0}\n{"step": 9, "lo')
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "7"}))
+    row = read_status([run])[0]
+    assert (row.step, row.loss, row.tokens_per_s, row.attempts) == (8, 2.5, 10.0, 2)
+
+
+def test_nan_is_null_in_json(slurm_says):
+    slurm_says({})
+    run = slurm_run(ended="nan")
+    run.attempt(1).metrics.write_text('{"step": 8, "loss": NaN, "tokens_per_s": 10.0}\n')
+    assert json.loads(json.dumps(read_status([run])[0].to_dict(), allow_nan=False))["loss"] is None
+
+
+def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
+    good, bad = unsubmitted_run(), unsubmitted_run()
+    (bad.path / "resolved.json").write_text("{")
+    rows = {row.run: row for row in read_status([good, bad])}
+    assert rows[bad.run_id].state == "unknown"
+    assert "resolved.json" in rows[bad.run_id].cause
+    assert rows[good.run_id].steps == 200
+
+
+def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
+    mine, theirs = unsubmitted_run(), slurm_run()
+    me = {"pid": os.getpid(), "pid_start": start_time(os.getpid()), "host": platform.node()}
+    mine.add_submission({"scheduler": "local", "job_id": "9", **me})
+    slurm_says({"7": ("RUNNING", "")})
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", None)] * 2
+    mine.cancelled_mark("9").touch()
+    theirs.cancelled_mark("7").touch()
+    words = "cancelled; its ranks may save before they leave"
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", words)] * 2
+    assert f"{mine.run_id}: {words}\n" in in_process("status", mine.run_id).stdout
+
+
+def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
+    """Attempts of 100 s each, 20 s apart; every one but the first begins at the checkpoint of step 4."""
+    slurm_says({"4711": ("PENDING", "BeginTime")})
+
+    def chain(*steps, ended="walltime", **more):
+        run = make_run(logs_dir(), "generic-slurm", train__steps=1000)
+        for number, upto in enumerate(steps):
+            began, base = STARTED + 120 * number, 4 if number else 0
+            lines = [
+                metrics_line(step, step_s=0.5, time=began + 30 + 0.5 * (step - base))
+                for step in range(base + 1, upto + 1)
+            ]
+            times = {"started": began, "time": began + 100}
+            add_attempt(run, lines, ended, requeue=True, resumed_step=base, **times, **more)
+        return run, read_status([run])[0]
+
+    # Of 300 s: 2 s for steps 1 to 4, 8 s for 5 to 20, and the first start (30 s) and the last end (62 s) as in any run.
+    run, row = chain(4, 12, 20)
+    assert row.restart_share == pytest.approx((300 - 10 - 30 - 62) / 300)
+    assert row.overall_step_s == pytest.approx(300 / 20)
+    assert row.pace == (
+        "warning: 3 attempts trained 20 steps in 300 s, 15 s a step, 5.1 s without the restarts; restarts cost 66% of "
+        "that time, and 40 s passed between the attempts; the other 980 steps take 4 h 5 min at this pace: more "
+        "job.time, or a smaller job.signal_lead_s, leaves them more"
+    )
+    assert f"{run.run_id}: {row.pace}\n" in in_process("status", run.run_id).stdout
+    # Long attempts: 100 s trained of each but the start and the end.
+    run, row = chain(4, 64 + 4)
+    assert row.pace.startswith("warning: 2 attempts trained 68 steps in 200 s")
+    _, row = chain(139, 143, ended="error")
+    assert row.pace.endswith(": hpc-gpt why says how they ended")
+    assert chain(4)[1].pace is None
+
+
+def test_a_pace_has_no_steps_to_come_if_more_are_trained_than_asked():
+    row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
+    assert "the other 6 steps take 3 s" in row.words(6)
+    assert "the other" not in row.words(0)
+    assert "the other" not in row.words(-94)
+
+
+def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
+    slurm_says({"4711": ("RUNNING", "None")})
+    run = make_run(logs_dir(), "generic-slurm", train__steps=400)
+    for number in range(2):
+        began, base = STARTED + 120 * number, 100 * number
+        lines = [
+            metrics_line(step, step_s=0.9, time=began + 5 + 0.9 * (step - base)) for step in range(base + 1, base + 101)
+        ]
+        more = {"started": began, "resumed_step": base}
+        add_attempt(run, lines, None if number else "walltime", time=began + 100, requeue=True, **more)
+    row = read_status([run])[0]
+    assert (row.state, row.restart_share) == ("running", pytest.approx(10 / 195))
+    assert row.pace == (
+        "2 attempts trained 200 steps in 195 s, 0.975 s a step, 0.925 s without the restarts; restarts cost 5% of that "
+        "time, and 20 s passed between the attempts; the other 200 steps take 195 s at this pace"
+    )
+
+
+def test_the_pace_of_attempts_without_files_or_with_damaged_ones_is_none(slurm_says):
+    slurm_says({"4711": ("RUNNING", "None")})
+    run = make_run(logs_dir(), "generic-slurm")
+    for text in ("[]", '{"step": "a"}', "not json"):
+        attempt = add_attempt(run, [], "walltime", requeue=True)
+        attempt.metrics.write_text(text)
+    assert read_status([run])[0].pace.startswith("warning: 3 attempts trained 0 steps in ")
+    run = make_run(logs_dir(), "generic-slurm")
+    for _ in range(2):
+        run.new_attempt()
+    assert read_status([run])[0].pace is None
+
+
+def moved_run(line, ended=None):
+    """A run of one attempt that was submitted in another folder; and that folder."""
+    run = unsubmitted_run("local" if line["scheduler"] == "local" else "generic-slurm")
+    run.add_submission({"refused": None, **line})
+    add_attempt(run, [], ended=ended, job_id=line["job_id"], started=time.time())
+    return RunFolder(run.path.rename(run.path.with_name(f"moved-{run.run_id}"))), run.path
+
+
+def local_line(pid_start):
+    return {"scheduler": "local", "job_id": "1", "host": platform.node(), "pid": os.getpid(), "pid_start": pid_start}
+
+
+def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
+    run, old = moved_run(local_line(start_time(os.getpid())))
+    row = read_status([run])[0]
+    words = f"its folder was moved from {old}, where its ranks write"
+    assert (row.state, row.cause, row.moved_from) == ("running", words, str(old))
+    for verb in ("save", "stop", "requeue"):
+        done = in_process(verb, run.path)
+        assert (done.code, "move it back, or use hpc-gpt cancel" in done.stderr) == (1, True)
+    assert f"status   {words}\n" in in_process("why", run.path).stdout
+
+
+def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_every_verb():
+    run, old = moved_run(local_line("1"))
+    words = f"its folder was moved from {old} while it ran"
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("user_error", f"its process is gone and wrote no end; {words}")
+    said = in_process("why", run.path).stdout
+    assert f"\ncause    {words}\n" in said
+    assert f"hpc-gpt submit --resume {run.path}" in said
+    record = json.loads(in_process("report", run.path, "--json").stdout)["records"][0]
+    assert (record["ended"], record["cause"]) == ("user_error", words)
+
+
+def test_a_run_that_was_moved_after_its_end_or_moved_back_is_as_it_was():
+    run, old = moved_run(local_line("1"), ended="nan")
+    assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None)
+    run, old = moved_run(local_line("1"))
+    back = RunFolder(run.path.rename(old))
+    assert (read_status([back])[0].state, read_status([back])[0].moved_from) == ("error", None)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "state", "says"),
+    [
+        ("PENDING", "pending", "{}, where its job will look for it"),
+        ("RUNNING", "running", "{}, where its ranks write"),
+        ("FAILED", "user_error", "Slurm says FAILED; {} while it ran"),
+        ("COMPLETED", "user_error", "Slurm says COMPLETED; {} while it ran"),
+        ("", "user_error", "it wrote no end; {} while it ran"),
+        ("CANCELLED", "cancelled", "{} while it ran"),
+        ("TIMEOUT", "walltime", "Slurm says TIMEOUT; {} while it ran"),
+    ],
+)
+def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
+    run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
+    slurm_says({"7": (slurm, "None")} if slurm else {})
+    row = read_status([run])[0]
+    assert row.state == state
+    assert str(row.cause).endswith(says.format(f"its folder was moved from {old}"))
+    assert in_process("why", run.path).stdout.startswith(f"{run.run_id} (demo): {state}")
+
+
+def test_why_has_the_attempt_and_the_line_of_what_slurm_says_has_failed(slurm_says):
+    run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
+    run.attempt(1).log.write_text(
+        f"step 1\nrank 0: Error: cannot write {old}/metrics.jsonl: No such file or directory\n"
+    )
+    slurm_says({"7": ("FAILED", "None")})
+    found = json.loads(in_process("why", run.path, "--json").stdout)
+    assert (found["ended"], found["attempts"][-1]["ended"], found["line"]) == ("user_error", "user_error", 2)
+    assert (
+        found["cause"]
+        == found["attempts"][-1]["cause"]
+        == f"Slurm says FAILED; its folder was moved from {old} while it ran"
+    )
+
+
+def test_why_says_nothing_twice(slurm_says):
+    slurm_says({"7": ("PENDING", "None")})
+    run = slurm_run(ended="error")
+    write_once(
+        run.attempt(1).folder / "next.json", json.dumps({"go_on": True, "attempt_ended": "error", "cause": "boom"})
+    )
+    said = in_process("why", run.path).stdout
+    assert (said.count("continues after error"), said.count("status   ")) == (0, 1)
+    assert "cause    done" not in in_process("why", slurm_run(ended="done").path).stdout
+
+
+def test_why_of_a_run_that_waits_has_slurms_reason_in_words(slurm_says):
+    slurm_says({"7": ("PENDING", "Priority")})
+    said = in_process("why", slurm_run(attempt=False).path).stdout.splitlines()
+    assert said[1] == "status   other jobs come first (Priority)"
+    said = in_process("why", slurm_run(ended="walltime", requeue=True).path).stdout
+    assert "\nstatus   starts again after walltime, as attempt 2; other jobs come first (Priority)\n" in said
+    slurm_says({"7": ("CANCELLED", "None")})
+    assert ": cancelled: " in in_process("why", slurm_run(attempt=False).path).stdout.splitlines()[0]
+
+
+def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch):
+    client("squeue", "exec sleep 600")
+    monkeypatch.setenv(status.PATIENCE, "0.2")
+    done = in_process("why", slurm_run(attempt=False).path)
+    assert "\nstatus   Slurm does not answer\n" in done.stdout
+    assert "squeue gave no answer in 0.2 s" in done.stderr
+
+
+def test_an_open_runs_json_and_a_request_to_an_ended_run_do_not_wait_long_or_silently(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv(status.PATIENCE, "1")
+    began = time.monotonic()
+    [row] = json.loads(in_process("status", slurm_run().path, "--json").stdout)["runs"]
+    assert row["cause"] == status.NO_ANSWER
+    done = in_process("stop", slurm_run(ended="done").path)
+    assert (done.code, "Slurm has not answered yet\n" in done.stderr, "ended as done" in done.stderr) == (1, True, True)
+    assert time.monotonic() - began < 20
+
+
+def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_folder(slurm_says):
+    run = slurm_run(attempt=False)
+    slurm_says({"7": ("FAILED", "NonZeroExitCode")})
+    assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
+    (run.path / "slurm-7.out").write_text("Error: no room\n")
+    assert read_status([run])[0].cause == "Slurm says FAILED"

@@ -1,0 +1,378 @@
+"""config.json: each family's file gives its shape in both spellings; what cannot be trained is refused by its key."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.settings.experiment import Model
+from hpc_gpt.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.settings.presets import PRESETS, preset
+from hpc_gpt.settings.resolve import resolve_shape
+from hpc_gpt.weights.config import begun_in, config_of, read_config, unread_keys
+from tests.cli.command import in_process
+
+FAMILIES = ["gpt2", *(name for name, shape in PRESETS.items() if shape.positions == "rope")]
+
+# As published with transformers 4: Llama 3.1's keys, without what ours writes in addition.
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+LLAMA3 = LLAMA["rope_scaling"]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(config: Any) -> Path:
+        (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_written_is_read_again_and_so_is_what_transformers_makes_of_it(name, write):
+    shape = preset(name)
+    folder = write(config_of(shape))
+    assert read_config(folder, shape.seq) == shape
+    assert read_config(folder / "config.json", shape.seq) == shape
+    config = pytest.importorskip("transformers").AutoConfig.from_pretrained(str(folder))
+    assert f"{type(config).__name__.removesuffix('Config')}" in (architecture_of(shape) or "")
+    config.save_pretrained(str(folder / "again"))
+    assert read_config(folder / "again", shape.seq) == shape
+
+
+def test_a_byte_order_mark_is_no_fault(write):
+    folder = write(config_of(preset("gpt2")))
+    file = folder / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_config(folder, 1024) == preset("gpt2")
+
+
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": LLAMA3},
+        {
+            "rope_theta": 500000.0,
+            "rope_scaling": {key.replace("rope_type", "type"): LLAMA3[key] for key in LLAMA3},
+        },
+        {"rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
+        {"rope_theta": 500000.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
+    ],
+)
+def test_both_spellings_of_the_rotation(rotation, write):
+    rest = {key: value for key, value in LLAMA.items() if not key.startswith("rope")}
+    assert read_config(write(rest | rotation)) == preset("llama3.1-8b")
+
+
+def test_null_is_what_the_class_makes_of_it(write):
+    small = LLAMA | {"head_dim": None, "num_key_value_heads": None, "rope_scaling": None}
+    shape = read_config(write(small))
+    assert (shape.head_width, shape.key_heads, shape.rope_scaling) == (128, 32, None)
+
+
+def test_head_dim_and_layers_without_rotation(write):
+    smol = config_of(preset("smollm3-3b"))
+    assert read_config(write({**smol, "no_rope_layers": None})).nope_every == 4
+    assert read_config(write({**smol, "no_rope_layers": [1] * 36})).nope_every is None
+    assert read_config(write({**config_of(preset("qwen3-8b")), "head_dim": None})).head_width == 128
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"architectures": ["Olmo2ForCausalLM"]}, "architectures is Olmo2ForCausalLM, .* OLMo norms after"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma has four norms"),
+        ({"architectures": ["GptOssForCausalLM"]}, "GPT-OSS has experts and attention sinks"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepSeek has latent attention"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "it has experts"),
+        ({"architectures": ["MixtralForCausalLM"]}, "it has experts"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "Phi rotates"),
+        ({"architectures": ["XForCausalLM"]}, "architectures is XForCausalLM, which cannot be trained here$"),
+        ({"architectures": None, "model_type": "bert"}, "model_type is bert"),
+        ({"model_type": "qwen2"}, "architectures is LlamaForCausalLM, but model_type is qwen2"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*, code of the folder's own, which is never run here"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*, weights in another format"),
+        ({"transformers_weights": "b.safetensors"}, "transformers_weights is .*, another file of weights"),
+        ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, "per_layer_config is .*, layers that differ"),
+        ({"is_causal": False}, "is_causal is false, which this trainer has not: it has true"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is true, an encoder"),
+        ({"hidden_act": "gelu"}, 'hidden_act is "gelu", which this trainer has not'),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ({"attention_bias": True}, "attention_bias is true, but the other"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*another kind"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "another kind"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling is .* lacks one of factor"),
+        ({"rope_scaling": {"full_attention": LLAMA3}}, "rope_scaling is .*, a rotation for each kind of layer"),
+        ({"rope_scaling": LLAMA3 | {"partial_rotary_factor": 0.5}}, "whose partial_rotary_factor is not 1"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "say something else"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"hidden_size": "4096"}, 'hidden_size is "4096", which is no whole number'),
+        ({"hidden_size": True}, "hidden_size is true, which is no whole number"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"num_hidden_layers": 1e400}, "num_hidden_layers is Infinity"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_key_and_value(changed, words, write):
+    with pytest.raises(ConfigError, match=words) as refusal:
+        read_config(write(LLAMA | changed))
+    assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
+
+
+def test_sizes_that_contradict_each_other_are_refused_as_an_experiments(write):
+    with pytest.raises(LayoutError, match="kv_heads 5 does not divide the 32 heads"):
+        read_config(write(LLAMA | {"num_key_value_heads": 5}))
+
+
+def test_mistrals_class_has_a_window_if_the_file_says_none(write):
+    mistral = config_of(preset("llama3.1-8b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for key in ("attention_bias", "mlp_bias"):
+        del mistral[key]
+    assert read_config(write(mistral | {"sliding_window": None})) == preset("llama3.1-8b")
+    with pytest.raises(ConfigError, match="not given, so that of the class, 4096"):
+        read_config(write(mistral))
+    assert read_config(write(mistral), seq=4096).seq == 4096
+    qwen = config_of(preset("qwen2.5-7b")) | {"sliding_window": 131072, "max_window_layers": 28}
+    assert read_config(write(qwen), 4096) == preset("qwen2.5-7b"), "use_sliding_window is false"
+    slides = qwen | {"use_sliding_window": True, "sliding_window": 2048}
+    assert read_config(write(slides), 4096) == preset("qwen2.5-7b"), "max_window_layers is 28, of 28 layers"
+    assert read_config(write({**slides, "max_window_layers": 0}), 2048).seq == 2048
+    assert read_config(write({**slides, "layer_types": ["full_attention"] * 28, "max_window_layers": 0})).seq == 4096
+    for changed in ({"max_window_layers": 27}, {"layer_types": ["full_attention"] * 27 + ["sliding_attention"]}):
+        with pytest.raises(ConfigError, match=r"sliding_window is 2048, a window shorter than model\.seq 4096"):
+            read_config(write(slides | changed), 4096)
+    with pytest.raises(ConfigError, match=r"layer_types is .*, but every layer here attends"):
+        read_config(write(qwen | {"layer_types": ["sliding_attention"] * 28}), 4096)
+    smol = config_of(preset("smollm3-3b")) | {"use_sliding_window": True, "sliding_window": 2048}
+    with pytest.raises(ConfigError, match="sliding_window is 2048"):
+        read_config(write(smol), 4096)
+    assert read_config(write(smol | {"no_rope_layers": [1] * 36}), 4096).seq == 4096
+
+
+def test_what_the_file_does_not_give_is_the_classs_default(write):
+    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for key in ("num_key_value_heads", "attention_bias", "mlp_bias"):
+        del mistral[key]
+    assert read_config(write({**mistral, "sliding_window": None})).key_heads == 8
+    assert read_config(write({**mistral, "sliding_window": None, "num_key_value_heads": None})).key_heads == 32
+    scaling = {key: LLAMA3[key] for key in LLAMA3 if key != "original_max_position_embeddings"}
+    found = read_config(write(LLAMA | {"rope_scaling": scaling})).rope_scaling
+    assert found is not None
+    assert found.original_max_position_embeddings == LLAMA["max_position_embeddings"]
+
+
+def test_gpt_2s_other_names_are_read(write):
+    gpt2 = config_of(preset("gpt2"))
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+             "n_positions": "max_position_embeddings"}  # fmt: skip
+    assert read_config(write({names.get(key, key): value for key, value in gpt2.items()})) == preset("gpt2")
+    assert read_config(write(gpt2 | {"hidden_size": 768})) == preset("gpt2")
+    with pytest.raises(ConfigError, match="hidden_size is 1024, but n_embd, which means the same, is 768"):
+        read_config(write(gpt2 | {"hidden_size": 1024}))
+    with pytest.raises(ConfigError, match="add_cross_attention is true"):
+        read_config(write(gpt2 | {"add_cross_attention": True}))
+
+
+# What published files of each family have beyond the sizes, with the values that they have there, and which of it
+# nothing reads: no text of any file, but its keys.
+_DROPOUTS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "summary_first_dropout": 0.1}
+_SUMMARY = {"summary_activation": None, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True}  # fmt: skip
+_GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}
+_WINDOWS = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 32768}
+PUBLISHED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("gpt2", _GPT2 | _DROPOUTS | _SUMMARY, ""),
+    "gpt2-medium": (
+        "gpt2-medium",
+        _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
+        "n_special is 0, predict_special_tokens is true",
+    ),
+    "gpt2-large": ("gpt2-large", _GPT2 | {"output_past": True}, ""),
+    "distilgpt2": (
+        "gpt2",
+        _GPT2 | _DROPOUTS | {"_num_labels": 1, "gradient_checkpointing": False, "id2label": {"0": "LABEL_0"},
+                             "label2id": {"LABEL_0": 0}},
+        "_num_labels is 1",
+    ),
+    "Llama-2": ("llama3.1-8b", {"_name_or_path": "x", "pad_token_id": 0, "max_length": 4096, "pretraining_tp": 1}, ""),
+    "Llama-3.2": ("llama3.2-1b", {"eos_token_id": [128001, 128008], "head_dim": 64, "mlp_bias": False}, ""),
+    "SmolLM2": (
+        "smollm2-135m",
+        {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+        "is_llama_config is true, rope_interleaved is false",
+    ),
+    "Qwen2.5-0.5B": ("qwen2.5-0.5b", _WINDOWS | {"use_mrope": False}, "use_mrope is false"),
+    "Qwen2.5-7B": ("qwen2.5-7b", _WINDOWS, ""),
+    "Qwen3": ("qwen3-0.6b", {**_WINDOWS, "sliding_window": None, "attention_bias": False}, ""),
+    "SmolLM3": (
+        "smollm3-3b",
+        {"max_window_layers": 28, "pretraining_tp": 2, "layer_types": ["full_attention"] * 36, "mlp_bias": False,
+         "sliding_window": None, "attention_bias": False, "pad_token_id": 128004},
+        "",
+    ),
+    "Mistral-7B": ("mistral-7b", {}, ""),
+    "a fine-tune": (
+        "llama3.2-1b",
+        {"unsloth_version": "2024.9", "unsloth_fixed": True, "quantization_config": None, "temperature": 0.6},
+        'unsloth_version is "2024.9", unsloth_fixed is true',
+    ),
+    "another's rotation": ("llama3.2-1b", {"rope_scaling": {**LLAMA3, "factor": 32.0, "beta_fast": 32}},
+                           "rope_scaling.beta_fast"),
+    "another's window": ("llama3.2-1b", {"sliding_window": 16, "num_local_experts": 8},
+                         "sliding_window is 16, num_local_experts is 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_read_and_what_nothing_reads_is_a_line(name, write):
+    known, more, unread = PUBLISHED[name]
+    config = config_of(preset(known)) | more
+    if name.startswith("Mistral"):
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+        config = {key: value for key, value in config.items() if not key.endswith("_bias")}
+    folder, shape = write(config), preset(known)
+    assert read_config(folder, shape.seq) == shape
+    line = unread_keys(folder, shape.seq)
+    assert line == "" if not unread else f"config.json: {unread}: " in line, line
+    if unread:
+        keys = "keys" if "," in unread else "a key"
+        assert line.endswith(f": {keys} that transformers' {config['architectures'][0]} does not read either")
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"])
+def test_every_key_that_transformers_class_reads_is_known(name, write):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, f"{name}Config")
+    config = json.loads(kind().to_json_string(use_diff=False))
+    source = Path(inspect.getfile(kind)).with_name(f"modeling_{name.lower()}.py").read_text()
+    for key in re.findall(r"config\.([a-z]\w+)|getattr\(\s*[\w.]*config, \"(\w+)\"", source):
+        config.setdefault("".join(key), None)
+    config |= transformers.GenerationConfig._get_default_generation_params()
+    config |= dict.fromkeys(set(kind.attribute_map) - config.keys())
+    if name == "Mistral":
+        config["sliding_window"] = None
+    assert len(config) > 60
+    assert unread_keys(write(config), 512) == ""
+
+
+ENDS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": None}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
+    shape = preset(name)
+    longer = {} if name == "gpt2" else {"max_position_embeddings": 9 * shape.seq}
+    folder = write(config_of(shape) | ENDS | longer)
+    (folder / "generation_config.json").write_text('{"do_sample": true}')
+    begun = begun_in(folder)
+    assert begun.generation == {"do_sample": True}
+    config = config_of(replace(shape, seq=shape.seq // 2), begun=begun)
+    assert config | ENDS | longer == config
+    if name == "gpt2":
+        assert config["n_positions"] == 512, "as many learned positions as were trained"
+    else:
+        assert config_of(replace(shape, seq=10 * shape.seq), begun=begun)["max_position_embeddings"] == 10 * shape.seq
+    write({key: value for key, value in json.loads((folder / "config.json").read_text()).items() if key not in ENDS})
+    defaults = pytest.importorskip("transformers").AutoConfig.from_pretrained(str(folder))
+    (folder / "generation_config.json").write_text("[")
+    begun = begun_in(folder)
+    assert begun.generation is None
+    assert {key: begun.config[key] for key in ENDS} == {key: getattr(defaults, key) for key in ENDS}, "the class's"
+
+
+def test_a_window_beyond_the_trained_length_stays(write):
+    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for key in ("attention_bias", "mlp_bias"):
+        del mistral[key]
+    shape = replace(preset("mistral-7b"), seq=2048)
+    for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
+        assert config_of(shape, begun=begun_in(write(mistral | given)))["sliding_window"] == window
+    slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 7}
+    config = config_of(preset("qwen2.5-7b"), begun=begun_in(write(config_of(preset("qwen2.5-7b")) | slides)))
+    assert config | slides == config
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
+def test_a_damaged_file_is_refused(text, write):
+    with pytest.raises(ConfigError, match=r"config\.json: no (JSON|object)"):
+        read_config(write(text))
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere/config.json: No such file|nowhere: No such file"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_the_experiments_own_keys_are_laid_over_the_file(write):
+    shape = resolve_shape(Model(hf=str(write(LLAMA)), seq=512, layers=2))
+    assert shape == replace(preset("llama3.1-8b"), seq=512, layers=2)
+    with pytest.raises(ConfigError, match="both give the sizes"):
+        resolve_shape(Model(hf="x", preset="gpt2"))
+
+
+def test_shapes_without_a_class():
+    llama = preset("llama3.2-1b")
+    assert architecture_of(ModelShape(768, 12, 12)) == "GPT2LMHeadModel"
+    for changed in ({"mlp": "gelu"}, {"norm": "layernorm"}, {"qk_norm": True, "bias": "qkv"}):
+        assert architecture_of(replace(llama, **changed)) is None
+
+
+def test_model_takes_a_file_or_a_folder(write, tmp_path, monkeypatch):
+    folder = write(LLAMA)
+    monkeypatch.chdir(tmp_path)
+    words = ("--cluster", "a100-80g-8", "--gpus", "64", "--json")
+    for name in (str(folder), str(folder / "config.json"), "./config.json"):
+        found = json.loads(in_process("plan", "--model", name, *words).stdout)
+        assert found["model"]["kv_heads"] == 8, found["model"]
+        assert found["model"]["rope_scaling"]["factor"] == 8
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.toml").write_text('[model]\nhf = "../config.json"\nlayers = 4\n[engine]\nname = "fsdp"\n')
+    monkeypatch.chdir("/")
+    done = in_process("render", str(tmp_path / "mine" / "run.toml"), "--cluster", "a100-80g-8", "--gpus", "8")
+    assert done.code == 0, done.stderr
+    assert '"kv_heads": 8' in done.stdout
+    assert str(tmp_path) not in done.stdout
+    write("{")
+    for verb in ("plan", "render", "submit"):
+        refused = in_process(verb, "--model", str(folder), "--gpus", "8", "--cluster", "a100-80g-8")
+        assert (refused.code, refused.stdout) == (2, "")
+        assert "config.json: no JSON" in refused.stderr
+        assert "hint: " in refused.stderr

@@ -1,0 +1,158 @@
+"""Folders of weights: what is damaged, missing or of another model is refused by its headers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.weights.config import config_of
+from hpc_gpt.weights.folder import check_weights, read_folder
+from hpc_gpt.weights.names import stored_sizes
+from tests.cli.command import error_of, in_process
+
+LLAMA = ModelShape(
+    32, 2, 4, vocab=61, seq=16, kv_heads=2, ffn=40, mlp="swiglu", norm="rmsnorm", positions="rope", bias="none"
+)
+GPT2 = ModelShape(32, 2, 4, vocab=61, seq=16)
+
+
+def write_file(path: Path, sizes: Mapping[str, tuple[int, ...]], dtype: str = "F32") -> None:
+    """A safetensors file of zeros, written by the format's description."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": dtype, "shape": list(size), "data_offsets": [at, at + 4 * math.prod(size)]}
+        at += 4 * math.prod(size)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+
+
+def write_folder(folder: Path, shape: ModelShape, **changed: tuple[int, ...]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_of(shape)))
+    write_file(folder / "model.safetensors", stored_sizes(shape) | changed)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "weights", LLAMA)
+
+
+def refusal(folder: Path, shape: ModelShape = LLAMA) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_weights(read_folder(folder), shape)
+    assert refused.value.hint
+    return str(refused.value).replace(str(folder), "FOLDER")
+
+
+def test_a_folder_of_the_shape_is_taken(folder: Path, tmp_path: Path) -> None:
+    check_weights(read_folder(folder), LLAMA)
+    check_weights(read_folder(folder), replace(LLAMA, seq=2048))  # a rotation has no length
+    check_weights(read_folder(write_folder(tmp_path / "gpt2", GPT2)), GPT2)
+
+
+def test_older_files_lack_the_class_prefix_and_hold_buffers(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "gpt2", GPT2)
+    sizes = {name.removeprefix("transformer."): size for name, size in stored_sizes(GPT2).items()}
+    write_file(folder / "model.safetensors", sizes | {"h.0.attn.bias": (1, 1, 16, 16)})
+    found = read_folder(folder)
+    check_weights(found, GPT2)
+    assert found.stored["transformer.h.0.attn.c_attn.bias"] == "h.0.attn.c_attn.bias"
+
+
+def test_what_differs_is_counted_and_five_are_named(folder: Path) -> None:
+    wider = {name: (40, *size[1:]) for name, size in stored_sizes(LLAMA).items() if "layernorm" in name}
+    sizes = stored_sizes(LLAMA) | wider | {"model.layers.9.more": (3,)}
+    del sizes["model.norm.weight"]
+    write_file(folder / "model.safetensors", sizes)
+    lines = refusal(folder).splitlines()
+    assert lines[0] == "FOLDER has the weights of another model, in 6 points:"
+    assert lines[1:3] == ["model.norm.weight is not there",
+                          "model.layers.0.input_layernorm.weight is [40] there, [32] here"]  # fmt: skip
+    assert len(lines) == 7
+    assert lines[-1] == "and 1 more"
+
+
+def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
+    assert "rope_theta is 10000.0 there, 500000.0 here" in refusal(folder, replace(LLAMA, rope_theta=5e5))
+    assert "norm_eps is 1e-05 there, 1e-06 here" in refusal(folder, replace(LLAMA, norm_eps=1e-6))
+    assert "vocab is 61 there, 64 here" in refusal(folder, replace(LLAMA, vocab=64))
+
+
+def test_a_tied_file_may_have_the_head_only_if_it_is_the_embedding(folder: Path) -> None:
+    write_file(folder / "model.safetensors", stored_sizes(LLAMA) | {"lm_head.weight": (61, 32)})
+    check_weights(read_folder(folder), LLAMA)
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # the head is last
+    file.write_bytes(content)
+    assert "lm_head.weight is not the embedding" in refusal(folder)
+
+
+def test_a_damaged_file_is_refused_before_anything_is_read(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    sound = file.read_bytes()
+    for content, words in {
+        sound[:-1]: "cut off or damaged",
+        sound[:5]: "is damaged",
+        b"\xff" * 8 + sound[8:]: "is damaged",
+        sound[:8] + b"x" * 40 + sound[48:]: "is no JSON",
+    }.items():
+        file.write_bytes(content)
+        assert words in refusal(folder)
+    write_file(file, stored_sizes(LLAMA), dtype="I32")
+    assert "is of type I32" in refusal(folder)
+
+
+def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin, a pickle" in refusal(folder)
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "names model-00002-of-00002.safetensors, which is not there" in refusal(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a"}}')
+    assert "no index" in refusal(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    assert "has adapter_config.json: transformers adds" in refusal(folder)
+    with pytest.raises(ConfigError, match="no such folder here"):
+        read_folder(folder / "nowhere")
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(folder: Path) -> None:
+    weight_map = dict.fromkeys(stored_sizes(LLAMA), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    found = read_folder(folder)  # whose index names a file that is not there
+    assert {weight.file.name for weight in found.weights.values()} == {"model.safetensors"}
+    assert found.identity["index"] is None
+
+
+def test_a_shorter_sequence_takes_the_first_learned_positions(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "gpt2", GPT2)
+    check_weights(read_folder(folder), replace(GPT2, seq=8))
+    with pytest.raises(ConfigError, match=r"has 16 learned positions, but model\.seq is 32") as refused:
+        check_weights(read_folder(folder), replace(GPT2, seq=32))
+    assert refused.value.hint.startswith("use --seq 16 or less")
+    assert "transformer.wpe.weight is [16, 40] there, [16, 32] here" in refusal(
+        write_folder(tmp_path / "wider", GPT2, **{"transformer.wpe.weight": (16, 40)}), GPT2
+    )
+
+
+def test_a_folder_that_is_none_is_said_so_before_its_config_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for name, words in {"nowhere": "there is no such folder here", "mine.toml": "that is a file"}.items():
+        file.write_text(f'[train]\ninit = "{name}"\n')
+        with pytest.raises(ConfigError, match=f"train.init is .*/{name}, but {words}") as refused:
+            load_experiment(str(file))
+        assert "nothing is downloaded" in refused.value.hint
+        done = in_process("submit", "--set", f"train.init={name}", "--cluster", "local", cwd=tmp_path)
+        assert words in error_of(done)[0]
