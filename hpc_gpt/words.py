@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,6 +194,12 @@ def plain(text: str, instead: str = "?") -> str:
 def cut(text: str, most: int) -> str:
     """The text, or its first characters and an ellipsis if it has more than `most`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def clock(moment: float, now: float) -> str:
+    """A local time: `12:03`, with the date if that is not today."""
+    then, today = time.localtime(moment), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 @dataclass(frozen=True)

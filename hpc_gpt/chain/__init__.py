@@ -1,1 +1,1 @@
-"""The job chain of a run: whether it is retried, when, why and on which nodes; and the forecast of the whole chain."""
+"""The names by which job scripts start what is before and after an attempt: `ends` has the work."""

@@ -13,7 +13,6 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.columns import Column, column, grid
-from hpc_gpt.ends.run_state import clock
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
@@ -24,7 +23,7 @@ from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.watch.sweep_status import SweepStatus, by_sweep, fold
-from hpc_gpt.words import plain, show_duration, show_value
+from hpc_gpt.words import clock, plain, show_duration, show_value
 
 PLACE = 60
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.end_policy import End, cannot_continue
-from hpc_gpt.ends.exit_status import RankEnd, explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.ends.exit_status import explain_srun, is_lost_peer, read_rank_end
 from hpc_gpt.ends.failures import VAGUE, meaning
 from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.ends.run_state import is_lost_here, read_end
@@ -28,29 +28,25 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.room import free_room, has_no_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.stored import NODE
 from hpc_gpt.settings.resolved import Resolved
 
 # The line that job.sh reads begins with this.
 NEXT_MARK = "hpc-gpt-next"
-# srun's message if Slurm is busy or being restarted: no fault of the run.
-_BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
-# What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
-_KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
-_KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
+# What reads the first cause in the logs of an attempt: `readers.attempt_cause`, which the caller hands in.
+ReadCause = Callable[[Attempt], End]
 _EXIT = re.compile(r"exit code \d+")
-# A longer log is not read.
-_MOST_BYTES = 32 << 20
 # Megatron-LM's file with the step of its newest checkpoint.
 _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
 
-def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, cancelled: bool = False) -> End:
+def classify(
+    attempt: Attempt, slurm: str, words: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
+) -> End:
     """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
     `slurm` is the class and `words` the cause by what Slurm says of the job and its tasks; `unknown` if it says
-    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if neither
-    the trainer nor Slurm says more than `error`, or if it may name the node.
+    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. `read_cause` reads the log
+    if neither the trainer nor Slurm says more than `error`, or if it may name the node.
     """
     end = attempt.ended()
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
@@ -62,7 +58,7 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
     cause = end.get("cause") if own else words or end.get("cause")
     node = end.get("node")
     if ended in VAGUE or (meaning(ended).of_node and node is None):
-        found = _read_cause(attempt)
+        found = read_cause(attempt)
         if ended in VAGUE and meaning(found.ended).in_log:
             ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
         elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
@@ -91,30 +87,6 @@ def with_room(run: RunFolder, end: End) -> End:
     saved = newest_checkpoint(run, command)
     places = (run.path, saved.parent if saved else work_folder(run, command))
     return replace(end, cause=f"{end.cause} ({free_room(*places)})")
-
-
-def _read_cause(attempt: Attempt) -> End:
-    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`.
-
-    slurm-<job>.out is not read: it is about an earlier start of the job.
-    """
-    # Imported here: the readers load slowly, and at the time limit a job has only seconds.
-    from hpc_gpt.readers.causes import first_cause
-    from hpc_gpt.readers.logs.read_log import read_log
-
-    try:
-        readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
-        cause = first_cause([part for path in readable for part in read_log(path).parts], False)
-    except OSError:
-        return End("unknown")
-    if cause.failure is None or _BUSY.search(cause.words):
-        return End("unknown")
-    if cause.failure.echo:
-        killed = _KILLED_WORKER.match(cause.failure.words)
-        words = str(RankEnd(killed[1], cause.node, -int(killed[2]))) if killed else None
-        return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
-    node = cause.failed_node
-    return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)
 
 
 def conclude(

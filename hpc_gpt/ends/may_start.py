@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hpc_gpt.ends.decisions import (
     NEXT_MARK,
+    ReadCause,
     classify,
     conclude,
     forget_stop,
@@ -37,13 +38,14 @@ from hpc_gpt.ends.decisions import (
 from hpc_gpt.ends.end_policy import End, end_by_accounting
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.ends.judge import EndedAttempt, Verdict, budget_left
-from hpc_gpt.ends.state import REVOKED, slurm_has_ranks, slurm_is_leaving, slurm_state
+from hpc_gpt.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.errors import UserError
 from hpc_gpt.ports import free_port
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import REVOKED
 from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_words
 
@@ -77,7 +79,14 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
     return states
 
 
-def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, patient: bool = True) -> str:
+def may_start(
+    run: RunFolder,
+    attempt: Attempt,
+    slurm: SlurmStates,
+    now: float,
+    read_cause: ReadCause,
+    patient: bool = True,
+) -> str:
     """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read.
 
     `patient`: the script can ask again.
@@ -89,7 +98,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
         job_id = job_of(other)
         state = slurm.queue.get(job_id, "")
         if job_id == own:
-            _conclude_lost(run, other, resolved, slurm, now, again=True)
+            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=True)
         elif (
             slurm_is_leaving(state)
             or (slurm_has_ranks(state) and other.ended())  # its script is about to end
@@ -103,7 +112,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, 
             why = f"job {job_id} runs this run already, as attempt {other.number}"
             return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
         elif slurm_state(state) != "pending":
-            _conclude_lost(run, other, resolved, slurm, now, again=False)
+            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own, now)) is not None:
         if ended.ended == "done":
@@ -179,7 +188,13 @@ def _ended_before(
 
 
 def _conclude_lost(
-    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
+    run: RunFolder,
+    lost: Attempt,
+    resolved: Resolved,
+    slurm: SlurmStates,
+    now: float,
+    read_cause: ReadCause,
+    again: bool,
 ) -> None:
     """Conclude an attempt that was killed with its script. `again`: its job has started again."""
     job_id = job_of(lost)
@@ -191,7 +206,7 @@ def _conclude_lost(
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
         words, now = "hpc-gpt cancel", min(now, moment)
-    end = classify(lost, ended, words, again, moment is not None)
+    end = classify(lost, ended, words, read_cause, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
@@ -239,7 +254,7 @@ def _age_s(attempt: Attempt, now: float) -> float:
         return 0.0
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     folder, number, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
@@ -250,7 +265,9 @@ def main(arguments: Sequence[str]) -> int:
         if more and ids and not more[1]:
             answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
-            answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), not more or int(more[0]) > 1)
+            answer = may_start(
+                run, attempt, read_slurm(sys.stdin), time.time(), read_cause, not more or int(more[0]) > 1
+            )
             if more and answer.startswith(f"{NEXT_MARK} go "):
                 restart = attempt.started().get("restart") or 0
                 answer += f" {rendezvous_port(os.environ.get('SLURM_JOB_ID', ''), restart)}"
@@ -259,7 +276,3 @@ def main(arguments: Sequence[str]) -> int:
         print(f"not judged before it starts: {fault}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

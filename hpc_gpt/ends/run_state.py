@@ -18,7 +18,7 @@ from hpc_gpt.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.words import some
+from hpc_gpt.words import clock, some
 
 # A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0
@@ -366,12 +366,6 @@ def words_between(attempt: Attempt, now: float | None = None, why: bool = False)
     row = verdict.get("retries") or 0
     tail = f"; {ordinal(row)} failure in a row" if row > 1 else ""
     return ", ".join(words) + tail
-
-
-def clock(moment: float, now: float) -> str:
-    """A local time: `12:03`, with the date if that is not today."""
-    then, today = time.localtime(moment), time.localtime(now)
-    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def ordinal(number: int) -> str:

@@ -1,6 +1,7 @@
 """How an attempt of a job script ended, by its exit code, what it was asked, and what Slurm shows of the job.
 
-On this machine job.sh calls it: `python -m hpc_gpt.chain.script_end RUN ATTEMPT CODE`. Under Slurm `ends.what_next` does.
+On this machine job.sh calls it: `python -m hpc_gpt.chain.script_end RUN ATTEMPT CODE`. Under Slurm
+`ends.what_next` does.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpc_gpt.ends.decisions import ReadCause, classify, with_room
 from hpc_gpt.ends.end_policy import (
     STOP,
     End,
@@ -105,18 +106,12 @@ def end_left_over(run: RunFolder, attempt: Attempt) -> None:
         time.sleep(0.05)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     run = RunFolder(Path(arguments[0]))
     attempt, code = run.attempt(int(arguments[1])), int(arguments[2])
     end_script(run, attempt, code, "")
     end = attempt.ended()
     if not end and code:
-        from hpc_gpt.ends.decisions import classify, with_room
-
-        found = with_room(run, classify(attempt, "error", f"exit code {code}"))
+        found = with_room(run, classify(attempt, "error", f"exit code {code}", read_cause))
         attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -31,8 +31,6 @@ SLURM_STATES = {
     }.items()
     for state in states.split()
 }
-# The state of a federation's job that another of its clusters has started: nothing of the job's.
-REVOKED = "REVOKED"
 # The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
 SLURM_RUNS = ("RUNNING", "SIGNALING")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.decisions import NEXT_MARK, classify, conclude, forget_stop, job_of, other_jobs, with_room
+from hpc_gpt.ends.decisions import NEXT_MARK, ReadCause, classify, conclude, forget_stop, job_of, other_jobs, with_room
 from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
 from hpc_gpt.ends.failures import LONGEST_PAUSE_S
 from hpc_gpt.ends.script_end import end_script
@@ -36,7 +36,14 @@ from hpc_gpt.slurm.hosts import expand_hosts
 
 
 def decide_next(
-    run: RunFolder, attempt: Attempt, slurm: str, words: str, excluded: Sequence[str], put_back: bool, now: float
+    run: RunFolder,
+    attempt: Attempt,
+    slurm: str,
+    words: str,
+    excluded: Sequence[str],
+    put_back: bool,
+    now: float,
+    read_cause: ReadCause,
 ) -> str:
     """Classify and judge an attempt that has ended, write that down, and return the line for the script.
 
@@ -48,7 +55,7 @@ def decide_next(
         nodes = _exclusion(run, attempt, _left_out(found), excluded)
         return _script_line(found.get("go_on") is True, _pause_s(found), nodes, jobs)
     resolved = run.resolved()
-    end = with_room(run, classify(attempt, slurm, words, cancelled=run.is_cancelled(job_id)))
+    end = with_room(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
     for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
         hours = resolved.cluster.bad_node_hours
         bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
@@ -85,7 +92,7 @@ def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str])
     return f"{NEXT_MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{NEXT_MARK} stop 0 - {jobs}"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     folder, number, slurm, words, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
@@ -106,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         if slurm.isdecimal():
             slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
     try:
-        print(decide_next(run, attempt, slurm, words, nodes, put_back, time.time()) + code, flush=True)
+        print(decide_next(run, attempt, slurm, words, nodes, put_back, time.time(), read_cause) + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1
@@ -123,7 +130,3 @@ def _excluded(shown: str) -> list[str]:
     except ValueError:
         print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
         return []
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

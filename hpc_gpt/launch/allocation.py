@@ -9,14 +9,13 @@ import time
 from dataclasses import dataclass
 
 from hpc_gpt.ends.end_policy import shown_as
-from hpc_gpt.ends.run_state import clock
 from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.errors import ConfigError, SlurmUnreachable
-from hpc_gpt.launch.render import allocated_nodes
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import ask, gpus_in
+from hpc_gpt.slurm.directives import allocated_nodes
 from hpc_gpt.slurm.hosts import expand_hosts
-from hpc_gpt.words import counted, some
+from hpc_gpt.words import clock, counted, some
 
 _STEP = '"${here[@]}"'  # by which job.sh's step has its name and its nodes
 _NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=\d* GRES=(\S*)")

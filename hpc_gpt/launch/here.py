@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from hpc_gpt.errors import JobFailed, SlurmUnreachable, UserError
 from hpc_gpt.launch.allocation import AllocatedNode, Allocation, end_of
 from hpc_gpt.launch.local.controller import KILL_WAIT_S, locked, submission_line
-from hpc_gpt.launch.render import cpus_per_task
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import ask, job_python, submission_environment
+from hpc_gpt.slurm.directives import cpus_per_task
 from hpc_gpt.watch.control import ask_runs, end_of_wait
 from hpc_gpt.watch.logs import follow_logs
 from hpc_gpt.watch.status import read_status

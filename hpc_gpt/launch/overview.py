@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepare import Prepared
-from hpc_gpt.launch.render import script_directives
 from hpc_gpt.program.work_folder import describe_copy
 from hpc_gpt.runs.room import checkpoint_bytes, free_gib, room_needed_gib
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted, cut, show_bytes
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
+from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.prepare import Prepared, finish
 from hpc_gpt.launch.submission import Submitted, check_inputs, start_run
@@ -21,8 +22,8 @@ from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
     check_resumable,
-    check_unfinished,
     descend,
+    find_ancestors,
     newest_step,
     parent_of,
     resume_point,
@@ -32,10 +33,12 @@ from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
+from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import experiment_tables, experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.watch.status import read_own_status
+from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
@@ -64,6 +67,38 @@ def check_not_live(run: RunFolder) -> None:
     state = read_own_status(run).state
     if state in LIVE:
         raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+
+
+def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
+    """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
+    from it after step `reached`, has no further steps."""
+    before = run.resolved().train
+    if resolved is not None and resolved.train.steps > reached:
+        return
+    if resolved is not None and resolved.train.steps != before.steps:
+        raise ConfigError(
+            f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
+            "at once",
+            f"give more than {counted(reached, 'step')}",
+        )
+    last = done_by(run.attempts())
+    if last is None and resolved is None:
+        return
+    cause = last.ended().get("cause") if last is not None else None
+    trained = [each.ended().get("step") or 0 for each in run.attempts()]
+    by_steps = not cause or max(trained, default=0) >= before.steps
+    why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
+    if not before.steps:
+        raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
+    more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
+    if not by_steps:
+        more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
+        more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
+    hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
+    marked = any(newest_step(each) for each in (run, *find_ancestors(run)))
+    if not marked or not can_resume(run.resolved().engine):
+        hint = "it has no checkpoint to resume from: submit a new run that trains further"
+    raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
 
 def prepare_resumption(

@@ -16,12 +16,13 @@ from typing import Any
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
 from hpc_gpt.launch.prepare import Prepared
-from hpc_gpt.launch.render import array_script, directives_but_name
+from hpc_gpt.launch.render import array_script
 from hpc_gpt.launch.submission import Submitted, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.slurm.clients import largest_array
+from hpc_gpt.slurm.directives import directives_but_name
 from hpc_gpt.slurm.start_check import NeverStarts
 
 

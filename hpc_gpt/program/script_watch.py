@@ -285,7 +285,3 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the script is not followed: {fault}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

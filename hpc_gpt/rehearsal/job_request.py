@@ -11,8 +11,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.launch.render import script_directives
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.slurm.options import options_of, options_table
 from hpc_gpt.slurm.sbatch_words import LimitSignal, read_call, signal_of, sizes_of, split_directive
 

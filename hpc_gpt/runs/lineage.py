@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, raise_faults
 from hpc_gpt.runs.checkpoints import newest_sound, read_marker, stored_bytes
@@ -21,7 +20,6 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.command import refuse_command
-from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Job, key_rules
 from hpc_gpt.settings.experiment_file import OF_A_MODEL
 from hpc_gpt.settings.presets import preset
@@ -29,7 +27,7 @@ from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import check_tables
 from hpc_gpt.weights.config import read_config
-from hpc_gpt.words import and_more, counted
+from hpc_gpt.words import and_more
 
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
@@ -65,38 +63,6 @@ def check_resumable(resolved: Resolved) -> None:
             "run with it cannot resume",
             "submit a new run that needs one job only, or offloads to the host's memory",
         )
-
-
-def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
-    """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
-    from it after step `reached`, has no further steps."""
-    before = run.resolved().train
-    if resolved is not None and resolved.train.steps > reached:
-        return
-    if resolved is not None and resolved.train.steps != before.steps:
-        raise ConfigError(
-            f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
-            "at once",
-            f"give more than {counted(reached, 'step')}",
-        )
-    last = done_by(run.attempts())
-    if last is None and resolved is None:
-        return
-    cause = last.ended().get("cause") if last is not None else None
-    trained = [each.ended().get("step") or 0 for each in run.attempts()]
-    by_steps = not cause or max(trained, default=0) >= before.steps
-    why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
-    if not before.steps:
-        raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
-    more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
-    if not by_steps:
-        more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
-        more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
-    hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
-    marked = any(newest_step(each) for each in (run, *find_ancestors(run)))
-    if not marked or not can_resume(run.resolved().engine):
-        hint = "it has no checkpoint to resume from: submit a new run that trains further"
-    raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
 
 def find_ancestors(run: RunFolder) -> list[RunFolder]:

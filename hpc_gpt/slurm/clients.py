@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.ends.state import REVOKED
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.process import seconds_given
 from hpc_gpt.runs.run_folder import user_name
@@ -59,6 +58,8 @@ OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
     "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
     PATIENCE,
 }  # fmt: skip
+# The state of a federation's job that another of its clusters has started: nothing of the job's.
+REVOKED = "REVOKED"
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.ends.run_state import clock
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.launch.render import allocated_nodes, cpus_per_task, script_directives
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed, submission_environment
+from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task, script_directives
 from hpc_gpt.slurm.sbatch_words import chosen_clusters
-from hpc_gpt.words import counted, some
+from hpc_gpt.words import clock, counted, some
 
 # On a busy controller the answer may take long, as it simulates the queue.
 _ASK_S = 30.0

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import platform
 import re
@@ -44,15 +43,13 @@ from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, Seen, judge_he
 _TICK_S = 1.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
 _PERIOD_S = 1.0, 15.0
-# A flight record has the collectives that are not over, and so many of the last ones.
-_KEPT_COLLECTIVES = 20
 
 
 class Watchdog:
     """Writes the heartbeat of a rank, and calls `leave` with a message after a hang.
 
     `foreign_wait` is given if the rank is a foreign program: it returns (collective, place) as `find_wait` does. The
-    stacks of this process are not written then.
+    stacks of this process are not written then. `write_record` writes what the rank's library recorded.
     """
 
     def __init__(
@@ -63,12 +60,14 @@ class Watchdog:
         heart: Heartbeat,
         leave: Callable[[str], None],
         foreign_wait: Callable[[], tuple[str, str]] | None = None,
+        write_record: Callable[[], None] | None = None,
     ) -> None:
         self._attempt = attempt
         self._rank, self._size = rank, size
         self._heart = heart
         self._leave = leave
         self._foreign_wait = foreign_wait
+        self._write_record = write_record
         self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
         self._over = threading.Event()
         self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
@@ -167,9 +166,8 @@ class Watchdog:
                 file.write(head)
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
-        # On a thread of its own, because NCCL may be stuck.
-        record = (self._attempt, self._rank)
-        threading.Thread(target=write_flight_record, args=record, name="flight recorder", daemon=True).start()
+        if self._write_record is not None:  # on a thread of its own, because NCCL may be stuck
+            threading.Thread(target=self._write_record, name="flight recorder", daemon=True).start()
 
     def _watch_others(self, quiet_s: float) -> None:
         """Reads all heartbeats from time to time after this rank's turn has come, and ends the attempt on a verdict."""
@@ -267,29 +265,6 @@ def _collective(frame: Frame) -> str:
         return frame.function
     known = ((file, name) for (file, function), name in _WAITS.items() if function == frame.function)
     return next((name for file, name in known if frame.file.endswith(file)), "")
-
-
-def write_flight_record(attempt: Attempt, rank: int) -> None:
-    """Writes this rank's flight record if torch has one."""
-    # torch is loaded here: the rank of a foreign program has none, and never calls this.
-    from torch._C import _distributed_c10d as c10d
-
-    from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
-
-    folder = attempt.folder / "flight"
-    # A build without NCCL lacks its function.
-    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
-    if can_use(FLIGHT_RECORDER):
-        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
-    for dump in filter(None, dumps):
-        with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
-            record = json.loads(dump())
-            if entries := record.get("entries"):
-                open_ = [entry for entry in entries[:-_KEPT_COLLECTIVES] if not entry.get("retired")]
-                record["entries"] = open_ + entries[-_KEPT_COLLECTIVES:]
-                folder.mkdir(exist_ok=True)
-                (folder / f"{rank}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-                return
 
 
 def read_flight_records(attempt: Attempt) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import threading
@@ -20,11 +22,13 @@ from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.private_parts import set_group_timeout
+from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use, set_group_timeout
 
 T = TypeVar("T")
 _MEETING_S = 900
 _FAILED = "hpc-gpt/failed"
+# A flight record has the collectives that are not over, and so many of the last ones.
+_KEPT_COLLECTIVES = 20
 _IDENTITIES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
@@ -310,3 +314,23 @@ def _read_rendezvous(attempt: Attempt) -> tuple[str, str]:
         else:
             return host, port
     raise TimeoutError(f"rank 0 has ended, or not written {attempt.rendezvous} in {_MEETING_S} s")
+
+
+def write_flight_record(attempt: Attempt, rank: int) -> None:
+    """Writes this rank's flight record if torch has one."""
+    from torch._C import _distributed_c10d as c10d
+
+    folder = attempt.folder / "flight"
+    # A build without NCCL lacks its function.
+    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
+    if can_use(FLIGHT_RECORDER):
+        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
+    for dump in filter(None, dumps):
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
+            record = json.loads(dump())
+            if entries := record.get("entries"):
+                open_ = [entry for entry in entries[:-_KEPT_COLLECTIVES] if not entry.get("retired")]
+                record["entries"] = open_ + entries[-_KEPT_COLLECTIVES:]
+                folder.mkdir(exist_ok=True)
+                (folder / f"{rank}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+                return

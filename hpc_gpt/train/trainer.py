@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -32,7 +33,7 @@ from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
-from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
+from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave, write_flight_record
 
 # A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0
@@ -65,7 +66,9 @@ class Trainer:
                 "start one task for each GPU of the layout",
             )
         heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
-        Watchdog(self._attempt, self._identity.rank, self._identity.size, heart, self._leave_hanging).start()
+        rank, size = self._identity.rank, self._identity.size
+        record = functools.partial(write_flight_record, self._attempt, rank)
+        Watchdog(self._attempt, rank, size, heart, self._leave_hanging, write_record=record).start()
         device = choose_device(self._identity, resolved)
         _share_cores(device, resolved)
         self.ranks = ranks = Ranks(self._identity, device, self._attempt, heart.patience_s)

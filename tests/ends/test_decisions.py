@@ -19,6 +19,7 @@ from hpc_gpt.ends.script_end import end_script
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.local import by_hand
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch import status
@@ -59,7 +60,8 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
 def after(
     run: RunFolder, attempt: Attempt, slurm: str = "error", words: str = "n3: task 0: Killed", **more: Any
 ) -> list[str]:
-    line = decide_next(run, attempt, slurm, words, more.get("excluded", []), more.get("put_back", False), NOW)
+    excluded, put_back = more.get("excluded", []), more.get("put_back", False)
+    line = decide_next(run, attempt, slurm, words, excluded, put_back, NOW, read_cause)
     mark, *parts = line.split()
     assert mark == "hpc-gpt-next"
     assert len(parts) == 4
@@ -67,7 +69,7 @@ def after(
 
 
 def before(run: RunFolder, attempt: Attempt, *words: str, now: float = NOW) -> list[str]:
-    return may_start(run, attempt, read_slurm(words), now).split()[1:]
+    return may_start(run, attempt, read_slurm(words), now, read_cause).split()[1:]
 
 
 def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
@@ -476,7 +478,7 @@ def test_a_job_takes_the_lock_of_its_run_unless_another_one_has_it(monkeypatch, 
     run = slurm_run()
     attempt = start(run)
     lock.take(run, lock.job_holder("6"))
-    ask_to_start([str(run.path), "1", "40", ""])
+    ask_to_start([str(run.path), "1", "40", ""], read_cause)
     assert capsys.readouterr().out == "hpc-gpt-next ask 6\n"
     assert before(run, attempt, "squeue 6 RUNNING", "squeue 7 RUNNING") == ["stop", "1", "-"]
     assert attempt.ended()["cause"] == "job 6 runs this run already"

@@ -31,6 +31,7 @@ from hpc_gpt.ends.state import (
     state_of,
 )
 from hpc_gpt.process import start_time
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.watch import status
@@ -139,7 +140,7 @@ def test_the_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFold
             slurm_says({JOB: slurm})
             before = asked_of_status(made)
             later = add_attempt(made, [], None, job_id="8", started=time.time())
-            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
+            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time(), read_cause)
             for path in later.folder.iterdir():
                 path.unlink()
             later.folder.rmdir()

@@ -17,6 +17,7 @@ from hpc_gpt.ends.end_policy import end_by_script
 from hpc_gpt.ends.exit_status import explain_srun
 from hpc_gpt.ends.run_state import read_run_state, words_between
 from hpc_gpt.launch.render import render_script
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -259,13 +260,16 @@ def test_real_python_answers_the_script_and_those_of_earlier_versions(end, capsy
     assert (verdict["attempt_ended"], verdict["cause"]) == ("walltime", "the time limit ended it, exit code 1")
     attempt = left.run.new_attempt()
     (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
-    assert after.main([str(left.run.path), "2", "node_failure", "a node of the job died, exit code 1", "n9,"]) == 0
+    assert (
+        after.main([str(left.run.path), "2", "node_failure", "a node of the job died, exit code 1", "n9,"], read_cause)
+        == 0
+    )
     assert capsys.readouterr().out == "hpc-gpt-next again 30 - -\n"
     assert attempt.verdict()["attempt_ended"] == "node_failure"
     attempt = left.run.new_attempt()
     (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
     message = "n3: task 1: Exited with exit code 7"
-    assert after.main([str(left.run.path), "3", "7", message, "-", PUT_BACK, "put-back"]) == 0
+    assert after.main([str(left.run.path), "3", "7", message, "-", PUT_BACK, "put-back"], read_cause) == 0
     assert attempt.verdict()["cause"] == "put back to the queue by Slurm or by hand"
 
 

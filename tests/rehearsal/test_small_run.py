@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.render import sbatch_directives
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS
 from hpc_gpt.rehearsal.small_run import Missing, SmallRun, check_data, make_small
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
@@ -14,6 +13,7 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.directives import sbatch_directives
 
 
 def real(profile: ClusterProfile | None = None, **overrides: object) -> Resolved:

@@ -1,0 +1,42 @@
+"""The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`)."""
+
+from __future__ import annotations
+
+import re
+
+from hpc_gpt.ends.end_policy import End
+from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.runs.stored import NODE
+
+# srun's message if Slurm is busy or being restarted: no fault of the run.
+_BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
+# What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
+_KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
+_KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
+# A longer log is not read.
+_MOST_BYTES = 32 << 20
+
+
+def read_cause(attempt: Attempt) -> End:
+    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`.
+
+    slurm-<job>.out is not read: it is about an earlier start of the job.
+    """
+    # Imported here: the readers load slowly, and at the time limit a job has only seconds.
+    from hpc_gpt.readers.causes import first_cause
+    from hpc_gpt.readers.logs.read_log import read_log
+
+    try:
+        readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
+        cause = first_cause([part for path in readable for part in read_log(path).parts], False)
+    except OSError:
+        return End("unknown")
+    if cause.failure is None or _BUSY.search(cause.words):
+        return End("unknown")
+    if cause.failure.echo:
+        killed = _KILLED_WORKER.match(cause.failure.words)
+        words = str(RankEnd(killed[1], cause.node, -int(killed[2]))) if killed else None
+        return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
+    node = cause.failed_node
+    return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)

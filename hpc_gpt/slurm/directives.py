@@ -1,0 +1,200 @@
+"""The `#SBATCH` lines of a job: the text of each, the faults of what they are to carry, and those of a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from hpc_gpt.errors import ConfigError, raise_faults
+from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.options import OF_JOB, options_of
+
+_FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# {flag that the script sets itself: the key that decides it, None if no key does}.
+_OWNED_SBATCH = {
+    **{option: f"job.{key}" for key, option in OF_JOB.items()},
+    "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
+    **dict.fromkeys(("gres", "gpus-per-node"), "the profile's gpu_flag and gpu_type"), "signal": "job.signal_lead_s",
+    **dict.fromkeys(("requeue", "no-requeue"), "the profile's chain"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus-per-task", "output", "error", "open-mode", "export", "wrap",
+                     "array", "wait", "parsable", "quiet", "test-only")),
+}  # fmt: skip
+_OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
+# {flag without such a key: why it cannot be added}.
+_WHY = {
+    "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
+    **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
+    "export": "the ranks need the whole environment of the job",
+}  # fmt: skip
+# Directives after those of the size.
+_LATER = ("mem", "time")
+_MARK = "#SBATCH "
+JOB_NAME = "--job-name="
+
+
+def check_job(resolved: Resolved) -> None:
+    """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot carry."""
+    faults = [*_text_faults(resolved), *_flag_faults(resolved), *_environment_faults(resolved)]
+    try:
+        limit = limit_s(resolved.job.time)
+    except ConfigError as fault:
+        faults.append(str(fault))
+    else:
+        lead = resolved.job.signal_lead_s
+        if lead is not None and lead < 1:
+            faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
+        elif limit is not None and lead is not None and lead >= limit:
+            faults.append(
+                f"job.signal_lead_s {lead} s leaves no time of job.time {resolved.job.time} ({limit} s): "
+                "the job would save and go back to the queue at once"
+            )
+    spares = resolved.job.spare_nodes or 0
+    if spares < 0:
+        faults.append(f"job.spare_nodes is {spares}, but must not be negative")
+    elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, and only it finds a node to replace")
+    cpus = resolved.job.cpus_per_task
+    if cpus is not None and cpus < 1:
+        faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
+    raise_faults(dict.fromkeys(faults, "change the key in the experiment, the cluster profile or with --set"))
+
+
+def sbatch_directives(resolved: Resolved) -> list[str]:
+    """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
+    job, profile = resolved.job, resolved.cluster
+    lines: list[str] = []
+    texts = {key: f"--{option}={quote_directive(value)}" for key, option in OF_JOB.items()
+             if (value := getattr(job, key)) is not None}  # fmt: skip
+    lines += [text for key, text in texts.items() if key not in _LATER]
+    lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
+    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+    if profile.gpu_flag == "gres":
+        lines.append("--gres=" + quote_directive(f"gpu:{kind}{resolved.ranks_per_node}"))
+    elif profile.gpu_flag == "gpus-per-node":
+        lines.append("--gpus-per-node=" + quote_directive(f"{kind}{resolved.ranks_per_node}"))
+    cpus = cpus_per_task(resolved)
+    if cpus is not None:
+        lines.append(f"--cpus-per-task={cpus}")
+    lines += [text for key, text in texts.items() if key in _LATER]
+    if job.exclusive:
+        lines.append("--exclusive")
+    lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
+    # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
+    if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
+        lines.append(f"--signal=USR2@{job.signal_lead_s}")
+    # Not in the run folder: it may not exist yet, and a job whose output cannot be opened dies without a message.
+    lines.append("--output=%x-%j.out")
+    lines += [quote_directive(flag) for flag in job.sbatch]
+    return lines
+
+
+def allocated_nodes(resolved: Resolved) -> int:
+    """The nodes to request: those of the layout and the spare ones."""
+    return resolved.nodes + (resolved.job.spare_nodes or 0)
+
+
+def quote_directive(text: str) -> str:
+    """A value of a directive. sbatch reads quotes as a shell does, but removes a backslash even between them."""
+    return shlex.quote(text.replace("\\", "\\\\"))
+
+
+def cpus_per_task(resolved: Resolved) -> int | None:
+    """The CPUs of a rank: as requested, else a GPU's share of the node, else None."""
+    if resolved.job.cpus_per_task is not None:
+        return resolved.job.cpus_per_task
+    if resolved.cluster.cpus_per_node is None:
+        return None
+    return max(1, resolved.cluster.cpus_per_node // resolved.cluster.gpus_per_node)
+
+
+def _text_faults(resolved: Resolved) -> Iterator[str]:
+    job, profile = resolved.job, resolved.cluster
+    texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in OF_JOB}
+    texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
+    texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
+    where = f"cluster profile {profile.name}"
+    texts |= {f"{where}: {name}": getattr(profile, name) for name in ("gpu_type", "venv", "python", "node_suffix")}
+    texts |= {f"{where}: modules[{i}]": module for i, module in enumerate(profile.modules)}
+    if profile.container is not None:
+        texts[f"{where}: container.image"] = profile.container.image
+        texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
+    for key, text in texts.items():
+        if text is None:
+            continue
+        if bad := _control_character(text):
+            yield f"{key} holds {bad}, which a line of the script cannot carry: {text!r}"
+        elif text == "" and key not in (f"{where}: node_suffix", "job.comment"):
+            yield f"{key} is empty; leave it out instead"
+    if job.name and (bad_chars := sorted(set(job.name) & set("%\\/"))):
+        yield (
+            f"job.name {job.name!r} holds {' and '.join(bad_chars)}, which the output's name %x-%j.out cannot carry "
+            "(job.name is the experiment's name unless set)"
+        )
+    if profile.container is not None and profile.scheduler == "local":
+        yield f"{where} is this machine, where ranks run without a container"
+    if profile.container is not None and profile.container.kind == "pyxis":
+        for i, mount in enumerate(profile.container.mounts):
+            if "," in mount:
+                yield f"{where}: container.mounts[{i}] {mount!r} holds a comma, which separates mounts in pyxis"
+
+
+def _control_character(text: str) -> str:
+    """A description of the first character that no directive can carry; empty without one."""
+    for char in text:
+        if char == "\n":
+            return "a newline"
+        if char == "\0":
+            return "a NUL"
+        if ord(char) < 32 or ord(char) == 127:
+            return f"the control character {char!r}"
+        if 0xD800 <= ord(char) <= 0xDFFF:
+            return "bytes that are no UTF-8"
+    return ""
+
+
+def _flag_faults(resolved: Resolved) -> Iterator[str]:
+    tables = (("sbatch", resolved.job.sbatch, _OWNED_SBATCH), ("srun", resolved.job.srun, _OWNED_SRUN))
+    for table, flags, owned in tables:
+        letters = options_of(table).letters
+        for i, flag in enumerate(flags):
+            key = f"job.{table}[{i}]"
+            if not _FLAG.fullmatch(flag):
+                yield f"{key} {flag!r} is no flag of {table}: one --name or --name=value each"
+                continue
+            name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
+            if name in owned:
+                instead = owned[name]
+                why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
+                yield f"{key} {flag!r} is not for you to add: {why}"
+
+
+def _environment_faults(resolved: Resolved) -> Iterator[str]:
+    for name, value in resolved.cluster.environment.items():
+        where = f"cluster profile {resolved.cluster.name}: environment.{name}"
+        if not _NAME.fullmatch(name):
+            yield f"{where!r} is no name of a variable"
+        elif "\0" in value:
+            yield f"{where} holds a NUL, which no variable can carry"
+
+
+def script_directives(script: str) -> list[str]:
+    """The directives of a script: the text after `#SBATCH`, up to the first command, at which sbatch stops reading.
+
+    >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n\\n# more\\ntrue\\n#SBATCH --nodes=3\\n")
+    ['--nodes=2']
+    """
+    found = []
+    for line in script.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith(_MARK):
+            found.append(line.removeprefix(_MARK))
+    return found
+
+
+def directives_but_name(script: str) -> list[str]:
+    """The directives without the job's name; scripts in which they are equal can be one array."""
+    return [line for line in script_directives(script) if not line.startswith(JOB_NAME)]
