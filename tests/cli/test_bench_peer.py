@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from hpc_gpt.bench import measurement
+from hpc_gpt.bench import bench_run
 from tests.bench.test_measurement import good
 from tests.cli.command import error_of, in_process
 from tests.conftest import REPOSITORY
@@ -31,12 +31,8 @@ def python(program):
 
 
 def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    ours = measurement._measure_run
-    monkeypatch.setattr(
-        measurement,
-        "_measure_run",
-        lambda run, *rest: ours(run, *rest) if run.resolved.command else good(0.05),
-    )
+    ours = bench_run.measure
+    monkeypatch.setattr(bench_run, "measure", lambda cell, *rest: ours(cell, *rest) if cell.is_peer else good(0.05))
     words = [
         *("--peer", f"nano={python(NANOGPT)}"),
         *("--peer", f"broken={python('import os; raise ValueError(os.environ[chr(72) + chr(70)])')}"),
