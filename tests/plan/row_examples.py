@@ -31,43 +31,6 @@ PLAIN: dict[str, Any] = {
     "fits": True,
     "noisy": False,
 }
-# Every field that README of the planner names, and some that none does.
-FIELDS = (
-    *PLAIN,
-    "kv_heads",
-    "ffn",
-    "swiglu",
-    "untied",
-    "cp",
-    "vp",
-    "ep",
-    "moe",
-    "sequence_parallel",
-    "schedule",
-    "flash_attention",
-    "sharding",
-    "stack",
-    "distributed_optimizer",
-    "optimizer",
-    "partition",
-    "options",
-    "parallelism",
-    "grad_accum",
-    "fsdp",
-    "local_bs",
-    "batch_per_dp",
-    "tokens_per_batch",
-    "samples_per_sec",
-    "tflops_per_gpu",
-    "tflops_kind",
-    "tokens_per_sec_per_gpu",
-    "mfu",
-    "memory_by_stage_gib",
-    "oom",
-    "offload",
-    "engine",
-    "no_such_field",
-)
 
 
 def row(**fields: Any) -> dict[str, Any]:

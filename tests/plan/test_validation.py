@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.plan.published.files import rows_of
 from tests.plan.published.validation import Predicted, as_table, choosing, predict_rows, predicted_only, score
 from tests.plan.row_examples import row
-from tests.plan.test_rows import FIELDS, HOSTILE
 
 DATA_SHEETS = choosing(())
-KEYS = [
-    "id",
-    "source",
-    "step_s",
-    "published_step_s",
-    "memory_gib",
-    "memory_kind",
-    "published_memory_gib",
-    "fits",
-    "published_fits",
-    "layout",
-    "left_out",
-]
+KEYS = (
+    "id source step_s published_step_s memory_gib memory_kind published_memory_gib fits published_fits layout left_out"
+)
 
 
 def predict(*rows):
@@ -41,7 +26,7 @@ def one(**fields) -> Predicted:
 
 def test_keys_are_the_same_for_every_row():
     tables = [as_table(entry) for entry in predict(row(), row(moe=True), row(hidden=None), 3)]
-    assert all(list(table)[: len(KEYS)] == KEYS for table in tables)
+    assert all(" ".join(table).startswith(KEYS) for table in tables)
     assert len({tuple(table) for table in tables}) == 1
     assert [bool(table["left_out"]) for table in tables] == [False, True, True, True]
     assert tables[0]["layout"] == "tp4-pp4-dp4"
@@ -68,29 +53,29 @@ def test_memory_by_stage_is_compared_with_the_same_stage():
     assert listed[0]["reserved_gib"] == stages[1].reserved
 
 
-@pytest.mark.parametrize(
-    ("fields", "seconds"),
-    [
-        ({}, 9.0),
-        ({"sec_per_iter": None, "tokens_per_sec_per_gpu": 1000.0}, 256 * 2048 / (1000 * 64)),
-        ({"sec_per_iter": None, "samples_per_sec": 32.0}, 8.0),
-        # Narayanan's eq. 3 by hand: 96 B s L h^2 (1 + s/6h + V/16Lh) / (n T 1e12)
-        (
-            {"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "hardware, eq.3 (factor 96)"},
-            96 * 256 * 2048 * 32 * 4096**2 * (1 + 2048 / (6 * 4096) + 50688 / (16 * 32 * 4096)) / (64 * 100e12),
-        ),
-        (
-            {"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "hardware, 8*12*l*h^2 estimate (~3% low)"},
-            96 * 256 * 2048 * 32 * 4096**2 / (64 * 100e12),
-        ),
-        ({"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "of their own"}, None),
-        ({"sec_per_iter": None, "tflops_per_gpu": 100}, None),
-        ({"sec_per_iter": None}, None),
-    ],
-)
-def test_published_seconds(fields, seconds):
-    found = one(**fields).row.published.step_s
-    assert found == (pytest.approx(seconds, rel=1e-12) if seconds else None)
+SECONDS = [
+    ({}, 9.0),
+    ({"sec_per_iter": None, "tokens_per_sec_per_gpu": 1000.0}, 256 * 2048 / (1000 * 64)),
+    ({"sec_per_iter": None, "samples_per_sec": 32.0}, 8.0),
+    # Narayanan's eq. 3 by hand: 96 B s L h^2 (1 + s/6h + V/16Lh) / (n T 1e12)
+    (
+        {"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "hardware, eq.3 (factor 96)"},
+        96 * 256 * 2048 * 32 * 4096**2 * (1 + 2048 / (6 * 4096) + 50688 / (16 * 32 * 4096)) / (64 * 100e12),
+    ),
+    (
+        {"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "hardware, 8*12*l*h^2 estimate (~3% low)"},
+        96 * 256 * 2048 * 32 * 4096**2 / (64 * 100e12),
+    ),
+    ({"sec_per_iter": None, "tflops_per_gpu": 100, "tflops_kind": "of their own"}, None),
+    ({"sec_per_iter": None, "tflops_per_gpu": 100}, None),
+    ({"sec_per_iter": None}, None),
+]
+
+
+def test_published_seconds():
+    for fields, seconds in SECONDS:
+        found = one(**fields).row.published.step_s
+        assert found == (pytest.approx(seconds, rel=1e-12) if seconds else None), fields
 
 
 def test_published_seconds_by_the_models_flops_and_its_share():
@@ -167,47 +152,3 @@ def test_the_pick_is_judged_in_groups_that_differ_by_layout_alone():
     assert pick.picked == ("fast" if fast_first else "slow")
     assert pick.best == "fast"
     assert pick.slower == pytest.approx(0.0 if fast_first else 0.2)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_no_value_of_any_field_puts_a_nan_into_the_output(field):
-    entries = predict(*({**row(), field: value} for value in HOSTILE))
-    json.dumps([as_table(entry) for entry in entries], allow_nan=False)
-    json.dumps(score(predicted_only(entries)).to_tables(), allow_nan=False)
-
-
-@given(
-    split=st.tuples(st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 16]), st.sampled_from([1, 6, 512])),
-    shape=st.tuples(
-        st.sampled_from([1, 8, 64, 100]), st.sampled_from([16, 33, 200]), st.sampled_from([1, 2048, 10**6])
-    ),
-    batch=st.tuples(st.sampled_from([1, 7, 4096]), st.sampled_from([1, 5, 10_000])),
-    fields=st.fixed_dictionaries(
-        {
-            "device": st.sampled_from(["v100-16g", "a100-80g", "gb300"]),
-            "dtype": st.sampled_from(["fp16", "bf16", "fp32", None]),
-            "recompute": st.sampled_from(["none", "selective", "full", None]),
-            "zero_stage": st.sampled_from([0, 1, 3, None]),
-            "stack": st.sampled_from([None, "Megatron-LM", "Megatron-DeepSpeed", "HF + DeepSpeed"]),
-            "sharding": st.sampled_from([None, None, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]),
-            "vp": st.sampled_from([None, 1, 2]),
-            "fabric": st.sampled_from(["nvlink", "ethernet 1x1G", "infiniband 8x200G"]),
-            "options": st.sampled_from([None, "torch.compile", {"Par Offl": "Y"}, {"Opt Offl": "Y"}]),
-            "kv_heads": st.sampled_from([None, 1]),
-            "swiglu": st.sampled_from([None, True]),
-        }
-    ),
-)
-def test_any_layout_of_any_stack_is_predicted_with_sound_figures_or_left_out(split, shape, batch, fields):
-    (tp, pp, dp), (head, layers, seq), (micro, passes) = split, shape, batch
-    layout = {"tp": tp, "pp": pp, "dp": dp, "gpus": tp * pp * dp, "micro_bs": micro, "global_bs": micro * passes * dp}
-    (entry,) = predict(row(**layout, heads=16, hidden=16 * head, layers=layers, seq=seq, **fields))
-    json.dumps(as_table(entry), allow_nan=False)
-    if isinstance(entry, Predicted):
-        assert entry.step.step_s > 0
-        assert min(vars(entry.step).values()) >= 0
-        for stage in entry.memory.stages:
-            assert min(value for value in vars(stage).values() if isinstance(value, float)) >= 0
-            assert stage.allocated <= stage.reserved <= stage.nvidia_smi
-    else:
-        assert "cannot be predicted" not in entry.reason

@@ -58,12 +58,10 @@ def rows_of(content: object, where: str) -> Rows:
 
 
 def _content(path: Path) -> object:
-    """A file's JSON. ConfigError if it cannot be read. A number of 400 digits or more becomes infinite, so that only
-    its row is refused."""
+    """A file's JSON. ConfigError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", "give a file of rows that can be read") from None
-    except (ValueError, RecursionError) as fault:
+    except ValueError as fault:
         raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _ROWS_HINT) from None

@@ -84,12 +84,9 @@ def _predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicte
     try:
         memory = predict_memory(row.training, row.machine)
         step = predict_step(row.training, row.machine, constants)
-        predicted = Predicted(row, step, memory, fits_in_memory(memory, row.machine), name)
-        if not (math.isfinite(step.step_s) and math.isfinite(predicted.memory_gib)):
-            raise ValueError("the prediction is not finite")
-    except (UserError, ArithmeticError, ValueError) as fault:
+    except UserError as fault:
         return LeftOut(row.id, row.source, row.cluster, f"cannot be predicted: {' '.join(str(fault).split())[:200]}")
-    return predicted
+    return Predicted(row, step, memory, fits_in_memory(memory, row.machine), name)
 
 
 def predicted_only(entries: Iterable[Predicted | LeftOut]) -> list[Predicted]:
