@@ -1,8 +1,9 @@
 """What is read from lines as programs print them: every figure, fact and failure, and no other.
 
 A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>> NAME` begins another file) and below
-them all that is read from them, to be read in review. In `causes.txt` that is the first cause over the block's files;
-`>>>` says that all planned steps were trained.
+them all that is read from them, to be read in review. `>1..20 ` is a line for each n, with `{n*16:12d}` for figures
+that grow with it, and `>dump ` Megatron's dump of arguments with some changed (made_logs.py). In `causes.txt` it is the
+first cause over the block's files, `>>>` if all planned steps were trained; in `records.txt` the record of each run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
@@ -20,19 +21,28 @@ import pytest
 
 from hpc_gpt.readers.causes import Cause, first_cause, one_a_line
 from hpc_gpt.readers.logs import Fact, Failure, Part
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.draft import asked_at
+from hpc_gpt.readers.runs.foreign_run import read_foreign
+from hpc_gpt.readers.runs.grouping import group_logs
 from hpc_gpt.settings.cluster import device_named
+from tests.readers.made_logs import dump
 from tests.readers.reading import read_lines
 
 # Control characters, as the files have them.
 ESCAPED = {r"\e": "\x1b", r"\r": "\r", r"\a": "\a", r"\x85": "\x85"}
+# A line for each n, and a figure in it that grows with n.
+MANY = re.compile(r">(\d+)\.\.(\d+) .*")
+GROWING = re.compile(r"\{(n[^{}:]*)(?::([^{}]*))?\}")
 CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
+# Of a record: what is shown on lines of its own, or is another module's.
+APART = ("schema", "run", "name", "settings", "sources", "flags", "versions", "attempts", "tokens_total")
 FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_all_that_is_read(file: Path, request: pytest.FixtureRequest) -> None:
-    said = causes if file.stem == "causes" else facts_and_figures
+    said = {"causes": causes, "records": records}.get(file.stem, facts_and_figures)
     found = []
     for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
         given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
@@ -52,8 +62,19 @@ def logs_of(given: list[str]) -> dict[str, list[str]]:
         if line.startswith(">> "):
             name = line.removeprefix(">> ")
         elif line.startswith(">") and line != ">>>":
-            logs.setdefault(name, []).append(CONTROL.sub(lambda each: str(ESCAPED[each[0]]), line[2:]))
+            logs.setdefault(name, []).extend(lines_of(line))
     return logs
+
+
+def lines_of(line: str) -> Iterator[str]:
+    """The lines of a log that a line of a block is for."""
+    if line.startswith(">dump"):
+        changed = dict(pair.split("=") for pair in line.split()[1:])
+        yield from dump(**{key: None if text == "None" else text for key, text in changed.items()})
+        return
+    repeated, text = MANY.fullmatch(line), CONTROL.sub(lambda each: ESCAPED[each[0]], line.partition(" ")[2])
+    for n in range(int(repeated[1]), int(repeated[2]) + 1) if repeated else [0]:
+        yield GROWING.sub(lambda each, n=n: format(eval(each[1], {"n": n}), each[2] or ""), text) if repeated else text
 
 
 def causes(given: list[str]) -> list[str]:
@@ -66,6 +87,27 @@ def facts_and_figures(given: list[str]) -> list[str]:
     if said == [[]]:
         return ["nothing"]
     return [line for at, lines in enumerate(said) for line in ([f"part {at + 1}:"] if len(said) > 1 else []) + lines]
+
+
+def records(given: list[str]) -> list[str]:
+    runs = group_logs([(Path(name), read_lines(name, lines)) for name, lines in logs_of(given).items()])
+    return [line for at, run in enumerate(runs) for line in said_record(read_foreign(run, f"run {at + 1}"))]
+
+
+def said_record(read: RunRead) -> Iterator[str]:
+    """What a record has but for its settings, and where it is from if no line says it."""
+    tables = read.record.to_tables()
+    known = {key: value for key, value in tables.items() if value not in (None, [], {}) and key not in APART}
+    yield f"{read.record.run}: " + pairs(known)
+    if len(read.steps):
+        steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
+        yield f"{len(read.steps)} lines of steps, of which {counted} count and {steady} are steady"
+    for attempt in read.record.attempts[:-1]:
+        yield "an attempt before: " + pairs({key: value for key, value in attempt.items() if value is not None})
+    for key, source in read.record.sources.items():
+        if key in ("step_s", "gpus") or (source.startswith("inferred") and key not in ("name", "gpu_hours")):
+            yield f"{key} is {source}" if source.startswith("inferred") else f"{key} is from {source}"
+    yield from (f"flag: {flag}" for flag in read.record.flags)
 
 
 def said_cause(cause: Cause) -> list[str]:
@@ -147,6 +189,8 @@ def plain(value: Any) -> str:
     """A figure to nine digits, a whole one without its point."""
     if isinstance(value, str):
         return repr(value) if " " in value else value
+    if isinstance(value, list):
+        return ",".join(map(plain, value))
     if value is None or isinstance(value, bool):
         return str(value)
     whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
