@@ -31,12 +31,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
     """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped."""
-    return [found for line in _lines(path, last_bytes, first_bytes) if (found := _json_object(line)) is not None]
+    return [found for line in _lines(path, last_bytes, first_bytes) if (found := json_object(line)) is not None]
 
 
 def last_json_line(path: Path, last_bytes: int) -> dict[str, Any]:
     """The last JSON object in the last bytes of such a file; empty if there is none."""
-    objects = map(_json_object, reversed(_lines(path, last_bytes)))
+    objects = map(json_object, reversed(_lines(path, last_bytes)))
     return next((found for found in objects if found is not None), {})
 
 
@@ -52,7 +52,8 @@ def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> 
         return []
 
 
-def _json_object(line: str) -> dict[str, Any] | None:
+def json_object(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it has none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

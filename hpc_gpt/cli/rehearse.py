@@ -14,7 +14,7 @@ import click
 
 from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
-from hpc_gpt.errors import ConfigError, JobFailed
+from hpc_gpt.errors import ConfigError, JobFailed, OsErrorAs
 from hpc_gpt.launch.forecast import Forecast
 from hpc_gpt.launch.prepare import Prepared, prepare
 from hpc_gpt.launch.render import render_script
@@ -62,12 +62,10 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
-        try:
+        with OsErrorAs(ConfigError, f"--keep {keep}", "name a folder that you can write"):
             keep.mkdir(parents=True, exist_ok=True)
             if any(keep.iterdir()):
                 raise ConfigError(f"--keep {keep}: that folder is not empty", "name a new one")
-        except OSError as fault:
-            raise ConfigError(f"--keep {keep}: {fault.strerror}", "name a folder that you can write") from None
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()

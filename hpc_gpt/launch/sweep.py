@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import array_script
@@ -142,12 +142,10 @@ def link_runs(
     """Make the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
     Raises RunFolderError."""
     folder = sweep.folder / str(number)
-    try:
+    with OsErrorAs(RunFolderError, f"cannot link runs in {folder}", "is the disk full?"):
         folder.mkdir()
         for index, run in zip(names or range(len(runs)), runs, strict=True):
             (folder / str(index)).symlink_to(os.path.relpath(run.path, folder), target_is_directory=True)
-    except OSError as fault:
-        raise RunFolderError(f"cannot link runs in {folder}: {fault.strerror}", "is the disk full?") from None
     return folder
 
 

@@ -145,21 +145,17 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         raise ConfigError(f"device {device.name} has no NVLink", 'name its fabric, as "pcie"')
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
+    same = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
     return Machine(
         device=device.name,
-        memory_gib=device.memory_gib,
         peak_tflops=dict(device.peaks),
-        memory_gb_s=device.memory_gb_s,
         gpus_per_node=gpus_per_node * hosts,
         node_gb_s=node_gb_s,
         network_gb_s=fabric.network_gb_s * hosts,
-        host_gb_s=device.host_gb_s,
         node_latency_s=float(_kinds()[inside]["latency_s"]),
         network_latency_s=fabric.network_latency_s,
-        power_w=device.power_w,
-        full_power_w=device.full_power_w,
-        sustained=device.sustained,
         hosts=hosts,
+        **{name: getattr(device, name) for name in same},
     )
 
 

@@ -12,7 +12,7 @@ from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.resolve import with_tables
+from hpc_gpt.settings.resolve import experiment_of, with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, show_short
 
@@ -303,7 +303,7 @@ def _search(
     from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
-    question = question_of(resolved, profile, {*holds, "layout.global_batch"})
+    question = question_of(experiment_of(resolved), profile, {*holds, "layout.global_batch"})
     if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
         machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
     candidates = search(question, machine, constants_of(profile), limit_s=limit_s).candidates

@@ -20,7 +20,6 @@ from hpc_gpt.settings.experiment import Engine, Experiment, Partition
 from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import check_split, partition_layers, split_obstacle
 from hpc_gpt.words import counted
 
@@ -198,29 +197,23 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def question_of(
-    asked: Experiment | Resolved,
+    asked: Experiment,
     profile: ClusterProfile,
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
 ) -> Question:
-    """The question for an experiment or a run: its model, GPUs, batch, dtype and switches; its layout is open.
+    """The question for an experiment: its model, GPUs, batch, dtype and switches; its layout is open.
 
     `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
     engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
-    if isinstance(asked, Resolved):
-        sizes = {**vars(asked.layout), **vars(asked.batch)}
-        _check_sizes({"model": asked.model.table(), "layout": sizes})
-        shape, gpus, across = asked.model, asked.gpus, bool(asked.ranks_per_node % asked.layout.tp)
-    else:
-        sizes = vars(asked.layout)
-        _check_sizes({"model": vars(asked.model), "layout": sizes})
-        shape, gpus, across = resolve_shape(asked.model), _gpus(asked, profile), asked.layout.allow_tp_across_nodes
-    engine, batch = asked.engine, sizes["global_batch"]
+    sizes = vars(asked.layout)
+    _check_sizes({"model": vars(asked.model), "layout": sizes})
+    shape, gpus = resolve_shape(asked.model), _gpus(asked, profile)
+    engine, batch = asked.engine, asked.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
     elif batch is None:
-        assert isinstance(asked, Experiment)
         batch = _own_batch(asked, profile)
     fixed = {}
     for key in _FIXABLE:
@@ -243,7 +236,7 @@ def question_of(
         engines=tried,
         fixed=fixed,
         traits={name: traits_of(engine, name, profile.device) for name in tried},
-        tp_across_nodes=across,
+        tp_across_nodes=asked.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
         optimizer_mode=update_mode(asked.train),
         offload_ratio=engine.offload_ratio,

@@ -12,6 +12,7 @@ import json
 import time
 from typing import Any
 
+from hpc_gpt.files import json_object
 from hpc_gpt.process import seconds_given
 
 # In an attempt's folder: the figures and the verdict.
@@ -49,10 +50,7 @@ def encode(node: str, local: int, **fields: Any) -> str:
 def decode(line: str) -> dict[str, Any] | None:
     """The fields of a line; None for any other output, and for a line without the fields that a rank sends."""
     # Ranks share a stream: the unfinished line of another may come first.
-    try:
-        fields = json.loads(line.partition(_MARK)[2])
-    except (ValueError, RecursionError):
-        return None
+    fields = json_object(line.partition(_MARK)[2])
     return fields if _is_sent(fields) else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.slurm.sbatch_words import Option, read_options, split_directive
 
@@ -86,10 +86,8 @@ def is_job_script(path: Path) -> bool:
 
 def read_job_script(path: Path) -> JobScript:
     """The job script at a path. Raises ConfigError for what sbatch or the chain cannot take."""
-    try:
+    with OsErrorAs(ConfigError, str(path), "name a job script"):
         data = path.read_bytes()
-    except OSError as fault:
-        raise ConfigError(f"{path}: {fault.strerror}", "name a job script") from None
     if _RENDERED.search(data[:4096]):
         raise ConfigError(f"{path} is a script that hpc-gpt rendered", f"sbatch {path} starts it")
     if len(data) > _LARGEST:

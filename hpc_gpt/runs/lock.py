@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import aside, give_name, replace_whole, write_once
+from hpc_gpt.files import aside, give_name, json_object, replace_whole, write_once
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tables import from_tables
@@ -127,13 +127,10 @@ def _read(path: Path) -> str:
 
 def _holder(text: str) -> Holder | None:
     """The holder in a lock; None if the text is damaged."""
-    try:
-        tables = json.loads(text)
-        tables.pop("time", None)
-        found: Holder = from_tables(Holder, tables)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found: Holder = from_tables(Holder, json_object(text))
         return found
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return None
 
 
 def _held(run: RunFolder, other: Holder | None) -> RunHeld:

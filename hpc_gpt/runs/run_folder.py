@@ -45,58 +45,39 @@ _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
 
 
+class _In:
+    """A path of that name in the folder of an attempt."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, attempt: Attempt, kind: object = None) -> Path:
+        return attempt.folder / self._name
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run: `attempts/<number>/`."""
 
     folder: Path
 
+    log = _In("log")  # the output of all ranks
+    err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
+    metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
+    rendezvous = _In("rendezvous")
+    ranks = _In("ranks")
+    asked = _In("asked")  # the requests to the attempt; see `runs.live`
+    heartbeats = _In("beats")  # of each rank; see `runs.live`
+    stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
+
     @property
     def number(self) -> int:
         return int(self.folder.name)
 
     @property
-    def log(self) -> Path:
-        """The output of all ranks."""
-        return self.folder / "log"
-
-    @property
-    def err(self) -> Path:
-        """The standard error of a job script with `--error`; else it is in the log."""
-        return self.folder / "err"
-
-    @property
     def logs(self) -> list[Path]:
         """`log` and `err`, as far as they exist."""
         return [path for path in (self.log, self.err) if path.is_file()]
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line for every optimizer step."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def rendezvous(self) -> Path:
-        return self.folder / "rendezvous"
-
-    @property
-    def ranks(self) -> Path:
-        return self.folder / "ranks"
-
-    @property
-    def asked(self) -> Path:
-        """The requests to the attempt; see `runs.live`."""
-        return self.folder / "asked"
-
-    @property
-    def heartbeats(self) -> Path:
-        """The heartbeat of each rank; see `runs.live`."""
-        return self.folder / "beats"
-
-    @property
-    def stacks(self) -> Path:
-        """The stacks of each rank's threads in a hang, `<rank>.txt`."""
-        return self.folder / "stacks"
 
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""

@@ -20,7 +20,7 @@ from hpc_gpt.ends.end_policy import cannot_continue
 from hpc_gpt.ends.failures import GOOD, LIVE
 from hpc_gpt.ends.run_state import newest_chain, newest_submission
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import JobFailed, RunFolderError, UserError
+from hpc_gpt.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.live import RunRequest, answer_of, write_request
@@ -133,15 +133,12 @@ def _impossible(run: RunFolder, verb: str) -> str:
 
 def _mark(run: RunFolder, status: RunStatus) -> None:
     """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
-    try:
+    with OsErrorAs(RunFolderError, f"cannot write in {run.path}", f"hpc-gpt cancel {run.run_id}"):
         if status.state == "pending" and newest_submission(run).get("queue"):
             run.mark_cancelled(IN_QUEUE)
             return
         for job_id in job_ids(run):
             run.stop_mark(job_id).touch()
-    except OSError as fault:
-        words = f"cannot write in {run.path}: {fault.strerror}"
-        raise RunFolderError(words, f"hpc-gpt cancel {run.run_id}") from None
 
 
 def await_answer(asked: Asked) -> tuple[bool, str]:
@@ -234,11 +231,9 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*later, job_id):
-        try:
+        by_hand = f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job"
+        with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
             run.mark_cancelled(each)
-        except OSError as fault:
-            words = f"cannot write the cancel mark in {run.path}: {fault.strerror}"
-            raise RunFolderError(words, f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job") from None
     if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
     if line.get("scheduler") == "local":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, OsErrorAs
+from hpc_gpt.files import json_object
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.weights.config import architecture_in, read_config
 from hpc_gpt.weights.names import stored_sizes
@@ -167,12 +168,9 @@ def _sha256(content: bytes) -> str:
 
 
 def _weight_map(file: Path, content: bytes) -> dict[str, str]:
-    try:
-        listed = json.loads(content)["weight_map"]
-        if all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
-            return dict(listed)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
+    listed = (json_object(content) or {}).get("weight_map")
+    if isinstance(listed, dict) and all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
+        return listed
     raise ConfigError(f"{file} is no index of safetensors: it lacks weight_map, or names no files", _AGAIN)
 
 

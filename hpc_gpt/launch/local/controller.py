@@ -31,7 +31,7 @@ from hpc_gpt.ends.end_policy import SIGNALS
 from hpc_gpt.ends.exit_status import RankEnd
 from hpc_gpt.ends.judge import budget_left
 from hpc_gpt.ends.state import Facts, class_of
-from hpc_gpt.errors import JobRefused, RunFolderError
+from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs import lock
@@ -262,12 +262,8 @@ def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[s
 
 def begin_attempt(run: RunFolder) -> Attempt:
     """Make the folder of the next attempt. Raises RunFolderError."""
-    try:
+    with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", "is the disk full or read-only?"):
         return run.new_attempt()
-    except OSError as fault:
-        raise RunFolderError(
-            f"cannot make an attempt in {run.path}: {fault.strerror}", "is the disk full or read-only?"
-        ) from None
 
 
 def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
