@@ -1,6 +1,6 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
-# make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
-# make test-all    the same, and what is too long for every change: the equality table's whole product, every seed's row
+# make test    the tests, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
+# make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
 # make mutations   does a test fail where it must? 60 and more one-line faults, each in a copy of the tree
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
 # make test-gpu, make lint, make bench
@@ -10,9 +10,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
-# Two compute; the others mostly wait, for Slurm's daemons and for timers. Beside other work, six get more of two cores
-# than four; idle, they take as long.
-WORKERS ?= 6
+# Two compute; the third mostly waits, for Slurm's daemons. Each imports torch, transformers and every test.
+WORKERS ?= 3
 FAULTS ?= 100
 SEED ?= 1
 AT_ONCE ?= 2
@@ -24,7 +23,7 @@ PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 20
 
-.PHONY: demo test test-all test-gpu torture mutations lint bench packages tests-exist
+.PHONY: demo test test-all test-long test-gpu torture mutations lint bench packages tests-exist
 .DELETE_ON_ERROR:
 # One .venv, and a typing error in TESTS is said before it is made.
 .NOTPARALLEL:
@@ -37,6 +36,9 @@ test: tests-exist .venv/.ready-test packages
 
 test-all: tests-exist .venv/.ready-test packages
 	@ALL_TESTS=true $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
+
+test-long: tests-exist .venv/.ready-test packages
+	@ALL_TESTS=long $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
 test-gpu: tests-exist .venv/.ready-test
 	@$(PYTEST) -m gpu $(TESTS)

@@ -1,13 +1,28 @@
-"""The project's tests. `ALL_TESTS=true`, as `make test-all` sets it, adds what is too long for every change."""
+"""The project's tests. ALL_TESTS is unset for all but those marked `long`, `true` for all, `long` for those alone."""
 
 import os
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-ALL_TESTS = os.environ.get("ALL_TESTS") == "true"
+ALL_TESTS = os.environ.get("ALL_TESTS") in ("true", "long")
+LONG_ALONE = os.environ.get("ALL_TESTS") == "long"
 
 
 def without(table: dict[str, T], *names: str) -> dict[str, T]:
     """The table less what is too long for every change: with ALL_TESTS it is whole. KeyError for a name it lacks."""
     too_long = {name: table[name] for name in names}
     return table if ALL_TESTS else {name: value for name, value in table.items() if name not in too_long}
+
+
+def marked(cases: Iterable[Any], too_long: Collection[Any]) -> list[Any]:
+    """The values of a parameter, tuples those of several; `too_long` are marked `long`."""
+    import pytest
+
+    cases = list(cases)
+    assert all(case in cases for case in too_long)
+    each = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        pytest.param(*values, marks=[pytest.mark.long] * (case in too_long))
+        for case, values in zip(cases, each, strict=True)
+    ]

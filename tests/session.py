@@ -1,7 +1,7 @@
 """What a whole session of tests says at its end, whether one process ran it or several workers of pytest-xdist.
 
 - Lines that tests left under a title, such as the equality table.
-- How many tests marked `long` were left to `make test-all`: pytest's own count of what was deselected.
+- As the very last line, what did not run and why: the tests marked `long`, which `make test-all` adds, and the skips.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
 - With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
   `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
@@ -10,18 +10,19 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Generator
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import ALL_TESTS
+from tests import ALL_TESTS, LONG_ALONE
 
 _TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
 _lines = pytest.StashKey[dict[str, list[str]]]()
+_left = pytest.StashKey[int]()  # how many tests were left to `make test-all`
 
 
 def leave(config: pytest.Config, title: str, line: str) -> None:
@@ -36,17 +37,51 @@ def strict() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_lines] = defaultdict(list)
+    config.stash[_left] = 0
     config.pluginmanager.register(_Seconds(), "seconds")
 
 
-@pytest.hookimpl(trylast=True)  # behind those that mark tests as long
+@pytest.hookimpl(trylast=True)  # after those that mark tests as long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
+    long = left_to_test_all(items)
     if not ALL_TESTS:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.stash[_left] = len(long)
+    if LONG_ALONE or not ALL_TESTS:
+        config.hook.pytest_deselected(items=[item for item in items if (item in long) != LONG_ALONE])
+        items[:] = [item for item in items if (item in long) == LONG_ALONE]
+
+
+def left_to_test_all(items: Iterable[pytest.Item]) -> dict[pytest.Item, None]:
+    """The tests marked `long`, less the cases that the mark's `but` keeps in `make test`."""
+    long: dict[pytest.Item, None] = {}
+    tables: dict[tuple[pytest.Item, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        marks = [mark.kwargs.get("but") for mark in item.iter_markers("long")]
+        if marks and None not in marks and isinstance(item, pytest.Function):
+            tables[item.parent, item.originalname].append(item)
+        elif marks:
+            long[item] = None
+    for cases in tables.values():
+        mark = cases[0].get_closest_marker("long")
+        assert mark is not None
+        kept = {"first": lambda cases: cases[:1], "each value": each_value_once}[mark.kwargs["but"]](cases)
+        long |= dict.fromkeys(case for case in cases if case not in kept)
+    return long
+
+
+def each_value_once(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Few of the cases, which hold every value of each parameter that any of them holds."""
+    # By identity: a value may have no hash.
+    values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
+    missing = set().union(*values.values())
+    kept = []
+    while missing:
+        kept.append(max(cases, key=lambda case: len(values[case] & missing)))
+        missing -= values[kept[-1]]
+    return kept
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,7 +125,7 @@ class _Seconds:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workeroutput"):  # a worker's, which prints nothing itself
-        config.workeroutput["lines"] = dict(config.stash[_lines])
+        config.workeroutput |= {"lines": dict(config.stash[_lines]), "left": config.stash[_left]}
     elif strict() and config.stash[_lines][NOT_RUN] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -98,9 +133,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Takes over what a worker of pytest-xdist has left; one that died has left nothing."""
-    for title, lines in getattr(node, "workeroutput", {}).get("lines", {}).items():
+    output = getattr(node, "workeroutput", {})
+    # Every worker collects every test.
+    node.config.stash[_left] = max(node.config.stash[_left], output.get("left", 0))
+    for title, lines in output.get("lines", {}).items():
         kept = node.config.stash[_lines][title]
-        # Every worker collects every test.
         kept += [line for line in lines if title != NOT_RUN or line not in kept]
 
 
@@ -115,3 +152,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("seconds by folder, all workers together")
         for folder, seconds in sorted(plugin.seconds.items(), key=lambda item: -item[1]):
             terminalreporter.line(f"{seconds:8.1f} s  {plugin.tests[folder]:5d} tests  {folder}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or config.getoption("collectonly"):
+        return
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ").partition("\n")[0]
+        for report in reporter.stats.get("skipped", [])
+    )
+    left_out = [f"{config.stash[_left]:,} long (make test-all)"] if config.stash[_left] else []
+    left_out += [f"{count:,} skipped: {reason}" for reason, count in reasons.most_common()]
+    if left_out:
+        reporter.write_line("left out: " + "; ".join(left_out))

@@ -17,9 +17,9 @@ SHARED = "import pytest\n@pytest.fixture\ndef shared(): pytest.skip('none here')
 WORKERS = ("-n", "2", "--dist", "loadgroup")
 
 
-def run_session(folder: Path, source: str, ci: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_session(folder: Path, source: str, ci: str, *options: str, which: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(source)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    shared: real files\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    shared: real files\n    long: long\n")
     command = [
         sys.executable,
         "-m",
@@ -32,7 +32,7 @@ def run_session(folder: Path, source: str, ci: str, *options: str) -> subprocess
         *options,
         str(folder),
     ]
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "CI": ci, "ALL_TESTS": which, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -44,6 +44,7 @@ UNRUN = {
 }
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
 def test_ci_fails_on_what_did_not_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     for name, source in UNRUN.items():
@@ -57,6 +58,7 @@ def test_ci_fails_on_what_did_not_run(tmp_path: Path, options: tuple[str, ...]) 
     assert "these must run" not in lenient.stdout
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
 def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
@@ -96,3 +98,37 @@ def test_one_worker_runs_a_group(tmp_path: Path) -> None:
     ran = [(tmp_path / str(number)).read_text() for number in range(12)]
     assert all(len(set(ran[group::3])) == 1 for group in range(3)), ran
     assert len(set(ran)) == 2
+
+
+LONG = """\
+import pytest
+@pytest.mark.long
+def test_a(): pass
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("one", [1, 2, 3])
+def test_b(one): pass
+@pytest.mark.long(but="each value")
+@pytest.mark.parametrize("one", [1, 2, 3])
+@pytest.mark.parametrize("other", [1, 2])
+def test_c(one, other): pass
+def test_d(): pytest.skip("no Slurm here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "which", "passed", "last"),
+    [
+        (WORKERS, "", 4, "left out: 6 long (make test-all); 1 skipped: no Slurm here"),
+        ((), "", 4, "left out: 6 long (make test-all); 1 skipped: no Slurm here"),
+        ((), "true", 10, "left out: 1 skipped: no Slurm here"),
+        ((), "long", 6, "6 passed"),
+    ],
+    ids=["two workers", "one process", "all", "long"],
+)
+def test_long_cases_are_left_out_and_the_last_line_says_what_did_not_run(
+    tmp_path: Path, options: tuple[str, ...], which: str, passed: int, last: str
+) -> None:
+    done = run_session(tmp_path, LONG, "", *options, which=which)
+    assert done.returncode == 0, done.stdout
+    assert f"{passed} passed" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(last)

@@ -17,6 +17,10 @@ __all__ = ["HERE", "launch_ranks"]
 _TITLE = "equality table: largest deviation from one plain PyTorch process"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "scenario(NAME, world): the test looks at that of scenarios.py, on so many")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a launch run in one worker; what is too long for every change is marked."""
@@ -27,8 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = _values(item)
             if isinstance(case := values.get("case"), Case) and too_long(case):
                 item.add_marker(pytest.mark.long)
-            if (asked := values.get("case", values.get("world"))) is not None:
+            asked = values.get("case", _scenario(item)[0])
+            if asked:
                 item.add_marker(pytest.mark.xdist_group(f"equality-{launch_of(asked)}"))
+
+
+def _scenario(item: pytest.Item) -> tuple[int, str]:
+    """(world size, name) of the scenario that a test looks at; 0 and nothing for one that looks at none."""
+    mark, values = item.get_closest_marker("scenario"), _values(item)
+    return (mark.kwargs.get("world") or values["world"], mark.args[0].format(**values)) if mark else (0, "")
 
 
 def _values(item: pytest.Item) -> dict[str, Any]:
@@ -49,7 +60,7 @@ def launches(
     items = request.session.items
     cases = {case for item in items if isinstance(case := _values(item).get("case"), Case)}
     cases |= {plainer(case) for case in cases}
-    with_scenarios = any(item.path.name == "test_engine.py" for item in items)
+    asked_scenarios = {_scenario(item) for item in items}
     kept: dict[str, Launch] = {}
 
     def launch(asked: Case | int) -> Launch:
@@ -58,7 +69,8 @@ def launches(
             world, planned, scenarios = plan_of(name)
             chosen = [case for case in planned if case in cases]
             folder = tmp_path_factory.mktemp(name)
-            one = kept[name] = run_launch(world, chosen, scenarios if with_scenarios else [], folder)
+            also = [scenario for scenario in scenarios if (world, scenario) in asked_scenarios]
+            one = kept[name] = run_launch(world, chosen, also, folder)
             table(f"{name}: {len(chosen)} cases in {one.seconds:.1f} s")
         return kept[name]
 

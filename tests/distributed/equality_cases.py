@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,6 @@ from hpc_gpt.settings.experiment import Dtype, Engine, Experiment, LayoutRequest
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from tests import ALL_TESTS
 
 STEPS = 6
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
@@ -199,24 +197,7 @@ MUTATIONS |= {
     for name, facts in engines().items()
     if not facts.is_program and name not in _BROKEN_ENGINES
 }
-ALL_BROKEN = [case.without(mutation) for case, names in MUTATIONS.items() for mutation in names]
-
-
-def one_of_each_kind(broken: list[Case]) -> list[Case]:
-    """Each kind of mutation once, at its smallest world; of equals on the engine that has fewest so far. And one of
-    each engine that has none by then."""
-    chosen: dict[str, Case] = {}
-    # The kinds that fewest engines have come first, so that the others can fill up what is left.
-    kinds = {case.mutation: [other for other in broken if other.mutation == case.mutation] for case in broken}
-    for kind, cases in sorted(kinds.items(), key=lambda item: len({case.engine.name for case in item[1]})):
-        taken = Counter(case.engine.name for case in chosen.values())
-        chosen[kind] = min(cases, key=lambda case: (case.layout.gpus, taken[case.engine.name]))
-    taken = Counter(case.engine.name for case in chosen.values())
-    others = {case.engine.name: case for case in broken if not taken[case.engine.name]}
-    return [case for case in broken if case in (*chosen.values(), *others.values())]
-
-
-BROKEN = ALL_BROKEN if ALL_TESTS else one_of_each_kind(ALL_BROKEN)
+BROKEN = [case.without(mutation) for case, names in MUTATIONS.items() for mutation in names]
 
 
 def whole_batch(step: int) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import get_args
 
+from hpc_gpt.engines import engines
 from hpc_gpt.settings.experiment import Dtype, Engine
 from hpc_gpt.settings.layout import Layout
 from tests import ALL_TESTS
-from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, TABLE, Case, zero
+from tests.distributed.equality_cases import (
+    BF16,
+    BROKEN,
+    CLIP,
+    FAMILIES,
+    NAMED,
+    RECOMPUTE,
+    SGD,
+    TABLE,
+    UNTIED,
+    Case,
+    zero,
+)
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
 
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
@@ -61,28 +74,48 @@ UNDRAWN = [
     if name not in {case.engine.name for case in NAMED + PAIRWISE}
     for dp in (1, 2)
 ]
+# Each engine, split in every axis that it has.
+ALL_AXES = [
+    Case(Layout(1 + ("tp" in facts.axes), 1 + ("pp" in facts.axes), 2), Engine(name=name), clip=CLIP)
+    for name, facts in engines().items()
+    if not facts.is_program
+]
 EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED
+EXACT += [case for case in ALL_AXES if case not in EXACT]
 EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
-TABLE_3D = Case(Layout(2, 2, 2), zero(1), clip=CLIP)
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
 _AT_ONCE = 60  # cases of the product that one launch runs
 
 
-def too_long(case: Case) -> bool:
-    """Whether only `make test-all` trains a case.
+def _each_engine_once(cases: list[Case]) -> list[Case]:
+    """The first case of each engine."""
+    return list({case.engine.name: case for case in reversed(cases)}.values())
 
-    `make test` has 3D layouts of up to four ranks and one of eight, every switch at one or two ranks, and what is
-    compiled at one rank, without Inductor, which tests/train/engines has: graphs cost most of the product's time.
-    """
-    world = case.layout.gpus
-    if case.mutation or case in PRODUCT:
-        return False
-    if case in INDUCTOR or (case.engine.compile != "none" and world > 1):
-        return True
-    if world == 8:
-        return case != TABLE_3D
-    return (world > 2 and case in PAIRWISE) or (case in TABLE and case.clip == 0)
+
+_COMPILED = [case for case in PAIRWISE if case.layout.gpus == 1 and case.engine.compile != "none"]
+_WAYS = len(FAMILIES) // 4  # engines and layouts of each family
+# What `make test` has of each table.
+_SHORT = {
+    *ALL_AXES,
+    *UNDRAWN,
+    *(case for case in TABLE if case.clip and case.layout.gpus <= 2),
+    *(SGD[0], UNTIED[-1], ONE_PASS[0], BF16[2]),
+    *(case for case in RECOMPUTE if case.layout.gpus == 2),
+    *(case for case in _BOTH if case.dtype != "fp16"),
+    # A family in each layout, and each family in some.
+    *(case for number, case in enumerate(FAMILIES) if number % _WAYS % 4 == number // _WAYS),
+    *(Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS),
+    # Every switch at one or two ranks; of what is compiled, one for each engine at one rank.
+    *(case for case in PAIRWISE if case.layout.gpus <= 2 and case.engine.compile == "none"),
+    *_each_engine_once(sorted(_COMPILED, key=lambda case: case.engine.compile)),
+    *_each_engine_once(BROKEN),
+}
+
+
+def too_long(case: Case) -> bool:
+    """Whether only `make test-all` trains a case."""
+    return case not in _SHORT
 
 
 def launch_of(asked: Case | int) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.master_weights import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
-from tests import without
+from tests import ALL_TESTS, T, marked
 from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
@@ -74,38 +74,30 @@ DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
 COMPILED = partial(DDP, mode="compiled", compile_backend="aot_eager")  # which needs no compiler
 # What each world size trains for six steps, to be held against the reference.
 TRAININGS: dict[int, dict[str, Resolved]] = {
-    1: without(
-        {
-            "ddp": DDP(DP1),
-            "ddp bf16": DDP(DP1, "bf16", 4),
-            "ddp fp16": DDP(DP1, "fp16"),
-            "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
-            "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
-            "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
-            "fsdp": FSDP(DP1),
-        },
-        "ddp bf16 compiled m4",
-    ),
-    2: without(
-        {
-            "ddp": DDP(DP2),
-            "ddp sharded": DDP(DP2, count=1, sharded_optimizer=True),
-            "ddp bf16": DDP(DP2, "bf16", 4),
-            "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
-            "ddp fp16": DDP(DP2, "fp16"),
-            "ddp bf16 compiled": COMPILED(DP2, "bf16", 4),
-            "ddp fp16 compiled": COMPILED(DP2, "fp16", 1),
-            "fsdp": FSDP(DP2),
-            "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
-            "fsdp offload": FSDP(DP2, offload="full"),
-            "fsdp bf16": FSDP(DP2, "bf16", 4),
-            "fsdp fp16": FSDP(DP2, "fp16"),
-            "fsdp tp": FSDP(TP2),
-        },
-        # Graphs take most of the time: one rank compiles them in every run, and two what is resumed below.
-        "ddp bf16 compiled",
-        "ddp fp16 compiled",
-    ),
+    1: {
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16", 4),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
+        "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+        "fsdp": FSDP(DP1),
+    },
+    2: {
+        "ddp": DDP(DP2),
+        "ddp sharded": DDP(DP2, count=1, sharded_optimizer=True),
+        "ddp bf16": DDP(DP2, "bf16", 4),
+        "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
+        "ddp fp16": DDP(DP2, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP2, "bf16", 4),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16", 1),
+        "fsdp": FSDP(DP2),
+        "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
+        "fsdp offload": FSDP(DP2, offload="full"),
+        "fsdp bf16": FSDP(DP2, "bf16", 4),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp tp": FSDP(TP2),
+    },
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2, reshard=False), "fsdp tp bf16": FSDP(TP2_DP2, "bf16")},
 }
 # Saved after three steps and continued on the same ranks.
@@ -139,26 +131,20 @@ MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
 }
 # A rank's gradient that is not finite.
 BROKEN: dict[int, dict[str, Resolved]] = {
-    1: without(
-        {
-            "ddp": DDP(DP1),
-            "ddp bf16": DDP(DP1, "bf16"),
-            "ddp fp16": DDP(DP1, "fp16"),
-            "ddp bf16 compiled": COMPILED(DP1, "bf16"),
-            "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
-        },
-        "ddp bf16 compiled",
-    ),
-    2: without(
-        {
-            "ddp fp16": DDP(DP2, "fp16"),
-            "ddp fp16 compiled": COMPILED(DP2, "fp16"),
-            "fsdp": FSDP(DP2),
-            "fsdp fp16": FSDP(DP2, "fp16"),
-            "fsdp tp fp16": FSDP(TP2, "fp16"),
-        },
-        "ddp fp16 compiled",
-    ),
+    1: {
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16"),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16"),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+    },
+    2: {
+        "ddp fp16": DDP(DP2, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp tp fp16": FSDP(TP2, "fp16"),
+    },
     4: {},
 }
 # Steps whose collectives are listed.
@@ -181,6 +167,34 @@ LISTED: dict[int, dict[str, Resolved]] = {
     },
     4: {},
 }
+
+# What is trained in every run of the tests: each engine, switch and dtype once. Graphs take most of the time.
+SHORT = {
+    "train": {
+        1: ("ddp fp16", "ddp bf16 compiled"),
+        2: ("ddp", "ddp sharded", "ddp bf16", "fsdp", "fsdp kept", "fsdp offload", "fsdp bf16", "fsdp fp16"),
+        4: ("fsdp tp",),
+    },
+    "resume": {
+        1: ("ddp bf16 compiled",),
+        2: ("ddp sharded", "ddp fp16", "fsdp", "fsdp fp16", "fsdp offload"),
+        4: ("fsdp tp",),
+    },
+    "move": {1: ("ddp dp2 sharded to dp1", "fsdp tp2-dp2 to dp1"), 2: (), 4: ("fsdp dp2 to tp2-dp2",)},
+    "break": {1: ("ddp bf16", "ddp fp16 compiled"), 2: ("ddp fp16", "fsdp", "fsdp tp fp16"), 4: ()},
+    "calls": {1: ("ddp fp16",), 2: tuple(name for name in LISTED[2] if "compiled" not in name), 4: ()},
+}
+
+
+def asked(what: str, table: Mapping[int, Mapping[str, T]], world: int) -> dict[str, T]:
+    """What this session trains of a table."""
+    return {name: one for name, one in table[world].items() if ALL_TESTS or name in SHORT[what][world]}
+
+
+def cases(what: str, table: Mapping[int, Mapping[str, Any]], engine: str) -> list[Any]:
+    """(world, name) of an engine's trainings in a table; what is not trained in every run is marked `long`."""
+    of_engine = [(world, name) for world in table for name in table[world] if name.startswith(engine)]
+    return marked(of_engine, [(world, name) for world, name in of_engine if name not in SHORT[what][world]])
 
 
 @cache
@@ -371,15 +385,15 @@ def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
             return train_all(TRAININGS[4]["fsdp tp"], mixed)
 
     found: dict[str, Callable[[], Any]] = {}
-    for name, resolved in TRAININGS[world].items():
+    for name, resolved in asked("train", TRAININGS, world).items():
         found[f"train {name}"] = partial(train_all, resolved, kept / f"trained {world} {name}")
-    for name, resolved in RESUMED[world].items():
+    for name, resolved in asked("resume", RESUMED, world).items():
         found[f"resume {name}"] = partial(resume, resolved, kept / f"{world} {name}")
-    for name, (source, resolved) in MOVED[world].items():
+    for name, (source, resolved) in asked("move", MOVED, world).items():
         found[f"move {name}"] = partial(move, resolved, kept / source)
-    for name, resolved in BROKEN[world].items():
+    for name, resolved in asked("break", BROKEN, world).items():
         found[f"break {name}"] = partial(break_gradient, resolved)
-    for name, resolved in LISTED[world].items():
+    for name, resolved in asked("calls", LISTED, world).items():
         found[f"calls {name}"] = partial(list_calls, resolved)
     if world == 4:
         found["placements"] = lambda: describe_placements(_build(FSDP(TP2_DP2)))

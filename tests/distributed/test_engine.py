@@ -13,10 +13,11 @@ from tests.distributed.scenarios import MOVED_MODELS, MOVES
 from tests.distributed.test_equality import reference
 
 Launches = Callable[[int], Any]
-KINDS = ["fp32 zero0", "fp32 zero1", "bf16"]
-WORLDS = [1, pytest.param(2, marks=pytest.mark.long), 4]  # two ranks show nothing that one or four do not
+KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
+WORLDS = [4, *(pytest.param(world, marks=pytest.mark.long) for world in (1, 2))]  # four, as tp2 x pp2
 
 
+@pytest.mark.scenario("resume {kind}")
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
@@ -27,26 +28,28 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
     assert found["same_random"]
 
 
-@pytest.mark.xdist_group("equality-2-ranks")
+@pytest.mark.long(but="each value")
+@pytest.mark.scenario("{model} {move}", world=2)
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", MOVED_MODELS)
 def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(
     launches: Launches, model: str, move: str
 ) -> None:
-    found = launches(2).figures(f"moved {model}")[move]
+    found = launches(2).figures(f"{model} {move}")
     for (loss, norm, skipped), (expected, expected_norm, _) in zip(found["moved"], found["unbroken"], strict=True):
         assert not skipped
         assert abs(loss - expected) <= 2e-6
         assert abs(norm / expected_norm - 1) <= 1e-5
 
 
+@pytest.mark.scenario("not finite {kind}")
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_that_is_not_finite_changes_nothing(launches: Launches, world: int, kind: str) -> None:
     _check_skipped(launches(world).figures(f"not finite {kind}"))
 
 
-@pytest.mark.xdist_group("equality-1-ranks")
+@pytest.mark.scenario("not finite sgd", world=1)
 def test_sgd_skips_it_too(launches: Launches) -> None:
     _check_skipped(launches(1).figures("not finite sgd"))
 
@@ -64,6 +67,7 @@ def _check_skipped(found: dict[str, Any]) -> None:
         assert not skipped
 
 
+@pytest.mark.scenario("fp16 overflow")
 @pytest.mark.parametrize("world", WORLDS)
 def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
     found = launches(world).figures("fp16 overflow")
@@ -76,6 +80,7 @@ def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Laun
     assert found["step"] == 6
 
 
+@pytest.mark.scenario("fp16")
 @pytest.mark.parametrize("world", WORLDS)
 def test_fp16_is_near(launches: Launches, world: int) -> None:
     plain = reference("adamw", CLIP, True)
@@ -85,28 +90,28 @@ def test_fp16_is_near(launches: Launches, world: int) -> None:
     assert not any(skipped)
 
 
-@pytest.mark.xdist_group("equality-1-ranks")
+@pytest.mark.scenario("deterministic", world=1)
 def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> None:
     found = launches(1).figures("deterministic")
     assert found["on"]
     assert found["exact"] == found["usual"]
 
 
-@pytest.mark.xdist_group("equality-2-ranks")
+@pytest.mark.scenario("layers", world=2)
 def test_split_layers_equal_whole_ones(launches: Launches) -> None:
     found = launches(2).figures("layers")
     assert len(found) == 12
     assert max(found.values()) < 2e-6, found
 
 
-@pytest.mark.xdist_group("equality-2-ranks")
+@pytest.mark.scenario("padding", world=2)
 def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
     found = launches(2).figures("padding")
     assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
     assert found["padding_gradient"] == 0.0
 
 
-@pytest.mark.xdist_group("equality-4-ranks")
+@pytest.mark.scenario("other checkpoints", world=4)
 def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
     said = launches(4).figures("other checkpoints")
     assert said["same"] == ""

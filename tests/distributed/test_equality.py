@@ -18,7 +18,6 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import (
-    ALL_BROKEN,
     BROKEN,
     EVALUATION,
     NAMED,
@@ -41,7 +40,7 @@ from tests.distributed.equality_factors import (
     draw_pairwise,
     judged,
 )
-from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, OVERLAPPED, PRODUCT
+from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, OVERLAPPED, PRODUCT, too_long
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
@@ -183,9 +182,8 @@ def test_the_overlapped_update_changes_nothing(case: Case, launches: Launches) -
     assert [name for name, weight in weights.items() if not torch.equal(weight, expected[name])] == []
 
 
-def test_every_kind_of_mutation_and_every_engine_is_among_the_broken() -> None:
-    assert {case.mutation for case in BROKEN} == {case.mutation for case in ALL_BROKEN}
-    assert {case.engine.name for case in BROKEN} == set(ENGINES)
+def test_every_engine_is_among_the_broken() -> None:
+    assert {case.engine.name for case in BROKEN if not too_long(case)} == set(ENGINES)
 
 
 def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:

@@ -7,13 +7,15 @@ import json
 import pytest
 
 from hpc_gpt.train.export import write_hf
+from tests import marked
 from tests.distributed.equality_cases import Case
-from tests.distributed.first_weights_worker import CASES, DP, GIVEN_SEED, expected, name_of, stored
+from tests.distributed.first_weights_worker import ALL_CASES, DP, GIVEN_SEED, SHORT, expected, name_of, stored
 from tests.distributed.ranks import launch_ranks
 
 pytestmark = pytest.mark.xdist_group("first-weights")
 pytest.importorskip("transformers")
-NAMES = [name_of(*case) for case in CASES]
+LONG = [name_of(*case) for case in ALL_CASES if case not in SHORT]
+NAMES = [name_of(*case) for case in ALL_CASES]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return kept
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES, LONG))
 def test_a_step_at_a_rate_of_zero_keeps_every_bit(name: str, found: dict[str, list[str]]) -> None:
     assert found[name] == []

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.train.checkpoints import sharded
 from hpc_gpt.train.engines.fsdp import read_weights
-from tests.distributed.sharded_runs import MOVED, TRAININGS, reference
+from tests.distributed.sharded_runs import BROKEN, MOVED, RESUMED, TRAININGS, cases, reference
 from tests.distributed.sharded_tests import (
     check_broken,
     check_moved,
@@ -24,7 +24,6 @@ from tests.distributed.sharded_tests import (
 pytestmark = pytest.mark.xdist_group("sharded")
 
 Found = dict[int, dict[str, Any]]
-TRAINED = [(world, name) for world in TRAININGS for name in TRAININGS[world] if name.startswith("fsdp")]
 BLOCKS, GROUPS = 2, 3  # two blocks, and the root with what is in none
 
 
@@ -38,7 +37,7 @@ def found(folder: Path) -> Found:
     return found_by(folder)
 
 
-@pytest.mark.parametrize(("world", "name"), TRAINED)
+@pytest.mark.parametrize(("world", "name"), cases("train", TRAININGS, "fsdp"))
 def test_it_trains_like_one_plain_process(found: Found, folder: Path, world: int, name: str) -> None:
     check_near(found[world][f"train {name}"], TRAININGS[world][name].train.dtype)
     check_weights(read_weights, folder, world, name)
@@ -129,23 +128,19 @@ def test_prefetch_gathers_the_next_block_before_this_ones_gradient_is_reduced(fo
     assert backward("fsdp without prefetch") == "grgrr"
 
 
-@pytest.mark.parametrize(
-    ("world", "name"), [(2, "fsdp"), (2, "fsdp fp16"), (2, "fsdp offload"), (4, "fsdp"), (4, "fsdp tp")]
-)
+@pytest.mark.parametrize(("world", "name"), cases("resume", RESUMED, "fsdp"))
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(found: Found, world: int, name: str) -> None:
     check_resumed(found[world][f"resume {name}"])
 
 
-@pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world in MOVED for name in MOVED[world] if name.startswith("fsdp")]
-)
+@pytest.mark.parametrize(("world", "name"), cases("move", MOVED, "fsdp"))
 def test_another_layout_goes_on_from_the_checkpoint(found: Found, world: int, name: str) -> None:
     check_moved(found[world][f"move {name}"])
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp fp16", "fsdp tp fp16"])
-def test_one_rank_whose_gradient_is_not_finite_stops_them_all(found: Found, name: str) -> None:
-    check_broken(found[2][f"break {name}"], fp16="fp16" in name)
+@pytest.mark.parametrize(("world", "name"), cases("break", BROKEN, "fsdp"))
+def test_one_rank_whose_gradient_is_not_finite_stops_them_all(found: Found, world: int, name: str) -> None:
+    check_broken(found[world][f"break {name}"], fp16="fp16" in name)
 
 
 def test_checkpoints_of_others_are_refused(found: Found) -> None:

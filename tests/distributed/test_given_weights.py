@@ -18,15 +18,17 @@ from hpc_gpt.train.export import write_hf
 from hpc_gpt.weights.config import config_of
 from hpc_gpt.weights.folder import POSITIONS
 from hpc_gpt.weights.names import parts_of, size_of
+from tests import marked
 from tests.distributed import given_memory_worker as memory
 from tests.distributed.equality_cases import EVALUATION, MODELS, whole_batch
-from tests.distributed.given_worker import CASES, HOW, STEPS, settings
+from tests.distributed.given_worker import ALL_CASES, CASES, HOW, SHORT, STEPS, settings
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
 
 pytestmark = pytest.mark.xdist_group("given-weights")
 transformers = pytest.importorskip("transformers")
-IDS = [f"{model} {how}" for model, how in CASES]
+LONG = [case for case in ALL_CASES if case not in SHORT]
+IDS = [" ".join(case) for case in ALL_CASES]
 
 
 def made_by_transformers(shape: ModelShape, folder: Path, **how: Any) -> Any:
@@ -86,7 +88,7 @@ def reference(model: str, folder: Path) -> PlainRun:
     return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
 
 
-@pytest.mark.parametrize(("model", "how"), CASES, ids=IDS)
+@pytest.mark.parametrize(("model", "how"), marked(ALL_CASES, LONG), ids=IDS)
 def test_three_steps_are_those_of_transformers(model: str, how: str, folder: Path, tmp_path: Path) -> None:
     of_launch = folder / f"of {HOW[how][0].gpus}"
     losses = json.loads((of_launch / "found.json").read_text())[f"{model} {how}"]["losses"]
@@ -108,6 +110,7 @@ def test_three_steps_are_those_of_transformers(model: str, how: str, folder: Pat
         assert torch.equal(ours[name], weight[: shape.seq] if name == POSITIONS else weight), name
 
 
+@pytest.mark.long
 def test_a_rank_of_sharded_weights_reads_and_holds_little_beside_its_share(tmp_path: Path) -> None:
     for size, shape in memory.SHAPES.items():
         write_hf(shape, Gpt(shape, 1).named_parameters(), tmp_path / size)

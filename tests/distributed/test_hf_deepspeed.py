@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines.hf_deepspeed import build
-from tests.distributed.hf_worker import CASES, DP2
+from tests import marked
+from tests.distributed.hf_worker import CASES, DP2, TOO_LONG
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.zero_runs import reference, settings
 
@@ -31,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return json.loads((folder / "figures.json").read_text()), torch.load(folder / "weights.pt")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES, TOO_LONG[:-1]))
 def test_it_equals_one_plain_process(results: Results, name: str) -> None:
     plain, found = reference(), results[0][name]
     losses, norms, skipped = zip(*found["steps"], strict=True)
@@ -42,7 +43,7 @@ def test_it_equals_one_plain_process(results: Results, name: str) -> None:
     assert found["step"] == 6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES, TOO_LONG[:-1]))
 def test_its_checkpoint_gives_the_weights_back_in_our_layout(results: Results, name: str) -> None:
     plain, weights = reference().weights, results[1][name]
     assert weights.keys() == plain.keys()
@@ -52,6 +53,7 @@ def test_its_checkpoint_gives_the_weights_back_in_our_layout(results: Results, n
     assert results[0][name]["parameters"] == sum(weight.numel() for weight in plain.values())
 
 
+@pytest.mark.long
 def test_bf16_is_near(results: Results) -> None:
     plain, found = reference(), results[0]["zero3 bf16"]
     losses, norms, _ = zip(*found["steps"], strict=True)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests import marked
 from tests.distributed.ranks import launch_ranks
-from tests.distributed.techniques_worker import BROKEN, CASES, TIED
+from tests.distributed.techniques_worker import ALL_CASES, BROKEN, TIED, TOO_LONG
 
 pytestmark = pytest.mark.xdist_group("techniques")
 
 Results = dict[str, dict[str, Any]]
-COMPILED = [name for name, (_, _, how) in CASES.items() if how != "none"]
+COMPILED = [name for name, (_, _, how) in ALL_CASES.items() if how != "none"]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return found | {"": {"output": output}}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(ALL_CASES, TOO_LONG))
 def test_split_over_two_ranks_it_is_the_whole_model(results: Results, name: str) -> None:
     if name in COMPILED and "sequence" in name and torch.__version__ < "2.13":
         pytest.skip("torch before 2.13 compiles it to wrong gradients: train.engines.kernels refuses it")
@@ -50,7 +51,7 @@ def test_sequence_parallelism_keeps_a_share_of_the_positions_alone(results: Resu
     assert results["tp"]["kept"] - results["sequence"]["kept"] >= spared
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", marked(COMPILED, TOO_LONG))
 def test_collectives_do_not_break_the_compiled_code(results: Results, name: str) -> None:
     assert results[name]["graph_breaks"] == 0
     assert results[name]["graphs"] == (2 if "block" in name else 1)

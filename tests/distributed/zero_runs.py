@@ -97,14 +97,12 @@ TRAININGS = [
 ]
 # Three steps, a save, three more by another engine; then a step that is not finite.
 RESUMES = [
-    *(zero(stage, dp=2) for stage in ((0, 1, 2, 3) if ALL_TESTS else (1, 3))),
+    *(zero(stage, dp=2) for stage in (0, 1, 2, 3)),
     zero(3, dp=2, offload="full"),
     zero(2, dp=2, dtype="bf16", offload="optimizer"),
     zero(1, dp=2, dtype="bf16"),
     zero(3, tp=2, dtype="bf16"),
 ]
-# Take up every checkpoint, too, in `make test-all`.
-OTHERS = [staged(1, pp=2), staged(1, dp=2), zero(0, dp=2)] if ALL_TESTS else []
 # The launches in their order: how many ranks, which layouts take up every checkpoint there is, which leave one.
 LAUNCHES = {
     "two": (2, [], [staged(1, pp=2), zero(2, dp=2), zero(3, dp=2, tiles=3)]),
@@ -115,9 +113,24 @@ LAUNCHES = {
     ),
     "two again": (
         2,
-        [staged(0, tp=2), zero(1, dp=2), zero(3, tp=2, tiles=2), *OTHERS],
+        [
+            staged(0, tp=2),
+            zero(1, dp=2),
+            zero(3, tp=2, tiles=2),
+            staged(1, pp=2),
+            staged(1, dp=2),
+            zero(0, dp=2),
+        ],
         [],
     ),
+}
+# What every run of the tests has of each.
+SHORT_TRAININGS = [TRAININGS[1], TRAININGS[3]]
+SHORT_RESUMES = [zero(3, dp=2, offload="full"), zero(1, dp=2, dtype="bf16"), zero(3, tp=2, dtype="bf16")]
+SHORT_LAUNCHES = {
+    "two": ([], [staged(1, pp=2), zero(3, dp=2, tiles=3)]),
+    "four": ([zero(3, tp=2, dp=2)], [staged(1, tp=2, pp=2)]),
+    "two again": ([staged(0, tp=2), zero(3, tp=2, tiles=2)], []),
 }
 
 
@@ -369,7 +382,7 @@ def run_launches(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
-    _, takes, leaves = LAUNCHES[folder.name]
+    takes, leaves = LAUNCHES[folder.name][1:] if ALL_TESTS else SHORT_LAUNCHES[folder.name]
     shared = folder.parent / "checkpoints"
 
     def each(what: str, cases: Iterable[Resolved], of_one: Callable[[Resolved], Any]) -> dict[str, Any]:
@@ -379,8 +392,8 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {"taken": each("taken", takes, lambda case: take(case, shared))}
     each("left", leaves, lambda case: leave(case, shared))
     if folder.name == "two":
-        found["trainings"] = each("trained", TRAININGS, train_six)
-        found["resumes"] = each("resumed", RESUMES, lambda case: resume(case, folder))
+        found["trainings"] = each("trained", TRAININGS if ALL_TESTS else SHORT_TRAININGS, train_six)
+        found["resumes"] = each("resumed", RESUMES if ALL_TESTS else SHORT_RESUMES, lambda case: resume(case, folder))
         rest = {"fp16": in_fp16, "refused": lambda _: refusals(shared), "partly offloaded": partly_offloaded}
         found |= in_turn(folder, "rest", {of: partial(task, folder) for of, task in rest.items()})
     if os.environ["RANK"] == "0":

@@ -1,4 +1,4 @@
-"""A row of each engine trains here, shrunken, with its switches; `make test-all`: of each seed's folder."""
+"""A row of some engines trains here, shrunken, with its switches; `make test-all`: of each seed's folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.seed_tables import only_sweep, sweep_lines
-from tests import ALL_TESTS
+from tests import marked
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import newest
 
-# One for each engine. Of the two folders of an engine that whose row is the cheaper to start.
-ENGINES = ("gpt2-meg-ds-3d", "gpt2-meg-ds-zero", "gpt2-hf-ds", "mingpt-fsdp", "training-parallelism")
+# Engines that `make test` begins with `python -m` nowhere else: tests/train/test_endings.py has the others.
+SHORT = ("gpt2-hf-ds", "mingpt-fsdp")
 # The row of each folder with the most switches on, and what must be seen of it: settings by table and key.
 ROWS = {
     "gpt2-meg-ds-3d": ("48b", 4, {"engine.name": "deepspeed-3d", "engine.recompute": "full"}),
@@ -27,7 +27,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("folder", ROWS if ALL_TESTS else ENGINES)
+@pytest.mark.parametrize("folder", marked(ROWS, [folder for folder in ROWS if folder not in SHORT]))
 def test_a_row_trains_and_keeps_its_switches(folder):
     row, ranks, switches = ROWS[folder]
     done = hpc_gpt("submit", folder, "--row", row, "--smoke", "--wait")

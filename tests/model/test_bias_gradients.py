@@ -64,6 +64,7 @@ def test_parts_are_views_of_the_outputs() -> None:
                for part in split_qkv(outputs, bias))  # fmt: skip
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("how", ["block", "edges", "whole"])
 def test_compiled_it_is_the_same(how: Any) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
@@ -76,6 +77,7 @@ def test_compiled_it_is_the_same(how: Any) -> None:
     assert_same(compiled, gradients, atol=1e-6)
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("one_pass", [False, True])
 def test_compiled_edges_are_the_model(chunks: int, one_pass: bool) -> None:
@@ -97,6 +99,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "fused_bias_gradients = false" in refused.value.hint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_kept_residual_is_not_computed_again(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:

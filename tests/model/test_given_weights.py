@@ -110,6 +110,7 @@ print(own, most - before - own, 4 * 32768 * 512)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_memory_beside_the_share_is_less_than_twice_the_largest_parameter(tmp_path: Path, dtype: str) -> None:
     folder = tmp_path / "out"

@@ -90,6 +90,7 @@ def test_an_engine_multiplies_no_gradient_by_one(
     ]
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("how", ["block", "whole"])
 def test_a_compiled_model_leaves_it_as_it_is(how: Any) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
@@ -135,6 +136,7 @@ def test_of_several_pieces_the_logits_of_one_are_there() -> None:
     assert piece < peak(profiled(lambda: model(*given).backward())) < 1.5 * piece
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("how", ["none", "block", "edges"])
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_an_evaluation_holds_the_logits_and_at_most_two_bytes_each_beyond(how: Any, chunks: int) -> None:

@@ -67,6 +67,7 @@ def test_logits_and_gradients_are_those_of_transformers_class(name: str) -> None
         torch.testing.assert_close(own.grad, torch.cat(expected), rtol=1e-4, atol=1e-6, msg=full_name(own))
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("how", [{"recompute": "selective"}, {"recompute": "full"}, {"tiles": 3}, {"loss_chunks": 3}])
 def test_a_technique_changes_nothing(how: dict[str, Any]) -> None:
     for shape in SHAPES.values():

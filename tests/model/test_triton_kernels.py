@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import marked
 from tests.distributed.ranks import launch_ranks
 from tests.model import triton_worker
 
@@ -32,7 +33,7 @@ def in_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("name", triton_worker.CASES)
+@pytest.mark.parametrize("name", marked(triton_worker.CASES, triton_worker.TOO_LONG))
 def test_the_kernels_compute_the_plain_path(in_triton: dict[str, float], name: str) -> None:
     # A unit in the last place of a slope up to 1: Triton's interpreter cuts bf16 off, and GELU's derivative is rounded.
     limits = {"gelu torch.float32": 2e-6, "gelu torch.float16": 2**-11}
@@ -47,6 +48,7 @@ def on_sm90() -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.long
 def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_sm90: dict[str, dict[str, int]]) -> None:
     for name, kernel in on_sm90.items():
         assert kernel["16-byte loads"] >= 2, name
@@ -54,6 +56,7 @@ def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_s
         assert kernel.get("2-byte loads", 0) <= 1, name  # the target's logit
 
 
+@pytest.mark.long
 def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are_loaded_ahead(
     on_sm90: dict[str, dict[str, int]],
 ) -> None:
@@ -67,6 +70,7 @@ def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are
         assert kernel["loads ahead"] == kernel["16-byte loads"], name
 
 
+@pytest.mark.long
 def test_of_a_wide_vocabulary_one_row_is_on_a_multiprocessor(on_sm90: dict[str, dict[str, int]]) -> None:
     for name in ("wide", "wide statistics", "wide gradients"):
         kernel = on_sm90[name]

@@ -11,7 +11,7 @@ FILE = Path(__file__).with_name("faults.toml")
 
 @dataclass(frozen=True)
 class Fault:
-    """`line` occurs once in `file`, and `fault` takes its place. Each of `tests` is a file or a test of `make test`.
+    """`line` occurs once in `file`, and `fault` takes its place. Each of `tests` is a file or a test.
 
     `survived` is true if no test failed on it when the list was written; the test that does was added then.
     """

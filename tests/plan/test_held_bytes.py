@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_gpt.plan.memory import StageMemory, predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.resolved import Resolved
-from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED
+from tests import marked
+from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG
 
 pytestmark = pytest.mark.xdist_group("held-bytes")
 
@@ -28,24 +31,28 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def long(names: Iterable[str]) -> list[Any]:
+    return marked(names, [name for name in names if name in TOO_LONG])
+
+
 def predicted(resolved: Resolved) -> StageMemory:
     return predict_memory(training_of(resolved)).stages[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long(CASES))
 def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
     """Within what the activations of one layer make of so small a model."""
     found = json.loads((held / name).read_text())
     assert predicted(CASES[name]).allocated * 2**30 == pytest.approx(found["peak"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", long(COMPILED))
 def test_the_compiled_updates_gradients_are_what_is_allocated(name: str, held: Path) -> None:
     found = json.loads((held / name).read_text())
     assert predicted(COMPILED[name]).allocated * 2**30 == pytest.approx(found["before_update"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", OFFLOADED)
+@pytest.mark.parametrize("name", long(OFFLOADED))
 def test_what_is_offloaded_is_the_host_and_the_rest(name: str, held: Path) -> None:
     """On a CPU both are the host's."""
     found = json.loads((held / name).read_text())
@@ -56,7 +63,9 @@ def test_what_is_offloaded_is_the_host_and_the_rest(name: str, held: Path) -> No
 NEED_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here, which Inductor needs on a CPU")
 
 
-@pytest.mark.parametrize("name", [*LOGITS, *(pytest.param(name, marks=NEED_COMPILER) for name in INDUCTOR)])
+@pytest.mark.parametrize(
+    "name", [*long(LOGITS), *(pytest.param(name, marks=[NEED_COMPILER, pytest.mark.long]) for name in INDUCTOR)]
+)
 def test_a_loss_and_its_evaluation_are_what_is_allocated(name: str, held: Path) -> None:
     """Each engine, each kind of loss; the evaluation is never the peak."""
     found, stage = json.loads((held / name).read_text()), predicted((LOGITS | INDUCTOR)[name])

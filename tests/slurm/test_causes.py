@@ -210,10 +210,15 @@ def array(teller: Teller) -> tuple[Job, Job]:
     ("fault", "ends", "words"),
     [
         pytest.param(nan, "nan", "not finite", marks=pytest.mark.long),  # test_sweeps has one
-        (cut_data, "data", "own.tokens"),
-        (host_memory, "host_memory", "memory"),
+        pytest.param(cut_data, "data", "own.tokens", marks=pytest.mark.long),
+        pytest.param(host_memory, "host_memory", "memory", marks=pytest.mark.long),
         (user_error, "user_error", "no /nosuch/python on n"),
-        (typo, "user_error", "NameError: name 'undefined_name_of_the_user' is not defined"),
+        pytest.param(
+            typo,
+            "user_error",
+            "NameError: name 'undefined_name_of_the_user' is not defined",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["nan", "data", "host_memory", "user_error", "typo"],
 )
@@ -249,6 +254,7 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(launcher: Launcher, told:
     assert min(job.metrics(2)) == verdict["saved_step"] + 1
 
 
+@pytest.mark.long
 @pytest.mark.story(silent)
 def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(told: Teller) -> None:
     job = told(silent)
@@ -261,6 +267,7 @@ def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(told: Teller) -> None:
     assert job.shown()["ExcNodeList"] == node
 
 
+@pytest.mark.long
 @pytest.mark.story(no_progress)
 def test_attempts_that_go_nowhere_end_the_run(launcher: Launcher, told: Teller) -> None:
     job = told(no_progress).job
@@ -273,6 +280,7 @@ def test_attempts_that_go_nowhere_end_the_run(launcher: Launcher, told: Teller) 
     assert "chain    ends as no_progress: 2 attempts in a row" in said
 
 
+@pytest.mark.long
 @pytest.mark.story(second_job)
 def test_a_second_job_of_a_run_steps_aside(launcher: Launcher, told: Teller) -> None:
     job = told(second_job)
@@ -282,6 +290,7 @@ def test_a_second_job_of_a_run_steps_aside(launcher: Launcher, told: Teller) -> 
     assert state(launcher, job)[0] == "cancelled"
 
 
+@pytest.mark.long
 @pytest.mark.story(requeued_twice)
 def test_two_requeues_at_once_are_one(launcher: Launcher, told: Teller) -> None:
     job = told(requeued_twice)

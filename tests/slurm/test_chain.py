@@ -232,6 +232,7 @@ def test_requeued_links_train_to_the_end(told: Teller) -> None:
     assert job.losses() == told(single).losses()
 
 
+@pytest.mark.long
 @pytest.mark.story(singletons, single)
 def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(
     launcher: Launcher, told: Teller
@@ -261,6 +262,7 @@ def test_cancelling_one_link_ends_them_all(launcher: Launcher, told: Teller, tmp
     assert row["state"] == "cancelled"
 
 
+@pytest.mark.long
 @pytest.mark.story(over_budget)
 def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told: Teller) -> None:
     job = told(over_budget)
@@ -282,6 +284,7 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
     assert launcher.state(again) == "budget"
 
 
+@pytest.mark.long
 @pytest.mark.story(resharded, unbroken)
 def test_another_layout_goes_on_without_a_conversion_step(told: Teller) -> None:
     """The checkpoint is read in the new layout as it is, and the losses are those of tp2 x pp2 from the start."""
@@ -306,6 +309,7 @@ def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, told: T
     assert launcher.state(job) == "done"
 
 
+@pytest.mark.long
 @pytest.mark.story(refused)
 def test_a_requeue_that_slurm_refuses_is_said_with_what_needs_none(launcher: Launcher, told: Teller) -> None:
     for job, ended in told(refused):

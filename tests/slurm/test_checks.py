@@ -31,6 +31,7 @@ def accepted_on(words: str) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", ["demo", DEFAULT_EXPERIMENT])
 def test_an_experiment_is_accepted_under_every_profile(
@@ -72,6 +73,7 @@ def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
     assert not asking.logs.exists()
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -82,8 +82,8 @@ def at_its_limit(name: str) -> Callable[[Teller], Job]:
 
 
 FAULTS = {"killed": killed, "node": without_a_node, "limit": at_its_limit}
-# One fault of each program in `make test`, the others in `make test-all`.
-QUICK = {("loop", "limit"), ("nano", "node"), ("hf", "killed")}
+# One fault of one program in `make test`, the others in `make test-all`.
+QUICK = {("loop", "killed")}
 
 
 def of(name: str, fault: str) -> Story[Job]:
@@ -120,7 +120,6 @@ def expected(told: Teller, name: str) -> dict[int, float]:
     return losses(told({"nano": unbroken_nano, "hf": unbroken_hf}[name]).run)
 
 
-@pytest.mark.story(unbroken_nano, unbroken_hf)
 @pytest.mark.parametrize(("name", "fault", "case"), CASES)
 def test_a_program_of_ones_own_goes_on_after(
     launcher: Launcher, told: Teller, name: str, fault: str, case: Story[Job]
@@ -148,6 +147,7 @@ def asked_to_requeue(teller: Teller) -> Job:
     return job
 
 
+@pytest.mark.long
 @pytest.mark.story(asked_to_requeue)
 def test_a_requeue_by_hand_continues_where_it_saved(told: Teller) -> None:
     job = told(asked_to_requeue)
@@ -231,6 +231,7 @@ def one_a_job(teller: Teller) -> RunFolder:
     return job.run
 
 
+@pytest.mark.long
 @pytest.mark.story(one_a_job)
 def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
     run = told(one_a_job)

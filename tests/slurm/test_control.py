@@ -65,6 +65,7 @@ def stopped_while_it_waited(teller: Teller) -> Waited:
     return first
 
 
+@pytest.mark.long
 def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
     """On a cluster that no other run needs."""
     launcher, cluster = ledger_launcher, ledger_launcher.cluster
@@ -98,6 +99,7 @@ def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
     again.wait("its end in the books", lambda: again.history() == ["COMPLETED"])
 
 
+@pytest.mark.long
 @pytest.mark.story(requeued)
 def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
     job, said, step = told(requeued)
@@ -107,6 +109,7 @@ def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == step
 
 
+@pytest.mark.long
 @pytest.mark.story(requeued)
 def test_a_late_signal_for_the_attempt_before_does_not_end_the_chain(told: Teller) -> None:
     job, _, _ = told(requeued)
@@ -116,6 +119,7 @@ def test_a_late_signal_for_the_attempt_before_does_not_end_the_chain(told: Telle
     assert min(job.metrics(3)) == job.last_step(2) + 1
 
 
+@pytest.mark.long
 @pytest.mark.story(stopped_while_it_waited)
 def test_a_run_that_waits_ends_as_stopped_when_it_starts(told: Teller) -> None:
     found = told(stopped_while_it_waited)

@@ -128,6 +128,7 @@ ILL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("illness", "words"),
     [pytest.param(*each, id=name, marks=[pytest.mark.long] * (name != "slow")) for name, each in ILL.items()],
@@ -154,6 +155,7 @@ def test_a_spare_takes_the_place_of_a_bad_node(told: Teller, illness: Story[tupl
     assert ward.doctor(job)["bad_nodes"] == []
 
 
+@pytest.mark.long
 @pytest.mark.story(without_spare)
 def test_without_a_spare_the_run_is_retried_without_the_node(told: Teller) -> None:
     """The bad node is slow to reach whoever its partner is."""
@@ -169,6 +171,7 @@ def test_without_a_spare_the_run_is_retried_without_the_node(told: Teller) -> No
     assert [(each["node"], each["run"]) for each in found] == [("d10", job.run.run_id)]
 
 
+@pytest.mark.long
 @pytest.mark.story(without_room)
 def test_without_room_for_a_checkpoint_the_run_stops_at_once(told: Teller) -> None:
     ward, job = told(without_room)
@@ -180,6 +183,7 @@ def test_without_room_for_a_checkpoint_the_run_stops_at_once(told: Teller) -> No
     assert ward.doctor(job)["bad_nodes"] == []
 
 
+@pytest.mark.long
 @pytest.mark.story(without_preflight)
 def test_a_preflight_that_cannot_be_held_is_no_reason_not_to_train(told: Teller) -> None:
     _, job = told(without_preflight)
@@ -200,6 +204,7 @@ def test_doctor_finds_what_a_cluster_has_and_what_not(launcher: Launcher) -> Non
     assert "fail  slurm" in said
 
 
+@pytest.mark.long
 def test_a_detected_profile_is_one_that_submits(launcher: Launcher) -> None:
     text, words = launcher.run("profile", "detect")
     found_others = re.search(r"partition low; --partition takes another: (.*)", words)
@@ -218,6 +223,7 @@ def test_a_detected_profile_is_one_that_submits(launcher: Launcher) -> None:
     assert "exists, and nothing is overwritten" in words
 
 
+@pytest.mark.long
 def test_of_several_kinds_of_nodes_the_commonest_is_detected(
     checks: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -47,6 +47,7 @@ def newcomer(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launch
     return launcher
 
 
+@pytest.mark.long
 def test_with_our_trainer(newcomer: Launcher) -> None:
     commands = commands_under("With our trainer")
     commands.remove(["rehearse", "demo", "--cluster", "mine"])  # test_rehearsal.py
@@ -60,6 +61,7 @@ def test_with_our_trainer(newcomer: Launcher) -> None:
     assert re.search(r"\bdone\b", said["report"])
 
 
+@pytest.mark.long
 def test_with_ones_own_script(newcomer: Launcher) -> None:
     (newcomer.folder / "train.slurm").write_text(SCRIPT)
     (newcomer.folder / "train.py").write_text(PROGRAM)

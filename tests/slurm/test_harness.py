@@ -45,6 +45,7 @@ def start_job(conf: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_owner(services: Services, number: signal.Signals) -> None:
     owner, conf = start_by_hand()
@@ -58,6 +59,7 @@ def test_nothing_outlives_the_owner(services: Services, number: signal.Signals) 
     assert not top.exists()
 
 
+@pytest.mark.long
 def test_several_clusters_at_once_have_their_own_ports(small: Cluster, bare: Cluster, checks: Cluster) -> None:
     names = {
         cluster.run("scontrol", "show", "config").stdout.split("ClusterName", 1)[1].split()[1]

@@ -13,6 +13,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.launcher import ENDLESS, PAIR, PYTHON, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
 from tests.slurm.stories import Teller, slow_story, story
 
+pytestmark = pytest.mark.long
 LEAD_S = 240
 ASKED = ("--gres=gpu:2", "--cpus-per-task=4", "--time=60")
 

@@ -120,6 +120,7 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
     return Job(launcher.cluster, RunFolder(folder), found[1])
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("script", "code", "who"),
     [
@@ -160,6 +161,7 @@ def test_a_script_has_the_processes_that_sbatch_gives_it(
         assert ways["submit"] == ways["sbatch"], each
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("how", SENT)
 def test_a_signal_reaches_whom_it_reaches_under_sbatch_and_once(launcher: Launcher, how: str) -> None:
     heard: dict[str, dict[str, list[str]]] = {}
@@ -204,6 +206,7 @@ echo "after the training: $?"
 """
 
 
+@pytest.mark.long
 def test_at_its_time_limit_a_script_saves_and_comes_back(launcher: Launcher) -> None:
     folder = folder_of(launcher, "limit", train_slurm=LIMIT)
     job = submit(launcher, "submit", folder, "--set", "job.signal_lead_s=240", "train.slurm")
@@ -233,6 +236,7 @@ exit 7
 """
 
 
+@pytest.mark.long
 def test_neither_kill_0_nor_the_loss_of_the_watch_ends_the_chain(launcher: Launcher) -> None:
     folder = folder_of(launcher, "rough", train_slurm=ROUGH)
     job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "--set", "chain=requeue", "train.slurm")
@@ -251,6 +255,7 @@ echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
 """
 
 
+@pytest.mark.long
 def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launcher) -> None:
     folder = folder_of(launcher, "array", train_slurm=ARRAY)
     own = {"HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
@@ -279,6 +284,7 @@ echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
 
 
 @pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
+@pytest.mark.long
 def test_a_chain_of_jobs_starts_the_script_with_the_same_environment(
     launcher: Launcher, words: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
@@ -311,6 +317,7 @@ if os.environ["SLURM_PROCID"] == "1":
 """
 
 
+@pytest.mark.long
 def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> None:
     folder = folder_of(launcher, "two", train_slurm=TWO_FILES)
     job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm")

@@ -54,6 +54,7 @@ def preempted(teller: Teller) -> Job:
     return job
 
 
+@pytest.mark.long
 @pytest.mark.story(preempted)
 def test_preempted_it_saves_is_requeued_once_and_goes_on(launcher: Launcher, told: Teller) -> None:
     job = told(preempted)

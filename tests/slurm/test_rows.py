@@ -12,6 +12,7 @@ from tests.experiments.sweeps import COUNTS, PROFILES, settle, sweep
 from tests.slurm.cluster import Cluster
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_row_is_accepted_on_the_nodes_it_asks_for(checks: Cluster, tmp_path: Path, profile: str) -> None:
     asked = 0

@@ -249,6 +249,7 @@ def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
     assert launcher.state(job) == "done"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("interrupted", "reference"),
     [
@@ -269,6 +270,7 @@ def test_preemption_saves_requeues_once_and_resumes(
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1, "it goes on where it was, not from a periodic save"
 
 
+@pytest.mark.long
 @pytest.mark.story(cancelled)
 def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launcher, told: Teller) -> None:
     found = told(cancelled)
@@ -296,6 +298,7 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
     assert launcher.state(job) == "cancelled"
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
     waiting, job = launcher.submit_and_wait(*HELD)
     waiting.send_signal(signal.SIGINT)
@@ -305,6 +308,7 @@ def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
     assert launcher.state(job) == "cancelled"
 
 
+@pytest.mark.long
 @pytest.mark.story(no_progress)
 def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(
     launcher: Launcher, told: Teller
@@ -324,6 +328,7 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_furth
     assert f": task {rank}: Killed" in next(line for line in said.splitlines() if line.startswith("> "))
 
 
+@pytest.mark.long
 @pytest.mark.story(hostile, single)
 def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told: Teller) -> None:
     found = told(hostile)
@@ -338,6 +343,7 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
     assert not (launcher.folder / "pwned").exists()
 
 
+@pytest.mark.long
 @pytest.mark.story(once_more)
 def test_a_job_that_finds_its_run_done_leaves_nothing(launcher: Launcher, told: Teller) -> None:
     """But its own output, which says why it did not start."""

@@ -190,6 +190,7 @@ def with_taken_port(teller: Teller) -> tuple[Job, list[int]]:
     return job, others
 
 
+@pytest.mark.long
 @pytest.mark.story(contained)
 def test_a_container_holds_every_rank(told: Teller) -> None:
     log = told(contained)
@@ -197,6 +198,7 @@ def test_a_container_holds_every_rank(told: Teller) -> None:
     assert "ended done after step 2" in log
 
 
+@pytest.mark.long
 @pytest.mark.story(without_controller)
 def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(told: Teller) -> None:
     job, asked = told(without_controller)
@@ -204,6 +206,7 @@ def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(told: Teller) -
     assert job.ended() == ["walltime", "done"]
 
 
+@pytest.mark.long
 @pytest.mark.story(terminated_at_its_start)
 def test_a_sigterm_while_ranks_start_does_not_end_the_job(told: Teller) -> None:
     """A preemption's: the job has its GraceTime, and Slurm requeues it afterwards if it still runs."""
@@ -211,6 +214,7 @@ def test_a_sigterm_while_ranks_start_does_not_end_the_job(told: Teller) -> None:
     assert job.ended() == ["done"], job.log()
 
 
+@pytest.mark.long
 @pytest.mark.story(hanging)
 def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(told: Teller) -> None:
     """Slurm kills them KillWait seconds later, and the script with them: it has put the job back by then."""
@@ -231,12 +235,14 @@ def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Laun
     assert log.count("\n") == 3
 
 
+@pytest.mark.long
 def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: Launcher) -> None:
     cluster = profile(launcher, "no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
     _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     assert ".invalid has no address" in words
 
 
+@pytest.mark.long
 @pytest.mark.story(with_taken_port)
 def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(
     launcher: Launcher, told: Teller, tmp_path: Path
@@ -284,6 +290,7 @@ def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, t
     assert "Error: cannot make the run folder /proc/nowhere/tiny/" in output.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "story_of", [at_1424389, pytest.param(at_b498b09, marks=pytest.mark.long)], ids=["1424389", "b498b09"]
 )

@@ -48,6 +48,7 @@ def edited(teller: Teller) -> Edited:
     return Edited(job, code, as_it_was)
 
 
+@pytest.mark.long
 @pytest.mark.story(edited)
 def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, told: Teller) -> None:
     job, code, as_it_was = told(edited)

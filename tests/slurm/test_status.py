@@ -9,6 +9,8 @@ import pytest
 
 from tests.slurm.launcher import HELD, SINGLE, Job, Launcher
 
+pytestmark = pytest.mark.long
+
 
 def forgotten(job: Job) -> bool:
     """Whether Slurm no longer knows the job at all."""

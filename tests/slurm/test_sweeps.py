@@ -120,6 +120,7 @@ def states(launcher: Launcher, *names: str) -> dict[str, str]:
     return {run["row"]: run["state"] for run in json.loads(launcher.run("status", "--json", *names)[0])["runs"]}
 
 
+@pytest.mark.long
 @pytest.mark.story(sweep)
 def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launcher, told: Teller) -> None:
     made = told(sweep)
@@ -140,6 +141,7 @@ def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launche
     assert " ArrayTaskThrottle=3 " in made.shown
 
 
+@pytest.mark.long
 @pytest.mark.story(sweep)
 def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, told: Teller) -> None:
     made = told(sweep)

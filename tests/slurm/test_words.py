@@ -63,6 +63,7 @@ def _nodes(small: Cluster, job_id: str) -> str:
     return small.run("sacct", "-X", "-n", "-P", "-o", "NodeList", "-j", job_id).stdout.strip()
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(("job", "words"), [("killed", "Killed"), ("breaks", "Segmentation fault")])
 def test_a_signal_is_the_tasks_own_and_not_the_steps_end(
     ended: dict[str, tuple[Path, str]], job: str, words: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.tokens.run_data import open_samples
 from hpc_gpt.train.data import open_stream
+from tests import marked
 from tests.distributed.plain_gpt import train_plainly
 from tests.distributed.ranks import launch_ranks
-from tests.train.profiled_loop import CASES, STEPS, WAITING, case_settings
+from tests.train.profiled_loop import CASES, SHORT, STEPS, WAITING, case_settings
 
 pytestmark = pytest.mark.xdist_group("train-waiting")
 
@@ -24,6 +26,10 @@ Found = dict[str, dict[str, Any]]
 # The words of all ranks, which are of the host; figures that have arrived from the device, and are asked whether; a
 # micro-batch as it is written, on its way to the device.
 ON_THE_HOST = {"tensor ranks.all_reduce", "tolist ranks.finish", "tolist metrics.numbers", "numpy data._tensors"}
+
+
+def long(names: Iterable[str]) -> list[Any]:
+    return marked(names, [name for name in names if name not in SHORT])
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def plain(tokens: Path) -> list[float]:
     return train_plainly(resolved.model, resolved.train, initial, batches, batches[0]).losses
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", long(CASES))
 def test_no_step_brings_a_number_to_the_host(found: Found, case: str) -> None:
     assert found[case]["ended"] == "done"
     assert set(found[case]["counts"]) <= ON_THE_HOST
@@ -54,12 +60,12 @@ def test_no_step_brings_a_number_to_the_host(found: Found, case: str) -> None:
     assert found[case]["counts"]["tolist ranks.finish"] == 4
 
 
-@pytest.mark.parametrize("case", WAITING)
+@pytest.mark.parametrize("case", long(WAITING))
 def test_a_profile_shows_where_the_host_must_know(found: Found, case: str) -> None:
     """What the test above would look like if something waited."""
     assert any(name.startswith("aten::is_nonzero") for name in found[case]["counts"])
 
 
-@pytest.mark.parametrize("case", [*CASES, *WAITING])
+@pytest.mark.parametrize("case", long(CASES | WAITING))
 def test_it_trains_as_one_plain_process_does(found: Found, plain: list[float], case: str) -> None:
     assert found[case]["losses"] == pytest.approx(plain, abs=1e-2 if "bf16" in case else 2e-6)

@@ -200,6 +200,7 @@ def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
     return found
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("mode", ["none", "block", "whole"])
 @pytest.mark.parametrize("asked", ["flash", "math"])
 def test_the_kernel_of_the_second_pass_is_read(asked: str, mode: str) -> None:
@@ -211,6 +212,7 @@ def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def compiled(
     return loss, gradients
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("mode", ["block", "whole"])
 @pytest.mark.parametrize(
     "techniques",
@@ -72,6 +73,7 @@ TORCHTITAN = load_experiment("torchtitan-llama", row="fsdp-8-compile").engine
 ROTATED = replace(preset("llama3.1-8b"), hidden=32, heads=4, kv_heads=2, ffn=64, layers=3, seq=16, vocab=61)
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     "engine",
     [
@@ -93,6 +95,7 @@ def test_rotated_on_another_device_all_blocks_are_one_graph(engine: Engine) -> N
     assert not counters["graph_break"]
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("mode", ["block", "whole"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_offload_still_takes_all_of_a_block(
@@ -215,6 +218,7 @@ def compiler() -> None:
         pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
 
 
+@pytest.mark.long
 def test_a_compiled_loss_in_chunks_holds_the_logits_of_one() -> None:
     """Counted in both passes, in which a gradient may overwrite its logits. Compiled as a whole the loss took 9 bytes
     each of all logits here, and 8 in one chunk: Inductor chose what to compute again, and when."""

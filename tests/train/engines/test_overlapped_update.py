@@ -83,6 +83,7 @@ def test_every_bit_is_as_if_each_step_updated_at_its_end(case: Case) -> None:
     check_equal(numbers(ours), numbers(theirs))
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize(("dtype", "count"), [("bf16", 1), ("bf16", 2), ("fp16", 1)])
 @pytest.mark.parametrize("how", ["none", "edges"])
 def test_the_compiled_update_differs_in_the_norms_rounding_alone(dtype: Any, count: int, how: Any) -> None:

@@ -20,6 +20,7 @@ from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.optimizer import is_fused
 from hpc_gpt.train.engines.private_parts import NEWEST, OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
+from tests import marked
 from tests.conftest import REPOSITORY
 from tests.distributed.ranks import launch_ranks
 from tests.train.engines import plain_path_runs
@@ -195,7 +196,7 @@ def test_what_is_dropped_in_any_case_is_dropped_in_every_run_of_the_tests() -> N
 
 
 @pytest.mark.xdist_group("private-parts")
-@pytest.mark.parametrize("case", plain_path_runs.CASES)
+@pytest.mark.parametrize("case", marked(plain_path_runs.EVERY_CASE, plain_path_runs.TOO_LONG))
 def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, Any], case: str) -> None:
     found = plain_runs[case]
     assert found["usual"]["said"] == ""
