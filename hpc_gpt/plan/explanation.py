@@ -136,11 +136,8 @@ def _time(candidate: Candidate) -> str:
 def _how(part: str, run: Training) -> str:
     if part == "bubble":
         ideal = (run.pp - 1) / (run.micro_batches * run.vp)
-        below = (
-            f"({run.micro_batches} micro-batches x {run.vp} chunks)"
-            if run.vp > 1
-            else f"{run.micro_batches} micro-batches"
-        )
+        below = f"{run.micro_batches} micro-batches"
+        below = f"({below} x {run.vp} chunks)" if run.vp > 1 else below
         return f"(pp {run.pp} - 1) / {below} = {100 * ideal:.1f} % of the busy time, and uneven stages"
     if part == "compute":
         return f"{run.micro_batches} micro-batches, forward and backward"
@@ -152,9 +149,8 @@ def _how(part: str, run: Training) -> str:
             f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
         )
     if part == "dp":
-        return f"gradients over {run.dp} replicas, as far as backward does not hide it" + (
-            "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
-        )
+        gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
+        return f"gradients over {run.dp} replicas, as far as backward does not hide it{gathered}"
     return next(each.means for each in PARTS if each.name == part)
 
 

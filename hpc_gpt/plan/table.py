@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.memory import StageMemory
 from hpc_gpt.plan.search import KEPT, NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
@@ -137,16 +136,13 @@ def loses(candidate: Candidate, best: Candidate) -> str:
             return f"tight: {needs(candidate)}"
         return "as fast within 1 %, but less simple"
     scale = best.training.global_batch / candidate.training.global_batch
-    costs = {
-        part: getattr(candidate.step, part.field) * scale - getattr(best.step, part.field) for part in PARTS
-    }  # fmt: skip
-    worst = max(costs, key=lambda part: costs[part])
+    of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
+    of_best = {part: getattr(best.step, part.field) for part in PARTS}
+    worst = max(PARTS, key=lambda part: of_own[part] - of_best[part])
     own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
     if worst.name == "compute" or round(100 * own) <= round(100 * other):
-        mine = show_rate(getattr(candidate.step, worst.field) * scale)
-        return (
-            f"{worst.name} {mine} s against {show_rate(getattr(best.step, worst.field))} s{_smaller(candidate, best)}"
-        )
+        seconds = f"{show_rate(of_own[worst])} s against {show_rate(of_best[worst])} s"
+        return f"{worst.name} {seconds}{_smaller(candidate, best)}"
     return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
 
 
@@ -341,16 +337,9 @@ def wrapped(text: str, width: int | None) -> list[str]:
     return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _stage_figures(stage: StageMemory) -> dict[str, float | str]:
-    """What `plan --json` has of a stage."""
-    figures = {f"{name}_gib": value for name, value in asdict(stage).items() if name != "moment"}
-    return figures | {"allocated_gib": stage.allocated, "peak_in": stage.moment}
-
-
 def _candidate_tables(candidate: Candidate, figures: Figures | None, against: str) -> dict[str, Any]:
     """One candidate: memory of one GPU of each stage, first to last, in GiB; time of one step, in seconds."""
     run, step = candidate.training, candidate.step
-    stages = candidate.memory.stages
     return {
         "layout": str(candidate.layout),
         "engine": run.engine,
@@ -363,7 +352,11 @@ def _candidate_tables(candidate: Candidate, figures: Figures | None, against: st
         "memory_gib": candidate.need_gib,
         "host_memory_gib": candidate.host_gib,
         "deciding_stage": candidate.memory.deciding,
-        "stages": [_stage_figures(stage) for stage in stages],
+        "stages": [
+            {f"{name}_gib": value for name, value in asdict(stage).items() if name != "moment"}
+            | {"allocated_gib": stage.allocated, "peak_in": stage.moment}
+            for stage in candidate.memory.stages
+        ],
         "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
         "band": step.band if step else None,
         "figures": asdict(figures) if figures else None,

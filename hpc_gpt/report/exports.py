@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import OsErrorAs, RunFolderError, UserError
 from hpc_gpt.files import aside, try_folder
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.attempts import epoch
@@ -63,7 +63,7 @@ def check_export_target(folder: Path, package: str) -> None:
     """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
     may be an hour of reading."""
     _need(package)
-    with _faults(folder):
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         try_folder(folder.absolute())
 
 
@@ -97,7 +97,7 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             yield Event(wall_time=at, step=step, summary=Summary(value=values))
 
     written = []
-    with _faults(folder):
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         for run in export_runs(runs):
             place = folder_within(folder, run.name, run.id)
             with aside(place / "export") as part:
@@ -114,7 +114,7 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
     UserError if wandb is not installed, RunFolderError if a folder cannot be written.
     """
-    with _faults(folder):
+    with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         within, exported = folder_within(folder, "wandb"), export_runs(runs)
         with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=within) as name:
             # The files are complete only after wandb's process has ended.
@@ -132,15 +132,6 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
                     place.rename(Path(name) / f"former-{place.name}")
                 own.rename(place)
             return places
-
-
-@contextlib.contextmanager
-def _faults(folder: Path) -> Iterator[None]:
-    """Faults of the disk as RunFolderError."""
-    try:
-        yield
-    except OSError as fault:
-        raise RunFolderError(f"{folder}: {fault.strerror or fault}", ANOTHER) from None
 
 
 @contextlib.contextmanager

@@ -112,30 +112,22 @@ class PageSection:
 
 def hatches() -> Svg:
     """The fill patterns of all drawings, in an image that shows nothing."""
-    patterns = [
-        element(
-            "pattern",
-            element("path", d=path, class_="hatch"),
-            id=f"hatch-{place}",
-            width=8,
-            height=8,
-            patternUnits="userSpaceOnUse",
-        )
-        for place, path in enumerate(_HATCHES)
-        if path
-    ]
-    return ornament(element("defs", "".join(patterns)), 0, 0, "hatches")
+    box = {"width": 8, "height": 8, "patternUnits": "userSpaceOnUse"}
+    patterns = ""
+    for place, path in enumerate(_HATCHES):
+        if path:
+            patterns += element("pattern", element("path", d=path, class_="hatch"), id=f"hatch-{place}", **box)
+    return ornament(element("defs", patterns), 0, 0, "hatches")
 
 
 def memory_section(candidates: Sequence[Candidate]) -> PageSection:
     """A chart for each candidate: a bar for each stage against the card."""
-    names = (*MEMORY_PARTS, _REST)
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     words = (
         "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card. Besides what is allocated there "
         "is what PyTorch reserves and what CUDA and NCCL hold."
     )
-    legend = [_legend_entry(place, name) for place, name in enumerate(names)]
+    legend = [_legend_entry(place, name) for place, name in enumerate((*MEMORY_PARTS, _REST))]
     return PageSection("memory", "Memory of each stage", words, legend, charts)
 
 
@@ -153,12 +145,13 @@ def time_section(candidates: Sequence[Candidate]) -> PageSection | None:
         rows.append((str(one.layout), seconds))
         figures.append([str(one.layout), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
     name = "Time of a step by layout"
-    picture = _bars(name, rows, [PARTS.index(part) for part in used], None, "s", "time-0", [part.name for part in used])
+    parts = [(PARTS.index(part), part.name) for part in used]
+    picture = _bars(name, rows, parts, None, "s", "time-0")
     chart = Chart(picture, f"{name}, seconds", ["Layout", *(part.name for part in used), "step"], figures)
     words = f"Seconds of one step of {tokens:,} tokens, by part. The parts: " + "; ".join(
         f"{part.name}, {part.means}" for part in used
     )
-    legend = [_legend_entry(PARTS.index(part), part.name) for part in used]
+    legend = [_legend_entry(*part) for part in parts]
     return PageSection("time", "Time of a step", words + ".", legend, [chart])
 
 
@@ -177,15 +170,8 @@ def _memory_chart(candidate: Candidate, place: int) -> Chart:
     name = f"Memory of {candidate.layout}"
     if len(shown) < len(stages):
         name += f", {len(shown)} of {len(stages)} stages"
-    picture = _bars(
-        name,
-        rows,
-        list(range(len(MEMORY_PARTS) + 1)),
-        candidate.card_gib,
-        "GiB",
-        f"memory-{place}",
-        (*MEMORY_PARTS, _REST),
-    )
+    parts = list(enumerate((*MEMORY_PARTS, _REST)))
+    picture = _bars(name, rows, parts, candidate.card_gib, "GiB", f"memory-{place}")
     headings = ["Stage", *MEMORY_PARTS, "allocated", "reserved", "nvidia-smi", "host"]
     return Chart(picture, f"{name}, GiB", headings, figures)
 
@@ -201,13 +187,12 @@ def _shown(stages: int, deciding: int) -> list[int]:
 def _bars(
     title: str,
     rows: Sequence[tuple[str, Sequence[float]]],
-    places: Sequence[int],
+    parts: Sequence[tuple[int, str]],
     limit: float | None,
     unit: str,
     anchor: str,
-    names: Sequence[str],
 ) -> Svg:
-    """Bars of parts, each below its label and sum; `limit` is a line across."""
+    """Bars of `parts`, (place of the hatching, name), each below its label and sum; `limit` is a line across."""
     most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
     scale = _WIDEST / most if most > 0 else 0.0
     content, words = "", []
@@ -216,13 +201,13 @@ def _bars(
         top = row * _ROW + 2.0
         content += element("text", escaped(f"{label}: {total:.3g} {unit}"), x=0, y=top + 13)
         left = 0.0
-        for place, size in zip(places, sizes, strict=True):
+        for (place, _), size in zip(parts, sizes, strict=True):
             wide = size * scale
             if wide >= 0.01:
                 content += _part(f"{left:.2f}%", top + _LABEL, f"{wide:.2f}%", place)
             left += wide
-        parts = ", ".join(f"{name} {size:.3g}" for name, size in zip(names, sizes, strict=True) if size > 0)
-        words.append(f"{label} {total:.3g} {unit}: {parts}")
+        said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
+        words.append(f"{label} {total:.3g} {unit}: {said}")
     height = len(rows) * _ROW + 4
     if limit:
         at = f"{limit * scale:.2f}%"

@@ -73,16 +73,12 @@ def line_chart(
 
 def swatch(style: str) -> Svg:
     """The sign of a line or mark in a legend; `style` is s0 to s7, again, median, skipped, nan, restart or point."""
-    if style == "skipped":
-        sign = element("path", d="M12 2v10", class_="skipped")
-    elif style == "nan":
-        sign = element("path", d="M9 4l6 6m0-6l-6 6", class_="nan")
-    elif style == "restart":
-        sign = element("path", d="M12 1v12", class_="restart")
-    elif style == "point":
+    paths = {"skipped": "M12 2v10", "nan": "M9 4l6 6m0-6l-6 6", "restart": "M12 1v12", "median": "M1 7h22"}
+    if style == "point":
         sign = element("circle", cx=12, cy=7, r=3, class_="point")
     else:
-        sign = element("path", d="M1 7h22", class_=f"line {style}" if style != "median" else "median")
+        class_ = style if style in paths else f"line {style}"
+        sign = element("path", d=paths.get(style, "M1 7h22"), class_=class_)
     return ornament(sign, 24, 14, "swatch")
 
 
