@@ -30,12 +30,8 @@ _VERBS = ("plan", "render", "submit", "rehearse", "bench")
 
 # (names, key, type, help). Each long name has its variable, as `variables_of` makes it.
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
-    (
-        ("--model",),
-        "model.preset",
-        str,
-        "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder.",
-    ),
+    (("--model",), "model.preset", str,
+     "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder."),
     (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
     (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
@@ -60,20 +56,16 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--reservation",), "job.reservation", str, "Reservation."),
     (("--mem",), "job.mem", str, "Memory of a node, as for sbatch."),
     (("--comment",), "job.comment", str, "A comment for Slurm to keep."),
-    (
-        ("--max-gpu-hours",),
-        "job.max_gpu_hours",
-        float,
-        "Budget of the run: its job chain ends before it takes more.",
-    ),
-)
+    (("--max-gpu-hours",), "job.max_gpu_hours", float, "Budget of the run: its job chain ends before it takes more."),
+)  # fmt: skip
 
 
 # The options that set the size of a run.
 _SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
 
-# What only `plan` has as options; other verbs take these keys by `--set`.
-_PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
+# What a plan depends on; other verbs take the last ones by `--set`.
+PLANNING_OPTIONS = (
+    *(option for option in _OPTIONS if not option[1].startswith("job.")),
     (("--hidden",), "model.hidden", int, "Hidden size."),
     (("--layers",), "model.layers", int, "Layers."),
     (("--heads",), "model.heads", int, "Attention heads."),
@@ -111,15 +103,13 @@ def experiment_options(function: F) -> F:
 
 def planning_options(function: F) -> F:
     """Like `experiment_options`, but only what a plan depends on."""
-    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
-    return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, *_SHARED)
+    return _with_options(function, PLANNING_OPTIONS, _ACROSS_NODES, *_SHARED)
 
 
 def init_options(function: F) -> F:
     """Like `planning_options`, but with NAME for a new file in place of EXPERIMENT."""
-    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
     name = click.argument("name", required=False)
-    return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, _SET, _CLUSTER, name)
+    return _with_options(function, PLANNING_OPTIONS, _ACROSS_NODES, _SET, _CLUSTER, name)
 
 
 def bench_options(function: F) -> F:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import planning_options
+from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.cli.removed_option import removed_option
 from hpc_gpt.engines.base.training import Training
@@ -47,15 +47,9 @@ PLACE = 10
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _ROWS = "hpc-gpt report --predictions compares runs; tests/benchmarks/plan.py --rows FILE, published rows"
 _FILE = click.Path(path_type=Path)
-_FLAGS = {
-    "model.preset": "--model", "model.seq": "--seq", "engine.name": "--engine", "engine.zero_stage": "--zero-stage",
-}  # fmt: skip
-# What plan has an option for besides. The model of --max-model is given by its sizes.
-_PLAN_FLAGS = _FLAGS | {
-    "model.vocab": "--vocab", "engine.recompute": "--recompute", "engine.offload": "--offload",
-    "layout.gpus": "--gpus", "layout.nodes": "--nodes", "layout.tp": "--tp", "layout.pp": "--pp", "layout.dp": "--dp",
-    "layout.micro_batch": "--mbs", "layout.micro_batches": "--gas", "layout.global_batch": "--gbs",
-}  # fmt: skip
+# {key: its option}; the model of --max-model is given by its sizes. Of submit only some: it gets other keys by --set.
+_PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
+_FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
 _OF_THE_LARGEST = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The command gives these by options of its own.
 _GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",

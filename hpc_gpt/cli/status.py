@@ -21,8 +21,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
-from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
-from hpc_gpt.watch.sweep_status import SweepStatus, by_sweep, fold
+from hpc_gpt.watch.status import RunStatus, ask_status, by_sweep, fold, silence_note
 from hpc_gpt.words import clock, plain, show_duration, show_value
 
 PLACE = 60
@@ -137,14 +136,13 @@ def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool)
 
 def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     lines = rows if opened else fold(rows)
-    shown = [row for row in lines if not isinstance(row, SweepStatus)]
     columns, room = list(_COLUMNS), width()
     for key in _LEFT_OUT:
         if room is None or grid(columns, lines).width <= room:
             break
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
-    said = [(row.run, words) for row in shown if row.state != "done" for words in (row.cause, row.pace) if words]
+    said = [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
     return table + [plain(f"{run}: {words}") for run, words in said]
 
 

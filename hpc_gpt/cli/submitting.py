@@ -14,7 +14,7 @@ import click
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.allocation import Allocation, read_allocation
+from hpc_gpt.launch.here import Allocation, read_allocation, run_in
 from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
 from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
@@ -142,8 +142,6 @@ def _start(
         return None
     if how.allocation is None:
         return start_run(run, resolved, jobs, words)
-    from hpc_gpt.launch.here import run_in
-
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
     run_in(how.allocation, run, resolved)
     print_record(leave_record(run))

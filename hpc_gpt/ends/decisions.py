@@ -118,8 +118,13 @@ def conclude(
         for each in history
         if each.number <= attempt.number
     ]
-    verdict = judge(past, rules_of(resolved), asked)
-    exclude = nodes_left_out(run, resolved, past, now) if verdict.go_on else []
+    pause = resolved.job.retry_pause_s
+    pause_s = float(cluster.retry_pause_s if pause is None else pause)
+    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), asked)
+    exclude: list[str] = []
+    if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
+        own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
+        exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
     with _disk_that_may_be_full():
         write_verdict(run, attempt, verdict, past, exclude, now, end, put_back)
     return verdict, exclude
@@ -132,21 +137,6 @@ def _disk_that_may_be_full() -> Iterator[None]:
         yield
     except RunFolderError as fault:
         print(f"not written down: {fault}", file=sys.stderr, flush=True)
-
-
-def rules_of(resolved: Resolved) -> Rules:
-    """The rules for the judge from the settings of a run."""
-    pause = resolved.job.retry_pause_s
-    pause_s = float(resolved.cluster.retry_pause_s if pause is None else pause)
-    return Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours)
-
-
-def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[EndedAttempt], now: float) -> list[str]:
-    """The nodes that the next attempt excludes: those that failed in this run within `bad_node_hours`, and those that
-    the cluster's list excludes."""
-    since = now - 3600 * resolved.cluster.bad_node_hours
-    own = {each.node for each in past if each.node and each.over > since}
-    return sorted(own | set(bad_nodes.left_out(resolved.cluster.name, run.run_id, now)))
 
 
 def write_verdict(
@@ -205,7 +195,10 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
     resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
     past: list[EndedAttempt] = []
     saved = 0
-    blind = _shows_nothing(run)
+    command = command_of(run)
+    # Of a script without named checkpoints and logged steps the exit code is all that is known.
+    is_script = command is not None and command.script is not None and command.checkpoints is None
+    blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
         later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
@@ -235,13 +228,6 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
             )
         )
     return past
-
-
-def _shows_nothing(run: RunFolder) -> bool:
-    """Whether a run is of a script whose exit code is all that is known: no checkpoints are named, no steps logged."""
-    command = command_of(run)
-    is_script = command is not None and command.script is not None and command.checkpoints is None
-    return is_script and not any(attempt.last_metrics() for attempt in run.attempts())
 
 
 def newest_saved(run: RunFolder) -> int:

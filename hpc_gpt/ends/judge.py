@@ -94,7 +94,9 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
 
     `asked`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
-    last, row = past[-1], _since_a_start_by_hand(past)
+    last = past[-1]
+    # The attempts since a start by hand, which is after one that ended the run.
+    row = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
     own = last.cause or last.ended
 
     def stop(ended: str, why: str) -> Verdict:
@@ -125,12 +127,6 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
         )
     failures = failures_in_row(row) if RETRIES[last.ended].fails else 0
     return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
-
-
-def _since_a_start_by_hand(past: Sequence[EndedAttempt]) -> Sequence[EndedAttempt]:
-    """The attempts after the last one, but for the newest, at which the run ended."""
-    first = max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0)
-    return past[first:]
 
 
 def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:

@@ -94,6 +94,10 @@ def may_start(
     resolved = run.resolved()
     own = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
+
+    def refuse(ended: str, why: str, code: int) -> str:
+        return _refuse(run, attempt, resolved, Verdict(False, ended, ended, why), now, code)
+
     for other in not_judged(run, attempt):
         job_id = job_of(other)
         state = slurm.queue.get(job_id, "")
@@ -106,11 +110,9 @@ def may_start(
         ):
             if patient:
                 return f"{NEXT_MARK} wait"
-            why = "another job of the run is active and does not end"
-            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+            return refuse("refused", "another job of the run is active and does not end", 1)
         elif slurm_has_ranks(state):
-            why = f"job {job_id} runs this run already, as attempt {other.number}"
-            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+            return refuse("refused", f"job {job_id} runs this run already, as attempt {other.number}", 1)
         elif slurm_state(state) != "pending":
             _conclude_lost(run, other, resolved, slurm, now, read_cause, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
@@ -119,16 +121,15 @@ def may_start(
             return _leave(run, attempt, ended.why)
         return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
     if asked := run.asked_to_end(own):
-        verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
-        line = _refuse(run, attempt, resolved, verdict, now, 0)
+        line = refuse(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited", 0)
         forget_stop(run, attempt)
         return line
     gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
     left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
     if why:
-        return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
+        return refuse("budget", why, 0)
     if why := _held(run, own, slurm):
-        return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+        return refuse("refused", why, 1)
     return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
 
 
@@ -154,12 +155,6 @@ def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
 def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
     """The earlier attempts of a run without a verdict."""
     return [each for each in run.attempts() if each.number < attempt.number and not each.verdict()]
-
-
-def rendezvous_port(job_id: str, restart: int) -> int:
-    """The port at which the ranks meet: it follows from the job's id, so that two jobs on a host differ, and each start
-    of the job has another one, in case that of the start before was taken."""
-    return free_port(int(re.sub(r"\D.*", "", job_id) or 0), restart)
 
 
 def _ended_before(
@@ -202,7 +197,9 @@ def _conclude_lost(
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
     ended, words = end_by_accounting(lost, state, again)
-    moment = _cancelled_at(run, job_id)
+    moment = None
+    with contextlib.suppress(OSError):
+        moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
         words, now = "hpc-gpt cancel", min(now, moment)
@@ -211,14 +208,6 @@ def _conclude_lost(
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
     conclude(run, lost, resolved, end, now, over, put_back=again)
-
-
-def _cancelled_at(run: RunFolder, job_id: str) -> float | None:
-    """Epoch seconds at which `hpc-gpt cancel` marked a job; None if it did not."""
-    try:
-        return run.cancelled_mark(job_id).stat().st_mtime if job_id else None
-    except OSError:
-        return None
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
@@ -269,8 +258,10 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
                 run, attempt, read_slurm(sys.stdin), time.time(), read_cause, not more or int(more[0]) > 1
             )
             if more and answer.startswith(f"{NEXT_MARK} go "):
-                restart = attempt.started().get("restart") or 0
-                answer += f" {rendezvous_port(os.environ.get('SLURM_JOB_ID', ''), restart)}"
+                # It follows from the job's id, so that two jobs on a host differ, and each start of the job has another
+                # one, in case that of the start before was taken.
+                job_id = re.sub(r"\D.*", "", os.environ.get("SLURM_JOB_ID", ""))
+                answer += f" {free_port(int(job_id or 0), attempt.started().get('restart') or 0)}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)

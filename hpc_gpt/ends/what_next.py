@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.decisions import NEXT_MARK, ReadCause, classify, conclude, forget_stop, job_of, other_jobs, with_room
@@ -50,46 +49,29 @@ def decide_next(
     If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
     """
     job_id = job_of(attempt)
-    jobs = other_jobs(run, job_id)
+    others = ",".join(other_jobs(run, job_id)) or "-"
     if found := attempt.verdict():
-        nodes = _exclusion(run, attempt, _left_out(found), excluded)
-        return _script_line(found.get("go_on") is True, _pause_s(found), nodes, jobs)
-    resolved = run.resolved()
-    end = with_room(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
-    for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
-        hours = resolved.cluster.bad_node_hours
-        bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
-    asked = run.asked_to_end(job_id)
-    verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back)
-    if not verdict.go_on and not put_back:
-        forget_stop(run, attempt)
-    return _script_line(verdict.go_on, verdict.pause_s, _exclusion(run, attempt, exclude, excluded), jobs)
-
-
-def _exclusion(run: RunFolder, attempt: Attempt, exclude: Sequence[str], excluded: Sequence[str]) -> str:
-    """The nodes that the job is to exclude now, after `=`: those of its user, and `exclude`. `-` if nothing changes.
-
-    Nodes that an earlier verdict excluded, but not this one, are used again.
-    """
-    ours = {node for each in run.attempts() if each.number < attempt.number for node in _left_out(each.verdict())}
+        again, pause_s, exclude = found.get("go_on") is True, found.get("pause_s") or 0.0, found.get("exclude") or []
+        pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
+    else:
+        resolved = run.resolved()
+        end = with_room(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
+        for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
+            hours = resolved.cluster.bad_node_hours
+            bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
+        asked = run.asked_to_end(job_id)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back)
+        again, pause_s = verdict.go_on, verdict.pause_s
+        if not again and not put_back:
+            forget_stop(run, attempt)
+    if not again:
+        return f"{NEXT_MARK} stop 0 - {others}"
+    # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
+    earlier = [each.verdict().get("exclude") or [] for each in run.attempts() if each.number < attempt.number]
+    ours = {node for nodes in earlier for node in nodes}
     wanted = (set(excluded) - ours) | set(exclude)
-    return "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
-
-
-def _left_out(verdict: Mapping[str, Any]) -> list[str]:
-    """The nodes that a next.json excludes, without anything that is no host's name."""
-    return verdict.get("exclude") or []
-
-
-def _pause_s(verdict: Mapping[str, Any]) -> float:
-    pause = float(verdict.get("pause_s") or 0.0)
-    return pause if pause <= LONGEST_PAUSE_S else 0.0
-
-
-def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str]) -> str:
-    """The line that job.sh reads."""
-    jobs = ",".join(others) or "-"
-    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{NEXT_MARK} stop 0 - {jobs}"
+    nodes = "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
+    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
 
 
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:

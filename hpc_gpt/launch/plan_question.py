@@ -100,7 +100,11 @@ def ask_plan(
     question = question_of(experiment, profile, holds, engines)
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
-    name = _name(request, experiment, model)
+    if any(request.overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
+        name = f"{model.layers} x {model.hidden}"
+    else:
+        of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
+        name = experiment.model.preset or of_file or experiment.name
     if not largest:
         check_possible(question, experiment, profile, name)
     fitted = profile
@@ -128,11 +132,3 @@ def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
             axis = key.partition(".")[2]
             raise ConfigError(f"--why {why} and --{axis} {overrides[key]} contradict each other", f"leave --{axis} out")
     return layout
-
-
-def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
-    sizes = {f"model.{name}" for name in ("hidden", "layers", "heads")}
-    if any(request.overrides.get(key) is not None for key in sizes):
-        return f"{model.layers} x {model.hidden}"
-    of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
-    return experiment.model.preset or of_file or experiment.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -22,12 +23,13 @@ from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.slurm.directives import quote_directive
 from hpc_gpt.slurm.options import OF_JOB, OF_SITE
 from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.tables import check_tables, close_matches
 
 # {key of [job]: the option of sbatch that it is}.
-_OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task", "exclusive": "exclusive"}
+_OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
 # What a profile adds unless the script or the command line names it, or one of these, which ask for the same.
 _SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
@@ -62,14 +64,11 @@ def prepare_file(
     of the command line."""
     if request.smoke:
         refuse_command(experiment.engine.name, "it cannot be made small from here", "submit it")
-    command, job = experiment.command, experiment.job
+    command = experiment.command
     assert command.script is not None
     asked = AskedScript(Path(command.script), command.args)
-    stated = {key: getattr(job, key.removeprefix("job.")) for key in given if key.startswith("job.")}
-    stated |= {key: getattr(experiment.layout, key.removeprefix("layout.")) for key in given if key in _SIZES}
-    stated |= {key: getattr(command, key.removeprefix("command.")) for key in given if key.startswith("command.")}
-    stated |= {key: getattr(experiment.train, key.removeprefix("train.")) for key in given if key in _OF_TRAIN}
-    stated |= {"command.workdir": command.workdir} if "command.workdir" in given else {}
+    ours = [key for key in given if key.startswith(("job.", "command.")) or key in (*_SIZES, *_OF_TRAIN)]
+    stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
     return prepare_script(whole, profile, asked, experiment.name)
 
@@ -79,8 +78,10 @@ def prepare_script(
 ) -> PreparedScript:
     """The run of a script. Raises ConfigError."""
     script = read_job_script(asked.path)
-    job, command, train, own = _keys(request.overrides)
-    profile = _with_keys(profile, own)
+    tables = _keys(request.overrides)
+    job, own = tables["job"], tables.pop("profile")
+    checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
+    profile = replace(profile, **{key: getattr(checked, key) for key in own})
     here = profile.scheduler == "local"
     by_variable = [] if here else words_of_variables(os.environ)
     words = [*by_variable, *_words_of(job, request.overrides), *job.get("sbatch", ()), *asked.words]
@@ -101,16 +102,15 @@ def prepare_script(
     title = found.get("job-name") or asked.path.name
     if "job-name" not in found:
         words.append(f"--job-name={title}")
-    experiment = _experiment(name or folder_name(Path(title).stem), found, sizes, job, command, train, asked, script)
+    experiment = _experiment(name or folder_name(Path(title).stem), tables, found, sizes, asked)
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
-    has_signal = found.get("signal") is not None
     lead = _lead(resolved.job, found.get("time"), "signal_lead_s" in job)
     resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=lead))
-    signal = None if here or has_signal or lead is None else f"B:USR2@{lead}"
     requeue = "--no-requeue" if chain == "none" else "--requeue"
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue]
-    directives = [*map(_directive, added), *script.directives, *_directives_of(words), *owned]
-    directives += [f"--signal={signal}"] if signal else []
+    directives = [*map(quote_directive, added), *script.directives]
+    directives += [" ".join(map(quote_directive, option.words)) for option in read_options(words)]  # an option a line
+    directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
     array = _array(found.get("array"), here)
     return PreparedScript(
@@ -122,8 +122,8 @@ def prepare_script(
     )
 
 
-def _keys(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The overrides as keys of [job], [command], [train] and of the profile. ConfigError for one that a script has no
+def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The overrides as keys of `job`, `command`, `train` and of the `profile`. ConfigError for one that a script has no
     use for."""
     tables: dict[str, dict[str, Any]] = {"job": {}, "command": {}, "train": {}, "profile": {}}
     known = [entry.name for entry in fields(ClusterProfile)]
@@ -143,25 +143,13 @@ def _keys(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any],
     for own in ("run", "per", "setup", "resume", "snapshot", "link"):
         if own in tables["command"]:
             raise ConfigError(f"command.{own} is not for a job script, which runs as it is", "leave it out")
-    return tables["job"], tables["command"], tables["train"], tables["profile"]
-
-
-def _with_keys(profile: ClusterProfile, own: Mapping[str, Any]) -> ClusterProfile:
-    if not own:
-        return profile
-    checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
-    return replace(profile, **{key: getattr(checked, key) for key in own})
+    return tables
 
 
 def _words_of(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The options of sbatch that keys of [job] and [layout] are."""
-    words = []
-    for key, option in _OPTION_OF.items():
-        value = job.get(key)
-        if key == "exclusive":
-            words += ["--exclusive"] if value else []
-        elif value is not None:
-            words.append(f"--{option}={value}")
+    words = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
+    words += ["--exclusive"] if job.get("exclusive") else []
     return words + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
 
 
@@ -179,28 +167,21 @@ def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[
 
 
 def _experiment(
-    name: str,
-    found: Mapping[str, str | None],
-    sizes: Sizes,
-    job: Mapping[str, Any],
-    command: Mapping[str, Any],
-    train: Mapping[str, Any],
-    asked: AskedScript,
-    script: JobScript,
+    name: str, keys: Mapping[str, Any], found: Mapping[str, str | None], sizes: Sizes, asked: AskedScript
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
+    job, command = keys["job"], keys["command"]
     texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := found.get(option))}
-    own = {key: value for key, value in job.items() if key not in _OPTION_OF and key != "sbatch"}
+    own = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
     folder = Path(found.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
-    table = {**command, "script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False}
     arguments = hide_secrets(shlex.join(asked.arguments))
-    hidden = tuple(asked.arguments) if arguments == shlex.join(asked.arguments) else (arguments,)
-    tables = {"command": {**table, "args": list(hidden)}, "job": {**texts, **own}, "train": {"steps": 0, **train}}
+    hidden = list(asked.arguments) if arguments == shlex.join(asked.arguments) else [arguments]
+    where = {"script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
+    tables = {"command": {**command, **where}, "job": {**texts, **own}, "train": {"steps": 0, **keys["train"]}}
     checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
-    per_node = max(1, sizes.gpus)
-    layout = LayoutRequest(gpus=per_node * sizes.nodes, nodes=sizes.nodes)
-    exclusive = "exclusive" in found or None
-    return replace(checked, engine=Engine(name="command"), layout=layout, job=replace(checked.job, exclusive=exclusive))
+    layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
+    job_kept = replace(checked.job, exclusive="exclusive" in found or None)
+    return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)
 
 
 def _resolve(
@@ -232,27 +213,12 @@ def _resolve(
 
 def _lead(job: Job, time: str | None, is_given: bool) -> int | None:
     """Seconds ahead of the time limit; None if so short a job has none to give."""
-    lead = job.signal_lead_s
-    try:
+    lead, limit = job.signal_lead_s, None
+    with contextlib.suppress(ConfigError):
         limit = limit_s(time)
-    except ConfigError:
-        limit = None
-    if lead is None or lead < 1:
-        return None
-    if limit is not None and lead >= limit:
-        if is_given:
-            raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
-        return None
-    return lead
-
-
-def _directive(word: str) -> str:
-    return shlex.quote(word.replace("\\", "\\\\"))
-
-
-def _directives_of(words: Sequence[str]) -> list[str]:
-    """The options of a command line as directives, an option a line."""
-    return [" ".join(map(_directive, option.words)) for option in read_options(words)]
+    if lead is not None and limit is not None and lead >= limit and is_given:
+        raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
+    return None if lead is None or lead < 1 or (limit is not None and lead >= limit) else lead
 
 
 def _array(text: str | None, here: bool) -> list[int]:

@@ -47,9 +47,10 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
     name = names[0]
     try:
-        environment = _environment(template)
-        if template is not None and template.is_file():
-            _check_blocks(environment, template)
+        own = template.read_text(encoding="utf-8") if template is not None and template.is_file() else None
+        environment = _environment(template, own)
+        if own is not None:
+            _check_blocks(environment, str(template), own)
         text = environment.select_template(names).render(variables(resolved))
     except RenderError:
         raise
@@ -78,7 +79,7 @@ def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str],
     UTF-8). `directives` are all of the text's, as sbatch is to read them."""
     facts, signal = resolved.script, resolved.job.signal_lead_s
     assert facts is not None
-    template = _environment(None).get_template(f"script/{resolved.cluster.scheduler}.sh.j2")
+    template = _environment().get_template(f"script/{resolved.cluster.scheduler}.sh.j2")
     head = template.render(
         **variables(resolved) | {"directives": directives},
         script_bytes=len(body),
@@ -91,13 +92,13 @@ def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str],
     return head + body.decode("utf-8", "surrogateescape")
 
 
-def _check_blocks(environment: Environment, template: Path) -> None:
+def _check_blocks(environment: Environment, template: str, own: str) -> None:
     """RenderError for a block of the user's child that base.sh.j2 does not have: jinja would leave it out."""
     from jinja2 import nodes
 
     base = environment.parse((templates_dir() / "base.sh.j2").read_text(encoding="utf-8"))
     known = [block.name for block in base.find_all(nodes.Block)]
-    tree = environment.parse(template.read_text(encoding="utf-8"))
+    tree = environment.parse(own)
     if not any(isinstance(node, nodes.Extends) for node in tree.body):
         return
     for block in tree.body:
@@ -112,7 +113,7 @@ def array_script(name: str, scripts: Sequence[str]) -> str:
     """The script of a job array for runs with equal directives. Its job name is theirs if they share one, or `name`."""
     own = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
     shared = own.pop() if len(own) == 1 else JOB_NAME + quote_directive(name)
-    template = _environment(None).get_template("slurm/array.sh.j2")
+    template = _environment().get_template("slurm/array.sh.j2")
     return template.render(
         title=f"{folder_name(name)}: {len(scripts)} runs",
         version=__version__,
@@ -163,22 +164,17 @@ def _title(resolved: Resolved) -> str:
 
 
 @functools.cache
-def _environment(template: Path | None) -> Environment:
-    """The jinja environment. Cached with its compiled templates, because a sweep renders a thousand times."""
+def _environment(template: Path | None = None, own: str | None = None) -> Environment:
+    """The jinja environment, with the text of the user's own template, which comes before a shipped one of the same
+    name. Cached with its compiled templates, because a sweep renders a thousand times."""
     import jinja2
 
     folders = [str(templates_dir())] if template is None else [str(templates_dir()), str(template.parent)]
     loader: jinja2.BaseLoader = jinja2.FileSystemLoader(folders)
-    if template is not None:
-        # The user's file comes before a shipped one of the same name, and is read again when it has changed.
-        own = jinja2.FunctionLoader(
-            lambda name: (
-                (text := template.read_text(encoding="utf-8"), str(template), lambda: _reads(template, text))
-                if name == template.name and template.is_file()
-                else None
-            )
-        )
-        loader = jinja2.ChoiceLoader([own, loader])
+    if own is not None:
+        found = (own, str(template), None)
+        user = jinja2.FunctionLoader(lambda name: found if template is not None and name == template.name else None)
+        loader = jinja2.ChoiceLoader([user, loader])
     environment = jinja2.Environment(
         loader=loader,
         undefined=jinja2.StrictUndefined,
@@ -189,13 +185,6 @@ def _environment(template: Path | None) -> Environment:
     )
     environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "chosen_clusters": chosen_clusters}
     return environment
-
-
-def _reads(file: Path, text: str) -> bool:
-    try:
-        return file.read_text(encoding="utf-8") == text
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _innermost_line(fault: BaseException, template: Path | None) -> str:

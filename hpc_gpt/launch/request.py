@@ -127,7 +127,8 @@ def with_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[st
     if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
         return resolved, ""
     dp, usual = resolved.layout.dp, usual_batch()
-    if not _has_gpus(profile):
+    has_gpus = profile.device is not None or profile.gpu_flag != "none"
+    if not has_gpus and not (profile.scheduler == "local" and list_gpus()):
         reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
         size, why = resolved.gpus, f", one sample a rank as {reason}"
     elif usual % dp == 0:
@@ -140,13 +141,6 @@ def with_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[st
             else f", one sample for each of dp {dp}"
         )
     return with_tables(resolved, batch=solve_batch(dp, global_batch=size)), why
-
-
-def _has_gpus(profile: ClusterProfile) -> bool:
-    """Whether the ranks have a GPU each, as far as is known before they start."""
-    if profile.device is not None or profile.gpu_flag != "none":
-        return True
-    return profile.scheduler == "local" and bool(list_gpus())
 
 
 def _lacks_bf16(profile: ClusterProfile) -> bool:

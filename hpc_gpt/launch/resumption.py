@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -142,7 +143,10 @@ def prepare_resumption(
             f"{point.step} on: the rate differs from that of an unbroken run of either length"
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
-    here = profile or _as_it_is_now(settings.cluster)
+    here = profile or settings.cluster
+    if profile is None:
+        with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
+            here = load_profile(here.name, of_a_run=True)
     prepared = finish(resolved, here, text, tuple(notes), not force, template, inputs)
     return replace(prepared, data_beside=run.data_beside), parent
 
@@ -178,14 +182,6 @@ def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> 
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
     inputs = ForecastInputs(until, lambda: earlier, True, run, step, spent)
     return forecast_chain(resolved, prediction, inputs)[1]
-
-
-def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
-    """The profile of that name as it is now, with the planner's keys, which a run does not store; else `stored`."""
-    try:
-        return load_profile(stored.name, of_a_run=True)
-    except UserError:
-        return stored
 
 
 def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:

@@ -15,7 +15,7 @@ from hpc_gpt.secrets import is_secret
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.slurm.options import OF_JOB, OF_SITE
 from hpc_gpt.slurm.sbatch_words import sizes_of
-from hpc_gpt.tables import toml_value
+from hpc_gpt.tables import toml_lines, toml_value
 from hpc_gpt.words import plain
 
 # A profile's time limit is for its other runs.
@@ -79,5 +79,5 @@ def adopt(script: Path, name: str | None, folder: Path) -> Adopted:
 
 def _table(name: str, keys: Mapping[str, Any]) -> list[str]:
     """The lines of a table, without a possible secret; none if it is empty."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in keys.items() if not is_secret(key, value)]
+    lines = toml_lines({key: value for key, value in keys.items() if not is_secret(key, value)})
     return ["", *([f"[{name}]"] if name else []), *lines] if lines else []

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import aside, give_name, json_object, replace_whole, write_once
@@ -93,6 +95,17 @@ def check_free(run: RunFolder) -> None:
         raise _held(run, other)
 
 
+@contextlib.contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Hold the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
+    own = process_holder(os.getpid())
+    take(run, own)
+    try:
+        yield
+    finally:
+        release(run, own)
+
+
 def hand_over(run: RunFolder, taker: Holder) -> None:
     """Make another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
     replace_whole(lock_path(run), _text(taker))
@@ -103,6 +116,14 @@ def release(run: RunFolder, taker: Holder) -> None:
     if holder(run) == taker:
         with contextlib.suppress(OSError):
             lock_path(run).unlink(missing_ok=True)
+
+
+def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
+    """The line of submissions.jsonl of a start that a process of this machine supervises, which has the lock."""
+    own = process_holder(pid)
+    line = {"scheduler": "local", "job_id": job_id, "cluster": cluster, "command": command, "refused": None}
+    # Unlike of earlier versions, which wrote no `locked`: without a lock nothing trains the run.
+    return {**line, "pid": pid, "pid_start": own.pid_start, "host": own.host, "locked": True}
 
 
 def _text(taker: Holder) -> str:

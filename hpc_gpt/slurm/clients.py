@@ -35,6 +35,7 @@ _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNOREC
 TIMEOUT_S = 60.0
 PATIENCE = "HPC_GPT_SLURM_S"
 _PING_S = 20.0
+KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # For what is only told of a job that has ended.
 _ENDED_S = 5.0
@@ -88,14 +89,6 @@ class Answer:
     @property
     def unreachable(self) -> bool:
         return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A line of squeue: the long name of the state (PENDING, RUNNING, …), and the reason."""
-
-    state: str
-    reason: str
 
 
 def gpus_in(gres: str) -> int:
@@ -233,8 +226,9 @@ def squeue(cluster: str | None = None) -> Client:
     return Client([*command, "--sibling"], cluster=cluster)
 
 
-def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
-    """{job id: job} of the jobs in squeue's answer. Raises SlurmUnreachable if it is none.
+def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
+    """{job id: (long name of its state, as PENDING, reason)} of the jobs in squeue's answer. Raises SlurmUnreachable if
+    it is none.
 
     The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
     a job minutes after its end.
@@ -245,9 +239,8 @@ def queued_jobs(answer: Answer) -> dict[str, QueuedJob]:
     for line in answer.stdout.splitlines():
         job_id, _, rest = line.partition("|")
         state, _, reason = rest.partition("|")
-        if state.strip() == REVOKED:
-            continue
-        jobs[job_id.strip()] = QueuedJob(state.strip(), reason.strip())
+        if state.strip() != REVOKED:
+            jobs[job_id.strip()] = (state.strip(), reason.strip())
     return jobs
 
 
@@ -292,28 +285,21 @@ def largest_array() -> int:
     return max(1, int(found[1]))
 
 
-def cancel_job(*job_ids: str, cluster: str | None = None) -> None:
-    """Cancel queued or running jobs of a cluster; an ended job is no error. Raises SlurmUnreachable, JobRefused."""
-    if job_ids:
-        _scancel([*job_ids], cluster)
-
-
-def interrupt_job(job_id: str, cluster: str | None = None) -> None:
-    """Send SIGINT to every rank of a running job, which then saves and stops. Raises as cancel_job."""
-    _scancel(["--signal=INT", job_id], cluster)
+def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) -> None:
+    """Cancel queued or running jobs of a cluster; an ended job is no error. `save`: send SIGINT to every rank of a
+    running job instead, which then saves and stops. Raises SlurmUnreachable, JobRefused."""
+    if not job_ids:
+        return
+    answer = ask(["scancel", *(["--signal=INT"] if save else []), *job_ids], cluster=cluster)
+    if answer.unreachable:
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    if answer.code != 0 and not _GONE.search(answer.stderr):
+        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
 
 
 def words_of_scancel(job_id: str, cluster: str | None) -> str:
     """The command with which a user cancels a job."""
     return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
-
-
-def _scancel(arguments: list[str], cluster: str | None) -> None:
-    answer = ask(["scancel", *arguments], cluster=cluster)
-    if answer.unreachable:
-        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
-    if answer.code != 0 and not _GONE.search(answer.stderr):
-        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
 
 
 # --- the environment of a submission

@@ -27,10 +27,17 @@ from hpc_gpt.runs.live import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import cancel_job, interrupt_job, words_of_scancel
+from hpc_gpt.slurm.clients import cancel_job, words_of_scancel
 from hpc_gpt.terminal import ProgressLine
-from hpc_gpt.watch.status import NO_ANSWER, RunStatus, ask_status, read_own_status, read_status, silence_note
-from hpc_gpt.watch.sweep_status import count_states
+from hpc_gpt.watch.status import (
+    NO_ANSWER,
+    RunStatus,
+    ask_status,
+    count_states,
+    read_own_status,
+    read_status,
+    silence_note,
+)
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
@@ -192,22 +199,16 @@ def _end_words(attempt: Attempt) -> str:
 # --- cancelling
 
 
-def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
-    """Cancel the run's queued or running jobs; return the job id, or None if there was none.
+def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = False) -> str | None:
+    """Cancel the run's queued or running jobs; return the job id, or None if there was none. `save`: if it runs, it is
+    asked to save and stop, as by one Ctrl-C.
 
     For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
     asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
-    line = _live_submission(run, status or read_own_status(run))
-    return _end(run, line) if line is not None else None
-
-
-def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
-    """Ask a running run to save and stop, as one Ctrl-C does; cancel it in any other state. Raises as cancel_run."""
     status = status or read_own_status(run)
     line = _live_submission(run, status)
-    if line is not None:
-        _end(run, line, save=status.state == "running")
+    return _end(run, line, save and status.state == "running") if line is not None else None
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
@@ -220,15 +221,19 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
     return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
 
 
-def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
+def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
-    # The later jobs of the chain come first, so that none starts when this one ends.
+    is_local = line.get("scheduler") == "local"
     # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
-    if line.get("scheduler") != "local" and _is_local(run):
+    known = None
+    with contextlib.suppress(RunFolderError):
+        known = run.resolved().cluster.scheduler
+    if not is_local and known == "local":
         words = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
         raise RunFolderError(words, f"hpc-gpt stop {run.run_id} saves and ends it")
-    chain = [] if line.get("scheduler") == "local" else newest_chain(run)
+    # The later jobs of the chain come first, so that none starts when this one ends.
+    chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*later, job_id):
         by_hand = f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job"
@@ -236,19 +241,13 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
             run.mark_cancelled(each)
     if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
-    if line.get("scheduler") == "local":
+    if is_local:
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
     else:
         cluster = run.slurm_cluster()
         cancel_job(*later, cluster=cluster)
-        (interrupt_job if save else cancel_job)(job_id, cluster=cluster)
+        cancel_job(job_id, cluster=cluster, save=save)
     return job_id
-
-
-def _is_local(run: RunFolder) -> bool:
-    with contextlib.suppress(RunFolderError):
-        return run.resolved().cluster.scheduler == "local"
-    return False
 
 
 # --- waiting
@@ -354,7 +353,7 @@ def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStat
     if count == 1:
         sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
         for run, status in zip(runs, read_status(runs), strict=True):
-            interrupt_run(run, status)
+            cancel_run(run, status, save=True)
     else:
         sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
         for run, status in zip(runs, statuses or read_status(runs), strict=True):

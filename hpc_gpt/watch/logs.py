@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
@@ -65,7 +66,7 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
     asked_at: float | None = None
     seen_end = 0
     live, is_said = True, False
-    question: _Question | None = None
+    question: Future[tuple[RunStatus, str]] | None = None
     while True:
         try:
             shown.copy(log_path(run, attempt))
@@ -77,14 +78,16 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
         if not live:
             break
         # After the end of an attempt ask at once: the run may have ended.
-        end = _last_end(run)
+        attempts = run.attempts()
+        end = attempts[-1].number if attempts and attempts[-1].ended() else 0
         if question is None and (asked_at is None or time.monotonic() - asked_at > STATUS_POLL_S or end != seen_end):
-            asked_at, seen_end, question = time.monotonic(), end, _Question(run)
+            asked_at, seen_end, question = time.monotonic(), end, _ask(run)
         if question is not None:
-            found = question.answer(POLL_S)
-            if found is None:
+            try:
+                status, silence = question.result(POLL_S)
+            except TimeoutError:
                 continue
-            question, (status, silence) = None, found
+            question = None
             live = not status.is_over
             if silence and live and not is_said:
                 is_said = True
@@ -130,31 +133,16 @@ class _Shown:
         self._last = path
 
 
-class _Question:
-    """`ask_status` of one run on a thread, which may wait for Slurm."""
+def _ask(run: RunFolder) -> Future[tuple[RunStatus, str]]:
+    """(status, silence) of `ask_status` for one run, on a thread, which may wait for Slurm."""
+    answer: Future[tuple[RunStatus, str]] = Future()
 
-    def __init__(self, run: RunFolder) -> None:
-        self._found: tuple[RunStatus, str] | None = None
-        self._fault: Exception | None = None
-        self._thread = threading.Thread(target=self._ask, args=(run,), name="status", daemon=True)
-        self._thread.start()
-
-    def _ask(self, run: RunFolder) -> None:
+    def ask() -> None:
         try:
-            rows, silence = ask_status([run], limit_s=0)
-            self._found = rows[0], silence
+            (status,), silence = ask_status([run], limit_s=0)
+            answer.set_result((status, silence))
         except Exception as fault:
-            self._fault = fault
+            answer.set_exception(fault)
 
-    def answer(self, timeout_s: float) -> tuple[RunStatus, str] | None:
-        """(status, silence); None if they are not there after `timeout_s`. Raises what ask_status raises."""
-        self._thread.join(timeout_s)
-        if self._fault is not None:
-            raise self._fault
-        return None if self._thread.is_alive() else self._found
-
-
-def _last_end(run: RunFolder) -> int:
-    """The number of the last attempt if it has an ended.json, else 0."""
-    attempts = run.attempts()
-    return attempts[-1].number if attempts and attempts[-1].ended() else 0
+    threading.Thread(target=ask, name="status", daemon=True).start()
+    return answer

@@ -1,11 +1,11 @@
-"""The states of runs. Slurm is asked about the jobs, and `ends.run_state` decides."""
+"""The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import LIVE
@@ -42,11 +42,14 @@ from hpc_gpt.slurm.clients import (
 )
 from hpc_gpt.slurm.reasons import reason_words
 from hpc_gpt.watch.restarts import read_restarts
+from hpc_gpt.words import counted
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
 Words = Mapping[str, tuple[str, str]]
 ClusterWords = Mapping[str | None, Words | None]
+# The first states in `count_states`; others follow by name.
+_ORDER = ("done", "running", "pending")
 # Slurm's answer within this time is waited for before anything is shown.
 EARLY_S = 0.5
 
@@ -162,7 +165,7 @@ def _slurm_states(
     """
     try:
         with squeue(cluster) as client:
-            known = {job_id: (job.state, job.reason) for job_id, job in queued_jobs(wait(client)).items()}
+            known = queued_jobs(wait(client))
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
@@ -324,3 +327,48 @@ def _why_it_waits(run_state: RunState, reason: str) -> str | None:
         words = f"{how}, as attempt {attempt.number + 1}"
     waits = "" if reason in ("BeginTime", "Dependency") else reason_words(reason)
     return f"{words}; {waits}" if waits else words
+
+
+# --- sweeps
+
+
+T = TypeVar("T", RunFolder, RunStatus)
+
+
+def count_states(runs: Iterable[RunStatus]) -> str:
+    """How many runs are in each state, good states first: `3 done, 2 running, 1 nan`."""
+    states = [run.state for run in runs]
+    known = [*_ORDER, *sorted(set(states) - set(_ORDER))]
+    return ", ".join(f"{states.count(state)} {state}" for state in known if state in states)
+
+
+def by_sweep(runs: Sequence[T]) -> list[list[T]]:
+    """The runs in groups: those of a sweep, at the place of the first one; any other run alone."""
+    groups: dict[str, list[T]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
+    return list(groups.values())
+
+
+def fold(rows: Sequence[RunStatus]) -> list[RunStatus]:
+    """The lines of `status`: a run, or all runs of a sweep, whose figures are the sums of theirs."""
+    return [_of_sweep(group) if group[0].sweep_id is not None else group[0] for group in by_sweep(rows)]
+
+
+def _of_sweep(runs: Sequence[RunStatus]) -> RunStatus:
+    jobs = dict.fromkeys(run.job_id.partition("_")[0] for run in runs if run.job_id)  # an array counts once
+    return RunStatus(
+        run=str(runs[0].sweep_id),
+        name=next((run.sweep for run in runs if run.sweep), "-"),
+        layout=counted(len(runs), "run"),
+        state=count_states(runs),
+        cause=None,
+        scheduler=runs[0].scheduler,
+        job_id=" ".join(jobs) or None,
+        attempts=sum(run.attempts for run in runs),
+        step=sum(run.step or 0 for run in runs),
+        steps=sum(run.steps or 0 for run in runs),
+        age_s=max((run.age_s for run in runs if run.age_s is not None), default=None),
+        gpu_hours=sum(run.gpu_hours or 0.0 for run in runs) or None,
+        sweep_id=runs[0].sweep_id,
+    )

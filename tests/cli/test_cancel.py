@@ -12,7 +12,7 @@ from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.watch import control
-from hpc_gpt.watch.control import cancel_run, interrupt_run
+from hpc_gpt.watch.control import cancel_run
 from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
 
@@ -25,7 +25,7 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
     run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
     run.add_submission(line)
-    for verb in (cancel_run, interrupt_run, resume_run):
+    for verb in (cancel_run, resume_run):
         with pytest.raises(RunFolderError, match="runs on elsewhere") as refusal:
             verb(run)
         assert "elsewhere" in refusal.value.hint
@@ -66,7 +66,7 @@ def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
 
 
 def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
-    interrupt_run(made_run)
+    cancel_run(made_run, save=True)
     assert waiting_process.wait(120) != 0
     assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
 

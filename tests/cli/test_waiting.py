@@ -11,7 +11,7 @@ import pytest
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm.clients import cancel_job, interrupt_job
+from hpc_gpt.slurm.clients import cancel_job
 from tests.made_runs import unsubmitted_run
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
@@ -89,17 +89,17 @@ def test_ctrl_c_on_a_job_of_which_nothing_is_known_cancels_it(clients, run):
     assert "scancel 7" in wait(clients, run, "REVOKED", "1")
 
 
-@pytest.mark.parametrize("end", [cancel_job, interrupt_job])
-def test_what_scancel_says_is_passed_on(clients, monkeypatch, end):
+@pytest.mark.parametrize("save", [False, True])
+def test_what_scancel_says_is_passed_on(clients, monkeypatch, save):
     monkeypatch.setenv("SAYS", "Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmUnreachable):
-        end("7")
+        cancel_job("7", save=save)
     monkeypatch.setenv("SAYS", "Kill job error on job id 7: Access/permission denied")
     with pytest.raises(JobRefused):
-        end("7")
+        cancel_job("7", save=save)
     for gone in ("Invalid job id specified", "Job/step already completing or completed"):
         monkeypatch.setenv("SAYS", f"Kill job error on job id 7: {gone}")
-        end("7")
+        cancel_job("7", save=save)
 
 
 def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):

@@ -22,8 +22,7 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.watch.control import cancel_run, wait_for_all
-from hpc_gpt.watch.status import read_status
-from hpc_gpt.watch.sweep_status import SweepStatus, count_states, fold
+from hpc_gpt.watch.status import count_states, fold, read_status
 from tests.made_runs import unsubmitted_run
 
 
@@ -107,8 +106,7 @@ def test_a_sweep_is_one_line(sweep):
         (attempt.folder / "attempt.json").write_text(json.dumps({"job_id": run.submissions()[0]["job_id"]}))
         attempt.write_ended(ended, None, 5)
     first, line = fold(read_status([by_itself, *sweep.runs]))
-    assert not isinstance(first, SweepStatus)
-    assert isinstance(line, SweepStatus)
+    assert first.run == by_itself.run_id
     assert (line.run, line.name, line.state, line.job_id) == (sweep.id, "table", "2 done, 1 nan", "4711 4712")
     with pytest.raises(JobFailed, match=f"^run {sweep.runs[1].run_id}: b nan") as failure:
         wait_for_all(sweep.runs)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import UserError
+from hpc_gpt.runs import lock
 from hpc_gpt.runs.run_folder import RunFolder
 
 
@@ -30,10 +31,10 @@ def _refuse(words: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launch.local.controller import RunController, begin_attempt, locked, note_start  # needs submitit
+    from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start  # needs submitit
 
     run = RunFolder(Path(arguments[0]))
-    with locked(run):
+    with lock.locked(run):
         if (done := done_by(run.attempts())) is not None:
             print(f"not started: attempt {done.number} has finished the training")
             return 0

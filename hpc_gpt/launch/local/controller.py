@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from submitit.local.local import Controller
 
@@ -40,11 +39,10 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import job_python, submission_environment
+from hpc_gpt.slurm.clients import KILL_WAIT_S, job_python, submission_environment
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
-KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _PR_SET_PDEATHSIG = 1
 
 
@@ -226,7 +224,7 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
     code = ready_code(run.path)
     own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
     environment = submission_environment(os.environ, own)
-    with interrupts_wait(), locked(run):
+    with interrupts_wait(), lock.locked(run):
         attempt = begin_attempt(run)
         line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
         with attempt.log.open("ab") as log:
@@ -236,18 +234,6 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
         lock.hand_over(run, lock.process_holder(process.pid))
         note_start(run, attempt, process.pid, line, resolved.cluster.name)
     return str(process.pid)
-
-
-@contextlib.contextmanager
-def locked(run: RunFolder) -> Iterator[None]:
-    """Hold the run's lock in the block, and after it only if another process has got it meanwhile. Raises RunHeld,
-    RunFolderError."""
-    own = lock.process_holder(os.getpid())
-    lock.take(run, own)
-    try:
-        yield
-    finally:
-        lock.release(run, own)
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
@@ -271,22 +257,7 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
-    run.add_submission(submission_line(pid, str(pid), command, cluster))
-
-
-def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
-    """The line of submissions.jsonl of a start that a process of this machine supervises."""
-    return {
-        "scheduler": "local",
-        "job_id": job_id,
-        "cluster": cluster,
-        "command": command,
-        "refused": None,
-        "pid": pid,
-        "pid_start": start_time(pid),
-        "host": platform.node(),
-        "locked": True,  # unlike earlier versions: without a lock nothing trains the run
-    }
+    run.add_submission(lock.submission_line(pid, str(pid), command, cluster))
 
 
 def main(arguments: list[str]) -> int:
