@@ -1,7 +1,5 @@
 """Bytes that an action allocates on a CPU, by torch's profiler: it sees every allocation, also those in operators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

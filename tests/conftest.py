@@ -1,7 +1,5 @@
 """Shared by all tests: a clean environment of our own variables, and the real files beside the repository."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

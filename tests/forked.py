@@ -3,8 +3,6 @@
 Each is a process of its own, with its own environment, log and signals.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Run folders as a trainer leaves them, made without one."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import replace

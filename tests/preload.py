@@ -1,7 +1,5 @@
 """What all ranks of tests import, once, in the process that they are forked from. See tests/forked.py."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -7,8 +7,6 @@
   `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable

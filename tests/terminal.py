@@ -1,7 +1,5 @@
 """A command on a pseudo-terminal, as a user at a keyboard has it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """The flows of docs/architecture.md are true: every module of a chain is there, and every arrow is an import."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A figure has one heading, one number of digits and one side, whichever table it is in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

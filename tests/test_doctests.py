@@ -1,7 +1,5 @@
 """The examples in the package's docstrings say what its functions do."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

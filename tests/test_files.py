@@ -1,7 +1,5 @@
 """What stands beside a file until it is finished never stays, and a damaged text is one kind of fault."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every key that a user writes or reads explains itself, and help, completion and JSON say it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`make test TESTS=…`: a path that does not exist is said before anything is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

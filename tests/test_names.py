@@ -1,7 +1,5 @@
 """A public name has one meaning in the whole house."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """What an installed hpc-gpt carries: every package, template, profile and experiment of the tree."""
 
-from __future__ import annotations
-
 import configparser
 import email
 import os

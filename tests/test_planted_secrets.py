@@ -1,7 +1,5 @@
 """No secret of the environment reaches a file or a word of ours; what a run writes keeps the user's umask."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

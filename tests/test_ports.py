@@ -1,7 +1,5 @@
 """The port of a rendezvous: nobody else gets it between its choice and its use."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What tests/session.py says at the end, on pytest sessions of their own, of one process and of two workers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """resolved.json and its neighbours as anyone may have left them: refused or left out in words, never a fault."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A bench from its first cell to its last, its runs made up if they need not train, and its bench.json."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

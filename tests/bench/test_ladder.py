@@ -1,7 +1,5 @@
 """A ladder: what each rung runs on a machine or why it cannot, what it saves and costs, and the table."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Peers: as the options name them, and their runs' records with the figures of what they printed."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -9,8 +9,6 @@ by the CPU's time that it used: what it would be with a core for each. Beside it
 programs on the machine make less, and who limits.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

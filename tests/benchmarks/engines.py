@@ -9,8 +9,6 @@ within each round, and the median and the quartiles of these. An engine is given
 Profile one with `--profile`: the functions of ours and of DeepSpeed's that a step spends its time in.
 """
 
-from __future__ import annotations
-
 import cProfile
 import os
 import pstats

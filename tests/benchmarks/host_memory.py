@@ -6,8 +6,6 @@ the whole model on the host and then on the device, the checkpoint's files read 
 anonymous memory (RssAnon) of one rank beyond what it had before.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

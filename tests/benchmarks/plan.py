@@ -10,8 +10,6 @@ searches alone are timed.
 Seconds are of one core's CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

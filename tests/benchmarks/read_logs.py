@@ -9,8 +9,6 @@ what counts; a machine's speed is in neither. Then peak memory at two sizes, a s
 one of many run folders.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -6,8 +6,6 @@ Beside them: until a background save was complete, and a step meanwhile as a mul
 The first background save takes the memory for its copies; it is printed separately.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

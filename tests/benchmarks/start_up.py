@@ -4,8 +4,6 @@ A machine's speed is in every figure, so each is also given as a multiple of `py
 is tests/test_start_up.py: which modules these commands load. `status` is asked for 200 ended runs.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import statistics

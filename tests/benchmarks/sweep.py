@@ -5,8 +5,6 @@ figure says which. CPU seconds are of hpc-gpt and all it starts. The design allo
 for the status of them. Nothing passes or fails here.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -10,8 +10,6 @@ MODEL is a preset, gpt2 unless given; it takes 32 bytes a parameter, as both mod
 gradients. DEVICE is cpu or cuda.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -1,7 +1,5 @@
 """The command as a user has it, in a process of its own; and the same within the test's process, which starts none."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

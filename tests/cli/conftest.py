@@ -1,7 +1,5 @@
 """A run in the test's own logs folder, written by the code that writes real ones."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -4,8 +4,6 @@ python -m tests.cli.document                    every page
 python -m tests.cli.document docs/cli.md        one
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input: one line and a hint, the documented exit code, nothing written."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

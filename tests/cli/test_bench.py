@@ -1,7 +1,5 @@
 """hpc-gpt bench: three real benches of a tiny model on this machine, what they leave, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

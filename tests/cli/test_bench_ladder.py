@@ -1,7 +1,5 @@
 """`hpc-gpt bench --ladder`, run small on this machine."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

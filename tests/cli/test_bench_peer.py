@@ -1,7 +1,5 @@
 """`hpc-gpt bench --peer`: programs of the user's among our rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

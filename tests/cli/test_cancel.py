@@ -1,7 +1,5 @@
 """Ending runs: what is asked of the scheduler, in which order, and what is refused."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """`hpc-gpt compare`, as a user has it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Completion: the scripts of three shells are fit for them, and TAB offers verbs, experiments, profiles, runs, keys."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """stop, save and requeue: what is left in the run folder, and what is refused with a word."""
 
-from __future__ import annotations
-
 import json
 import platform
 import threading

@@ -1,7 +1,5 @@
 """The verb data, and what submit says of a token file that will not do."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shlex

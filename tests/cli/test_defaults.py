@@ -1,7 +1,5 @@
 """Without EXPERIMENT: the default experiment, or with a model the defaults of every key. And --smoke runs here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A dry run refuses what submit refuses, but for a Slurm that is away; and it makes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """hpc-gpt init: what it refuses, what it never overwrites, and the file of the planner's best layout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which log is shown, and how it is followed; Slurm's answers and the time are put in by hand."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

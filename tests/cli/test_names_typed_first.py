@@ -1,7 +1,5 @@
 """Words that people type first, and values that come from somewhere else than the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt import __version__

@@ -1,7 +1,5 @@
 """Every `next: ` that a verb prints is a command that a test runs."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

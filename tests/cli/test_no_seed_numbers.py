@@ -1,7 +1,5 @@
 """What a user reads names a published table or its source, not the number of our copy of it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

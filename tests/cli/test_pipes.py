@@ -1,7 +1,5 @@
 """A reader that leaves, as `| head` does, changes neither what a verb does, nor its exit code, nor its stderr."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`hpc-gpt plan`, as a user has it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`hpc-gpt plan --calibrate`, as a user has it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What submit and render say of a run's memory and time, refuse and leave to the planner; and how good it was."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """hpc-gpt rehearse, as a user runs it: a whole life, a run that fails, and Ctrl-C in the middle."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """render and submit as commands: precedence, what goes to stdout, what a dry run leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What --resume takes of a run that is done, and of the model that its checkpoint has."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder

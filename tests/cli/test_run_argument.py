@@ -1,7 +1,5 @@
 """Which run a verb means if it is given none: the newest for verbs that look, none for those that act."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cli.command import error_of, in_process

@@ -1,7 +1,5 @@
 """submit without an EXPERIMENT and a size asks on a terminal, and refuses off it; what says either is never asked."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

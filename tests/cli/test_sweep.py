@@ -1,7 +1,5 @@
 """--row, --sweep and --smoke as commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """On a real terminal: cancel asks, status --watch refreshes in place; off it they do neither."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

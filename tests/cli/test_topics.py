@@ -1,7 +1,5 @@
 """hpc-gpt help: the engines as the rules have them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

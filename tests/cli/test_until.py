@@ -1,7 +1,5 @@
 """What submit says of a run's chain of jobs before there is one, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """HPC_GPT_*: any long option's variable is read; two that differ are refused; one that nothing reads is named."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--wait` and Ctrl-C, however often and whenever it comes. squeue and scancel are scripts that note their calls."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

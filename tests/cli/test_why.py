@@ -1,7 +1,5 @@
 """hpc-gpt why: our own runs in every state, anyone's logs, and what must not be shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,8 +1,6 @@
 """Three real programs of others' kind, with the experiments that start them: a bash loop, nanoGPT's manner of train.py
 under torchrun, and transformers' Trainer under accelerate."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Programs of one's own on this machine: ended in every way, taken up again, watched, and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -4,8 +4,6 @@ The rule is a function from a combination to the reason why it cannot run; nothi
 values is legal where some combination that holds it is not refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping

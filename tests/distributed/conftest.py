@@ -1,7 +1,5 @@
 """One launch of ranks for each world size, shared by all tests of this folder; the table at the end of the session."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

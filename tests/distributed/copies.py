@@ -1,7 +1,5 @@
 """What the ranks of a running engine hold of each parameter, whichever engine it is: whether copies are copies."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator

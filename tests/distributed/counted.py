@@ -1,7 +1,5 @@
 """How many parameters the ranks of an engine count together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One rank of two: what deepspeed-3d's switches set going, which right numbers alone would not show."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ Nothing here says what goes together: `resolve` does, as it does for a user. Wha
 python -m tests.distributed.equality_factors      writes pairwise.json, after a change of the factors or of the rules
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import fields

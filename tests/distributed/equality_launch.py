@@ -1,7 +1,5 @@
 """A launch of ranks that runs one case after the other, and goes on behind one that fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

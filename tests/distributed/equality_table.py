@@ -1,7 +1,5 @@
 """The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from hpc_gpt.engines import engines

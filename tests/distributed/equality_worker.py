@@ -5,8 +5,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the launch's folder as arg
 no other result with it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as arg
 weights, are beside it. Rank 0 writes which engines' checkpoints have other bits, and the names of the weights.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

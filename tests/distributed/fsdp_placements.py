@@ -1,7 +1,5 @@
 """What the placements of engine fsdp's parameters say, held against what the ranks hold; and one that lies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as arg
 weights of the same architecture, are beside it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

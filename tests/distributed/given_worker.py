@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as arg
 it, by the names of the architectures.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The process groups of a launch that trains several engines: each begins with new ones, and the last one's end."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import os

@@ -3,8 +3,6 @@
 Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

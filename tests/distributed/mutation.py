@@ -1,7 +1,5 @@
 """Breaks an engine on purpose: takes out one of the things a right answer needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

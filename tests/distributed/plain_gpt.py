@@ -5,8 +5,6 @@ GPT-2's it is transformers' own class, whose keys and names hpc_gpt gives, as it
 nothing in fp32; under autocast they keep in fp32 what autocast keeps so on a GPU, but not on a CPU.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Starts the ranks of a test: one process each on this machine, over gloo."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

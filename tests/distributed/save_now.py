@@ -1,7 +1,5 @@
 """A checkpoint of an engine's in one go, with neither loop nor thread: what the tests of engines save and load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Assertions stay in the tests: a rank that fails alone would leave the others waiting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator

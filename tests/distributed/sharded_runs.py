@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument. Resu
 the tests, as a rank that fails alone would leave the others waiting.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

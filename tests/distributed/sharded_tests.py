@@ -1,7 +1,5 @@
 """What the tests of engines ddp and fsdp ask of the launches they share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One rank of two: every technique on a model split over both, against the whole model that each rank also has."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

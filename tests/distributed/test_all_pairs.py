@@ -1,7 +1,5 @@
 """The generator of the equality table's cases, on spaces small enough to try every combination."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engine ddp: like the reference, silent between the last micro-batches, resumed to the last digit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

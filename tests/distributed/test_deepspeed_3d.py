@@ -1,7 +1,5 @@
 """Engine deepspeed-3d does what its switches say, and not only the right sums: stages, code, memory, kernels."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engine deepspeed-zero, and checkpoints of DeepSpeed's engines that go on in another layout, stage or engine."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

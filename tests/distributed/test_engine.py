@@ -1,7 +1,5 @@
 """The engine beyond the table: resume to the last digit, steps that are not finite, fp16's loss scale, split layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The equality table: every engine, layout and technique trains the same model as one plain PyTorch process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

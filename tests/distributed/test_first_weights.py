@@ -1,7 +1,5 @@
 """The weights with which a training begins: in fp32 in every engine, whatever the dtype of its forward pass."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Engine fsdp: like the reference, in 1-D and 2-D; its collectives; checkpoints that other layouts read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

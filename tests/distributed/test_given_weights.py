@@ -1,7 +1,5 @@
 """Trainings that begin from published weights, in every engine and layout, against transformers trained alike."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Engine hf-deepspeed against the plain reference: stages, offloading, recomputation; saved and taken up again."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """200 steps on real text in bf16: every engine's loss stays within 0.5 % of a plain fp32-master autocast run's."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ranks that stand still are shown where, and started again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Techniques over a tensor-parallel group of two: the whole model's gradients, and what each rank keeps."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

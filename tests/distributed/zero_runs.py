@@ -5,8 +5,6 @@ is. Launches of one session share the checkpoints in the folder above. Assertion
 alone would leave the others waiting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The pages that a user reads, the blocks in them, and the commands that they show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ python -m tests.docs.pictures docs            both; takes some minutes, and Chro
 python -m tests.docs.pictures docs LOGS       the page of the runs in LOGS instead
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Checks whose facts a site of its own would need."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.doctor.checks import check_signals

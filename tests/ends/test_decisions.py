@@ -1,7 +1,5 @@
 """What job.sh is told before and after an attempt, from run folders as they are left; the words of it in status."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What a SIGTERM means: a cancel, a preemption, or a late signal for the attempt before. No signal is sent here."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judge: by the table, and by what holds for any history."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

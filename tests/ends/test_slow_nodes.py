@@ -1,7 +1,5 @@
 """A node whose device computes less than its peers' is on the cluster's list once an attempt is over."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.ends import bad_nodes

@@ -1,7 +1,5 @@
 """One answer to "how did it end?": the table of states, and every combination of facts through all who answer."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Engine command: its table's rules, and its texts with values filled in."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

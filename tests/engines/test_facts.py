@@ -1,7 +1,5 @@
 """Every engine answers every question so that its answers agree with each other, and with what there is."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import json

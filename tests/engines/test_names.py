@@ -1,7 +1,5 @@
 """An engine's name is compared only by the engines, by their trainers, and by dialects: all others ask the engine."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A seventh engine is the three files in `seventh`, and no edit elsewhere, as docs/writing-an-engine.md says."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

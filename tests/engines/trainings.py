@@ -1,7 +1,5 @@
 """Trainings of every engine, by what it says of itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

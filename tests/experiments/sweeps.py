@@ -1,7 +1,5 @@
 """The seeds' sweeps and their rows, resolved as a cluster would have them."""
 
-from __future__ import annotations
-
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
 from hpc_gpt.settings.resolve import resolve

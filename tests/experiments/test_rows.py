@@ -1,7 +1,5 @@
 """Every row of every seed's folder: it resolves, or cannot, by our own rules; it renders; its layout is the table's."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

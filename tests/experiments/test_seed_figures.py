@@ -1,7 +1,5 @@
 """The figures of the sweeps against the seeds themselves, cell by cell, contradictions and all."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 

@@ -3,8 +3,6 @@
 pytest tests/golden --force-regen       after a change that is meant
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

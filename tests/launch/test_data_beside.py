@@ -1,8 +1,6 @@
 """A relative data.path: beside the file that states it, then here, then in the data folder; and it stays so for the
 run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

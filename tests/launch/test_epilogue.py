@@ -1,7 +1,5 @@
 """What job.sh does when its ranks have left: bash runs that part of it; Slurm's clients and python are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

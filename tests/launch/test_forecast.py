@@ -1,7 +1,5 @@
 """The forecast of a job chain: its arithmetic, where each figure comes from, what is refused, and its words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

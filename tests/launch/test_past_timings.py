@@ -1,7 +1,5 @@
 """What earlier runs tell of seconds: of which runs, and which of their seconds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

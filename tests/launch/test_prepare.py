@@ -1,7 +1,5 @@
 """The one preparation of a run: each experiment is resolved once, a length by --until is as one that a file states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rendering: what is refused before it, with its key; how a broken template is reported; whose words win."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

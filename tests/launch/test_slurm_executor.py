@@ -1,7 +1,5 @@
 """What a submission to Slurm leaves in submissions.jsonl: for a run, the jobs of a chain, an array; without Slurm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What becomes of the rows that are handed to Slurm, and of those behind one that it does not take; without Slurm."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

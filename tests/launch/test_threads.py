@@ -1,7 +1,5 @@
 """The threads of a local run's ranks, and how they wait: chosen by the script as it starts, for the CPUs there are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

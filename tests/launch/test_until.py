@@ -1,7 +1,5 @@
 """How far a run is to train, as the command line says it; and what is said before of the time that its jobs have."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

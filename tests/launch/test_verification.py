@@ -1,7 +1,5 @@
 """What `verify` says of a run that is as it was submitted, and of each thing that may differ."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

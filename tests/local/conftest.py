@@ -1,7 +1,5 @@
 """Runs on this machine, with the real trainer or with ranks that a template of the test's own makes small."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The budget of a run on this machine: its ranks are told when it is spent, and no attempt begins beyond it."""
 
-from __future__ import annotations
-
 import time
 
 from tests.cli.command import in_process

@@ -1,7 +1,5 @@
 """job.sh of a local run, started by hand under a Python that will not do: one line and a hint, no traceback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run goes on in another layout, stage and engine, as a new run that its parent's newest sound checkpoint begins."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A row of some engines trains here, shrunken, with its switches; `make test-all`: of each seed's folder."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

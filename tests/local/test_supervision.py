@@ -1,7 +1,5 @@
 """What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, a clean environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

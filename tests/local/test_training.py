@@ -1,7 +1,5 @@
 """Real trainings on this machine: to the end, at once, by hand, interrupted and taken up again, in odd places."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

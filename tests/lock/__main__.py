@@ -7,8 +7,6 @@ python -m tests.lock OUT --against COMMIT the same in a worktree of COMMIT, with
 Without --write it ends with 1 if a sum differs from the one kept. Times, ids, hosts and folders are masked.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import hashlib

@@ -1,7 +1,5 @@
 """What the lock asks the program: command lines by name. What is not there, as ../shared, is left out of the lock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

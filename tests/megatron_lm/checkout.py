@@ -1,7 +1,5 @@
 """A checkout laid out as Megatron-LM's: the stand-in for its program, and an argument parser in both of its styles."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

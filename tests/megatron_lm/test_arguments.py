@@ -1,7 +1,5 @@
 """A run in Megatron's words, and a checkout that knows them or does not."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import sys

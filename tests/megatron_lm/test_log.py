@@ -1,7 +1,5 @@
 """Megatron's lines as metrics.jsonl, in every dress; what a program's last words say of its failure."""
 
-from __future__ import annotations
-
 import json
 from platform import node
 

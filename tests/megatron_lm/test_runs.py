@@ -1,7 +1,5 @@
 """Runs of the stand-in for Megatron-LM, from submit to record: to the end, interrupted and taken up again, failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

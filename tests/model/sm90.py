@@ -5,8 +5,6 @@ Prints how each reads and writes, and how many of its programs fit on a multipro
 python -m tests.model.sm90      one JSON object: {kernel: {"16-byte loads": 4, "registers": 58, "programs": 2, ...}}
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Bias gradients computed with those of the outputs; residuals that a compiled model keeps; compiled edges."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What attention and the loss read and write beside their products, counted in what runs and in what is compiled."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights of a folder: what each rank reads of them, and the memory that this takes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

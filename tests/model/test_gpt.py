@@ -1,7 +1,5 @@
 """The model as one process sees it: its size, its names, its first weights, and what padding may not do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

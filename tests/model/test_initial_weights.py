@@ -1,7 +1,5 @@
 """Initial weights drawn ahead on threads: every bit as one thread draws it, each weight once, and side by side."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

@@ -1,7 +1,5 @@
 """The loss in one pass: its gradients are the usual loss's, and logits are in memory once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

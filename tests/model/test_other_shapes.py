@@ -1,7 +1,5 @@
 """Other shapes than GPT-2's: the same logits and gradients as transformers' own class, from weights that matter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Techniques change memory, not numbers: gradients as without them, and what is kept counted."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

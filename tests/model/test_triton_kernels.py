@@ -1,7 +1,5 @@
 """The Triton kernels: their values in Triton's interpreter, and what they are compiled to for an H200."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One rank of two: the Triton kernels, run by Triton's interpreter, beside the plain path."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

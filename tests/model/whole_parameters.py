@@ -1,7 +1,5 @@
 """Whole parameters from the pieces that ranks hold: tiles into shares, shares into the parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ are `long`. Ends with 1 if a fault survives, or cannot be judged: its line is go
 they do not end; or if `make test` alone catches fewer than nine in ten.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

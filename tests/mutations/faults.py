@@ -1,7 +1,5 @@
 """The faults of faults.toml: how one is read, found in its file, and put into a copy of it."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The list of faults stays one that `make mutations` can use: each applies, and every package has some."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 

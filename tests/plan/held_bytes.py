@@ -5,8 +5,6 @@ between steps is counted by going through all tensors; what the third adds to it
 allocation, those inside of operators as well.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

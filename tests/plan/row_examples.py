@@ -1,7 +1,5 @@
 """Rows made up for tests, in the format of the published ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 PLAIN: dict[str, Any] = {

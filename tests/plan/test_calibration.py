@@ -1,7 +1,5 @@
 """Constants of a cluster from its rows, whose constants a row takes, and [calibration] in a user's profile."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """`python tests/benchmarks/plan.py --rows FILE`: published rows beside their predictions."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What `plan` says is allocated, beside what one rank of every kind really holds on a CPU: every byte counted."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

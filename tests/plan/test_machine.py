@@ -1,7 +1,5 @@
 """The machine of a device, a fabric, a profile; and what is asked for if they do not say."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Records of runs as measured steps, by which a profile is calibrated."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

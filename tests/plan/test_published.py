@@ -1,7 +1,5 @@
 """The planner's figures on the published rows of ../shared: the issue's goals, and no worse than what is committed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From an experiment to a question, and why a question has no answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Published rows become trainings; what cannot be used is left out with the field named."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

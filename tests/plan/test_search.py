@@ -1,7 +1,5 @@
 """The search: every candidate runs, what does not fit is not ranked, nothing better was missed; the largest model."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

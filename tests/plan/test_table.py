@@ -1,7 +1,5 @@
 """A search in words: reasons that hold, bars that add up, nothing wider than the terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

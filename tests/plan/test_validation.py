@@ -1,7 +1,5 @@
 """Predicted beside published: keys, kinds of memory, means, wrong fits, the pick; never a NaN."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.plan.published.files import rows_of

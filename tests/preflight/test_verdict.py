@@ -1,7 +1,5 @@
 """Whose fault it is: the rules by which a node is named, by tables and properties."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

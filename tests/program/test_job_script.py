@@ -1,7 +1,5 @@
 """A job script of the user's own: what is read of it, what is refused, and the job.sh around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A program's checkpoints, and the files of its folder that a run keeps."""
 
-from __future__ import annotations
-
 import glob
 import os
 import subprocess

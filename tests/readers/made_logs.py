@@ -1,7 +1,5 @@
 """Logs of other programs, made line by line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_gpt.readers.runs import RunRead

@@ -1,7 +1,5 @@
 """Logs read line by line: slow, and what tests hold the package's reader to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The first cause over any failures; that over lines of logs is in printed/causes.txt (test_printed.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

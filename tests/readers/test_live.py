@@ -1,7 +1,5 @@
 """A log line by line: what of a step is whole, from which dialect, of which rank; and what went wrong last."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.readers.live import LiveLines

@@ -8,8 +8,6 @@ first cause over the block's files, `>>>` if all planned steps were trained; in 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Programs that really fail, and what is read from the words that they really print."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ has `seen` (the public place where the form was seen), `record` (fields that the
 (field -> share by which it may differ, beyond rounding) and `absent` (fields that no such log gives).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Call Slurm's commands, real ones or stand-ins, and wait for their effect."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

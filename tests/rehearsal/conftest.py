@@ -1,7 +1,5 @@
 """A Slurm of stand-ins, whose waits are short."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

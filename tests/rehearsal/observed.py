@@ -4,8 +4,6 @@ Names of nodes become their place among the job's, ids and times their kind: not
 Slurm and the stand-ins.
 """
 
-from __future__ import annotations
-
 import re
 
 from tests.rehearsal.commands import Commands

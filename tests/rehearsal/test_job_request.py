@@ -1,7 +1,5 @@
 """A job's request: what sbatch reads of a script and of its own line."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.rehearsal.job_request import (

@@ -1,7 +1,5 @@
 """Jobs under the stand-ins, as ../shared/slurm.md saw them on a real Slurm: signals, limits, requeues, preemption."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

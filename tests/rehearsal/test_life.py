@@ -1,7 +1,5 @@
 """What the stages of a rehearsed life conclude from figures, without a job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What of an experiment and its profile is rehearsed here, and what is named as missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

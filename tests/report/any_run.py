@@ -1,7 +1,5 @@
 """Runs with whatever a log may have made of their figures, for hypothesis."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

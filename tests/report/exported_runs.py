@@ -1,7 +1,5 @@
 """Runs to be exported: one of ours that was started again, and one read from a log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Searches for the tests of what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hpc_gpt.plan.machine import machine_of

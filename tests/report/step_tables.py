@@ -1,7 +1,5 @@
 """Step tables, made from columns and marks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two runs side by side: the words, what they rest on, and what is not claimed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan's page in a real browser."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.report.plan_page import build_plan_page, write_plan_page

@@ -1,7 +1,5 @@
 """A sweep in its seed's own columns: our figure and the seed's side by side, and rows that nobody ran."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Offline runs of W&B: read back from wandb's own protobufs, and made without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

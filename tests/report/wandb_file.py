@@ -1,7 +1,5 @@
 """Reads a .wandb file: LevelDB's log format behind a header of 7 bytes, each record a protobuf of wandb's."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names of runs and of sweeps: what an id, an array's job id, an element's or a folder means."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

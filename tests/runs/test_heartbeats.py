@@ -1,7 +1,5 @@
 """Beats: written in place and read back whole or not at all; which node is slow by them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

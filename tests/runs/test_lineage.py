@@ -1,7 +1,5 @@
 """What a run that goes on from another's checkpoint keeps, what it may change, and what it is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

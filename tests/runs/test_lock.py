@@ -1,7 +1,5 @@
 """The lock of a run: one holder, taken over only from one that is gone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

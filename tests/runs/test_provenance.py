@@ -1,7 +1,5 @@
 """What a plain `sbatch job.sh` leaves out of its run folder is written from resolved.json."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The size of checkpoints, how many there will be, and the room for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.formulas import GIB

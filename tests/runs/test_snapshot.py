@@ -1,7 +1,5 @@
 """The code of a run: what its archive holds, and that what is unpacked from it is what was submitted."""
 
-from __future__ import annotations
-
 import os
 import py_compile
 import re

@@ -1,7 +1,5 @@
 """Small files of a run: what a key cannot have is left out, whoever wrote it, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

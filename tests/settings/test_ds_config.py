@@ -1,7 +1,5 @@
 """The DeepSpeed configuration: whole, plain JSON, and the right stage and clipping for each dtype."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What each engine takes, and what is refused with the nearest setting that works."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The rules of each key: may a resumed run change it, does config_hash hold it, is it a count or of one site?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any
 

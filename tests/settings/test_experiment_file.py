@@ -1,7 +1,5 @@
 """Files of experiments: a sweep's rows over their base, every fault at once; schedules that contradict themselves."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

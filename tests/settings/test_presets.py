@@ -1,7 +1,5 @@
 """The presets of other families than GPT-2's, against published counts and transformers' own classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

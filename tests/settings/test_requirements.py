@@ -1,7 +1,5 @@
 """What a machine lacks is said before a run starts there."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

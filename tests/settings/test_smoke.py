@@ -1,7 +1,5 @@
 """A smoke run is always small, always resolves, and keeps the engine with every switch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

@@ -4,8 +4,6 @@ One slurmctld, one slurmd for each virtual node, pretend GPUs that are links to 
 of the configuration is for was measured; see the comments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Clusters for the tests, each started when first asked for and ended with the session."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ death signal from the kernel when their owner dies, so even `kill -9` of a test 
 detach themselves from slurmd; they are found by the SLURM_CONF in their environment, which lies in the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -1,7 +1,5 @@
 """Runs that several modules look at and none changes: three that nobody interrupts, and one that gets nowhere."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

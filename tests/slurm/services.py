@@ -1,7 +1,5 @@
 """What several clusters of one test session share: munge for trust, MariaDB and slurmdbd for accounting."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """The cluster for checks: every node, feature, account, qos and partition that a shipped profile asks for."""
 
-from __future__ import annotations
-
 from hpc_gpt.files import clusters_dir
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from tests.slurm.cluster import ClusterSpec, Nodes

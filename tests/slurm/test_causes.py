@@ -4,8 +4,6 @@ Small runs, most of them of one rank. Other endings are elsewhere: a time limit,
 in test_runs, a stop in test_control, a budget in test_chain.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Chains on a real Slurm cluster: forecast, several jobs to the end in both modes, a budget, another layout."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every job script is put before a real scheduler that knows 64 nodes and the shipped profiles' features and qos."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

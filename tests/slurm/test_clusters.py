@@ -1,7 +1,5 @@
 """A site with two clusters, where one id is two jobs: commands about a run go to the cluster that took its job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A bash loop, a train.py in nanoGPT's manner under torchrun, and transformers' Tr
 from its own checkpoints, and its losses are those of an unbroken run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """stop, save and requeue on a real cluster: through the run folder alone, with slurmctld down for the first two."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import NamedTuple

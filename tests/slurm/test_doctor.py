@@ -1,8 +1,6 @@
 """The doctor on a real cluster: nodes that are broken, slow or skewed by a probe command each, and what becomes of the
 run; profiles as `profile detect` finds them; and the verb itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

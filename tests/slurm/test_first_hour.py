@@ -1,7 +1,5 @@
 """The README's first hour on a real cluster, its commands as printed: with our trainer, and with one's own script."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """The harness: nothing it starts outlives it, however it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`submit --here` in allocations of a real cluster, which stay their user's."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 The scripts of these tests end processes by their ids alone: they run as root beside everything else on this machine.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

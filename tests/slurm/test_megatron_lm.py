@@ -1,7 +1,5 @@
 """Engine megatron-lm on a real cluster, with the stand-in of tests/megatron_lm: preempted, requeued, taken up again."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The rehearsal's stand-ins against a real Slurm: the same scripts, the same words."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every row of every seed's table, at full size, put before a real scheduler."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs on a real Slurm cluster: submitted, handed to plain sbatch, interrupted in every way, always the same losses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

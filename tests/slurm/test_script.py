@@ -1,7 +1,5 @@
 """What the script does before its ranks start: container, preflight, and whose run folder it writes into."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

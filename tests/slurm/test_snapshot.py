@@ -1,7 +1,5 @@
 """On a real cluster: what is edited behind a submission changes no attempt of it, and `verify` names it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

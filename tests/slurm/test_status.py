@@ -1,7 +1,5 @@
 """Status where accounting is off and Slurm soon forgets, and where slurmctld is down."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """A sweep on a real cluster: an array and a job of its own, and what happens to one run of it happens to no other."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

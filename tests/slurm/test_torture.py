@@ -1,7 +1,5 @@
 """`make torture` in short: runs broken in different ways, side by side with one that is left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.slurm.stories import Story, Teller, story

@@ -1,7 +1,5 @@
 """What Slurm really writes when jobs end badly, and what is read from it. The jobs train nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

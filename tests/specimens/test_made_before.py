@@ -3,8 +3,6 @@
 `made_at_COMMIT.tar.xz` holds them as that commit left them; of the checkpoints of each run, the newest.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

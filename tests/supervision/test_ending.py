@@ -1,7 +1,5 @@
 """Which ends are requeued, and the class and exit code of a failure."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

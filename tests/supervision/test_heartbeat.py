@@ -1,7 +1,5 @@
 """How long a phase may last, by what the attempt has seen and by the floor; and the verdict over all heartbeats."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from dataclasses import replace

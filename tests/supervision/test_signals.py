@@ -1,7 +1,5 @@
 """Signals raise flags at once, even while the main thread is blocked; Slurm is asked at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a main thread's stack says of where it waits, and what the ranks' flight recorders say together."""
 
-from __future__ import annotations
-
 from hpc_gpt.supervision.watchdog import Frame, find_open_collective, find_wait, main_frames
 
 

@@ -1,7 +1,5 @@
 """Folders of shards whose every sample tells where it comes from, and the settings to stream them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Sequence

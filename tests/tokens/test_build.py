@@ -1,7 +1,5 @@
 """Token files from text, jsonl, folders and the standard library."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What is said of a run's data: source, tokens, epochs, and a vocabulary of which they use little."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

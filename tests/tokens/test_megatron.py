@@ -1,7 +1,5 @@
 """Megatron's .bin and .idx: read as its own writer lays them out, and every damage named with its place."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The order of samples: a permutation each epoch, whatever splits a step, whenever it restarts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reader's process: the same chunks, its faults with their words, and an end together with the rank's."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

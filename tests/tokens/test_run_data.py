@@ -1,7 +1,5 @@
 """Data that do not fit the run are refused: too few tokens for a sample, or another vocabulary than the model's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Streams: every sample of an epoch once in any layout, and a resume in any layout that repeats and skips none."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Text from files of every kind: the same documents however they are packed, and every damage named with its place."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The token file: what goes in comes out, and every kind of damage is named."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

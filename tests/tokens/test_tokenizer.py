@@ -1,7 +1,5 @@
 """Tokenizers: what goes in comes out, documents end, and what does not fit is refused with the nearest that does."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Prints the order, then a line for each fault when its run is done. The results a
 same command continues after them. Needs root and Slurm's packages, like the tests of tests/slurm.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

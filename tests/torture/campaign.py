@@ -1,7 +1,5 @@
 """One fault from its fresh run to the verdict, and many of them side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

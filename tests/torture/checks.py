@@ -1,7 +1,5 @@
 """What must be true of a run that was broken once, by the time it is done."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

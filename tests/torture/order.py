@@ -1,7 +1,5 @@
 """Which faults, in which order, at which moments: all of it follows from the seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

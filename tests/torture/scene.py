@@ -1,7 +1,5 @@
 """One run that is about to be broken: what a fault may touch, and what was true at the moment it struck."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The cluster that is tortured, the profile and the experiment: tp2 x pp2 x dp2 of a tiny GPT on 2 or 4 nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster, ClusterSpec, Nodes

@@ -1,7 +1,5 @@
 """The order of the faults follows from the seed alone."""
 
-from __future__ import annotations
-
 from tests.torture.faults import EARLIEST, KINDS
 from tests.torture.order import LATEST, STARTING, planned
 

@@ -1,7 +1,5 @@
 """One rank on its own, in the test's process: the ranks and the engine that checkpoints and the loop are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The text all of the trainer's tests train on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Disks that are full."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

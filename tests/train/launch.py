@@ -1,7 +1,5 @@
 """Real ranks for the trainer's tests: processes that meet over gloo, signals, and what they left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument; rank
 case each rank's place, its parameters, and the bytes of model and optimizer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

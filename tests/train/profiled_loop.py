@@ -4,8 +4,6 @@ Every case trains the same batches; between its two logging steps all is written
 device: figures of `torch.profiler`, and calls of methods that it does not see.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """One rank of the trainer, as `python -m hpc_gpt.train` would run it, and what tests have happen to it on the way."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What doctor says of weights: equal to transformers' logits, or the first layer that differs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

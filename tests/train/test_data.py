@@ -1,7 +1,5 @@
 """Micro-batches: the same samples a step in every layout, and from any step on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

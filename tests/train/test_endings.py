@@ -1,7 +1,5 @@
 """How attempts end that do not end well, or end early: each says so, none hangs, no checkpoint is lost."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

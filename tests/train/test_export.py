@@ -1,7 +1,5 @@
 """`hpc-gpt export`: transformers loads what a run has trained, and computes the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

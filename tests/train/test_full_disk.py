@@ -1,7 +1,5 @@
 """A disk that fills up under a run, and one that turns read-only: small file systems of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A run that begins from a folder of weights: what it says, keeps and refuses, and what it needs to resume."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

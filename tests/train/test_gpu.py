@@ -3,8 +3,6 @@ attention kernels, predicted memory, evaluations, and a resume to the last digit
 no network.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

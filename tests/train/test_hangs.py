@@ -1,7 +1,5 @@
 """Ranks that hang: a silent one, one in a loop, one that keeps Python's lock; and what only looks like a hang."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """Folders in Hugging Face's format, of every architecture: transformers loads what is written, and computes alike."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

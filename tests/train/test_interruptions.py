@@ -1,7 +1,5 @@
 """Whatever interrupts a run, it saves, says how it ended, and goes on to the same figures, to the last digit."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On a full disk: outputs and lines that wait for room, and room for an attempt's end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """In which order the loop saves, asks, writes and looks at its figures; one rank, and an engine that only counts."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

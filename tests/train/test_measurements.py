@@ -1,7 +1,5 @@
 """What is measured beside the steps: pooled over GPUs, null where nothing was read; and the probe of the device."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

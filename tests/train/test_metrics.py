@@ -1,7 +1,5 @@
 """The lines of metrics.jsonl, and whether a run has reached train.until_loss."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The planner against the trainer: parameters of each stage, bytes of model and optimizer, FLOPs of a step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

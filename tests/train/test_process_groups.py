@@ -1,7 +1,5 @@
 """The time limit of the process groups that a rank, DeepSpeed and FSDP make."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

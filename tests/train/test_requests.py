@@ -1,7 +1,5 @@
 """Real ranks that are asked to save, to stop and to go back to the queue, by files in the attempt's folder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

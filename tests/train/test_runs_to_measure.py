@@ -1,7 +1,5 @@
 """What a benchmark asks of a run: no checkpoint at its end, and the device's own rate before and after; real ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Saves that are written while training goes on: the same files, the same figures, and nothing lost to a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

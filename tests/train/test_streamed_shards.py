@@ -1,7 +1,5 @@
 """Streams as micro-batches: a position that counts what was consumed, and runs that go on from it to the last digit."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Attempts that end as was asked for: at a loss, and when the budget of the run is spent."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

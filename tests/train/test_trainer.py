@@ -1,7 +1,5 @@
 """How one rank's attempt goes from its run folder to its end: signals, Slurm's word, the mark of a cancel."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Between two logging steps the host waits for the device nowhere: a profile of the real loop shows no `.item()`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Slurm's answers here are put in by hand, to have every one of them; tests/slurm asks a real one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """config.json: each family's file gives its shape in both spellings; what cannot be trained is refused by its key."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Folders of weights: what is damaged, missing or of another model is refused by its headers alone."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

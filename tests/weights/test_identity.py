@@ -1,7 +1,5 @@
 """Is a folder of weights still the one that a run was submitted with? By headers, and by two blocks of each tensor."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

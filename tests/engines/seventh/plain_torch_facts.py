@@ -1,7 +1,5 @@
 """Plain PyTorch: every rank has the whole model, and averages its gradients by hand after the last micro-batch."""
 
-from __future__ import annotations
-
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.engines.base.states import StateBytes, plain_states
 from hpc_gpt.engines.base.training import Training

@@ -1,7 +1,5 @@
 """Engine plain-torch: every verb has it, and it trains. That it trains the right model is in tests/distributed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

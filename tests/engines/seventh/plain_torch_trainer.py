@@ -1,7 +1,5 @@
 """Engine plain-torch: the whole model on every rank, and an all-reduce a gradient after the last micro-batch."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -1,7 +1,5 @@
 """The clusters of published rows: a name in `{"clusters": {name: rows}}`, else rows of one device, node and fabric."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

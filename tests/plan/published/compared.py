@@ -1,7 +1,5 @@
 """A file of published rows predicted beside what was measured: what `python tests/benchmarks/plan.py --rows` prints."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The forms are those of the sources; any other form is refused or ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -3,8 +3,6 @@
 `python tests/benchmarks/plan.py --write` renews it. It holds our predictions and scores, none of the sources' figures.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -22,8 +22,6 @@ Unknown fields are ignored. A row that lacks a required field, or has an impossi
 named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import lru_cache

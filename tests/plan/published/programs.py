@@ -3,8 +3,6 @@
 `KINDS` has the habits by our engine's name, `PROGRAMS` how they hold their states, by a name for the tests.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A field that is missing, impossible or not modelled leaves the row out, and the reason names it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Predict every row of a file, compare with its published figures, and score the errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass

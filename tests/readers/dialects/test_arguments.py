@@ -1,7 +1,5 @@
 """What the text of an argument is: a whole number, the first that is given, a quotient."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.readers.pattern import Arguments, quotient

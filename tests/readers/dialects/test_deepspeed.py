@@ -1,7 +1,5 @@
 """DeepSpeed's overflows: a line of its own says that the step of the next line was skipped."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.runs.log_steps import run_steps
 from tests.readers.reading import read_lines
 

@@ -1,7 +1,5 @@
 """Patterns of failures: each is there for a line, has a class and words, and takes no long time."""
 
-from __future__ import annotations
-
 import re
 
 from hpc_gpt.ends.failures import ENDED

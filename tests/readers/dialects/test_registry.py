@@ -1,7 +1,5 @@
 """A dialect is one module: it is read as soon as it is in the folder, and no other file names it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every dialect reads its own specimen, and no other does: with whatever before a line, and however it is cut."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a part says as plain values, for tests that hold two readers to each other."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reader of blocks gives what the reader of lines gives, whatever the log."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Logs that no program prints: nothing is raised, nothing hangs, and no figure that cannot be is taken."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

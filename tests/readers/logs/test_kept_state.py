@@ -1,7 +1,5 @@
 """A second look at a log that grew reads what was appended, and says what a first look at all of it says."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

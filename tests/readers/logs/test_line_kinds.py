@@ -1,7 +1,5 @@
 """Which lines are known by those before them, and which are looked at for themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One log of many ranks: of each its memory, of the last stage the loss; and a batch that grows in many steps."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 

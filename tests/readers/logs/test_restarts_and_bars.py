@@ -1,7 +1,5 @@
 """Bars of something else, lines that change their form, and banners of restarts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

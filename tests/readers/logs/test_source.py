@@ -1,7 +1,5 @@
 """What a log is read from: plain and compressed files, standard input, and what is no log."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """What follows from a record's own sizes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

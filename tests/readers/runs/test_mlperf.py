@@ -1,7 +1,5 @@
 """MLPerf's counts and rates: what they are of follows from batch, sequence and times; as in public results."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a save cost, where the program has a timer of it alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.report.gather import gather_paths

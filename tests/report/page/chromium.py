@@ -1,7 +1,5 @@
 """A headless Chromium, driven over a pair of pipes: no port is opened, no package is needed, no network is there."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs for the page, made as the readers would give them: several programs, restarts, NaN, failures, hostile names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which anomaly stands before which, and in what words."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_gpt.ends.failures import ENDED

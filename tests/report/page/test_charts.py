@@ -1,7 +1,5 @@
 """Curves and axes: what is drawn of very many points, and what stands beside it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

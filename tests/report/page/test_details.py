@@ -1,7 +1,5 @@
 """The drawings: what they mark, what they say of themselves, and that they are whole."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """The page of runs as they are read: the three real logs, and runs of our own with restarts, skips and NaN."""
 
-from __future__ import annotations
-
 import re
 
 from hpc_gpt.report.gather import gather_paths

@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, what it lets run, and how it is used by hand, by keyboard and by ear."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

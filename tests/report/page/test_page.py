@@ -1,7 +1,5 @@
 """The page's text: nothing of a log is markup, nothing is fetched, nothing secret is told, and it stays small."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The summary: which run is best among which others, the GPU hours, the failures by cause; and the layouts compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Writing the page: whole or not at all, and over nothing but another page of ours."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of the run folder are spoilt, and the run dies, so that the next attempt must cope with them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

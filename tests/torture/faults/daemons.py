@@ -1,7 +1,5 @@
 """Faults of nodes and of Slurm's own daemons."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

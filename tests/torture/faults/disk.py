@@ -1,7 +1,5 @@
 """The disk of the run folder is full."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

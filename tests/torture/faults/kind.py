@@ -1,7 +1,5 @@
 """A kind of fault: what it does to a run, and what it needs for that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

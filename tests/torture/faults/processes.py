@@ -1,7 +1,5 @@
 """Faults of the ranks' processes."""
 
-from __future__ import annotations
-
 import signal
 
 from tests.slurm.cluster import send

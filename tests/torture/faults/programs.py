@@ -1,7 +1,5 @@
 """Faults of a run whose program is not ours."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

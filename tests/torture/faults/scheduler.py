@@ -1,7 +1,5 @@
 """What the scheduler and the user do to a job."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which checkpoint is resumed from, and what becomes of the others. The ranks' part is in test_interruptions."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A checkpoint has its name only once all of it is on the disk, and only if every rank could write its part."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

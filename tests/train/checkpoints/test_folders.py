@@ -1,7 +1,5 @@
 """Which checkpoints stay, however a deletion ends."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a rank writes is what there was when it was copied, no more of it than needed, and summed up rightly."""
 
-from __future__ import annotations
-
 import zlib
 from collections import OrderedDict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checkpoint of a model that every rank holds whole: what loading it takes of the host's memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint is data: a program hidden in one of its files is not run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

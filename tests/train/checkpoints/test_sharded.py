@@ -1,7 +1,5 @@
 """What the sharded checkpoint knows of its mesh."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

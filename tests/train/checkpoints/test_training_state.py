@@ -1,7 +1,5 @@
 """Of which model, layout and arithmetic a checkpoint is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The files are written here as DeepSpeed lays them out; that it does is tests/distributed's to show.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

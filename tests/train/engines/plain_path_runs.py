@@ -3,8 +3,6 @@
 `python -m tests.train.engines.plain_path_runs FOLDER`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

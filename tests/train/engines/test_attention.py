@@ -1,7 +1,5 @@
 """Which attention kernel is taken: tried when an engine is built, and read from what ran."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

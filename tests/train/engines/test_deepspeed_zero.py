@@ -1,7 +1,5 @@
 """Host memory that ZeRO-3 pins when it offloads: nothing while it builds, then what stays, in place."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import deepspeed

@@ -1,7 +1,5 @@
 """What the choice of a device and of an engine refuses before anything is built."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled, the model computes the same; what cannot be compiled here is one line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

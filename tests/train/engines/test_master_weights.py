@@ -1,7 +1,5 @@
 """Master weights, and AdamW over flat ones in one pass: torch's AdamW, its checkpoints fused's, its norm exact."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The learning rate by step, what the optimizer is made of, the update that ends a step, and fp16's loss scale."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The update beside the next forward pass: the same weights to the bit, in the promised order, and never late."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

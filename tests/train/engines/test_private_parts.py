@@ -1,7 +1,5 @@
 """Each private name of torch and DeepSpeed, taken away in turn: one line says it, and the plain path gives the same."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
