@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -36,228 +36,204 @@ NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
 
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
 _PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
-_PIPELINE_MODULE = "deepspeed.pipe.PipelineModule"
 _BF16 = "deepspeed.runtime.bf16_optimizer"
 _ZERO_12 = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO_3 = "deepspeed.runtime.zero.stage3"
+_BF16_OPTIMIZER = f"{_BF16}.BF16_Optimizer"
+_ZERO_12_OPTIMIZER = f"{_ZERO_12}.DeepSpeedZeroOptimizer"
+_ZERO_3_OPTIMIZER = f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3"
 _INIT = "deepspeed.runtime.zero.partition_parameters.Init"
 _UTILS = "deepspeed.runtime.utils"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Use:
     """A purpose of some names of one package.
 
-    A name is a dotted path from a module. A part after a class is a method of it, or an attribute that its functions
-    set. `plain` describes the plain path; empty if there is none.
+    `parts` has the names by their owner, a module or a class, separated by spaces. A name in a class is a method of it,
+    or an attribute that its functions set. `plain` describes the plain path; empty if there is none.
     """
 
     package: Literal["torch", "deepspeed"]
     purpose: str
-    names: tuple[str, ...]
+    parts: Mapping[str, str]
     plain: str = ""
 
-
-def _of(owner: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{owner}.{name}" for name in names)
+    @property
+    def names(self) -> list[str]:
+        """Every name as a dotted path from a module."""
+        return [f"{owner}.{name}" for owner, names in self.parts.items() for name in names.split()]
 
 
 ATTENTION = Use(
-    "torch", "asking which attention kernel it takes", ("torch._fused_sdp_choice",), "the kernels are tried in turn"
+    "torch", "asking which attention kernel it takes", {"torch": "_fused_sdp_choice"}, "the kernels are tried in turn"
 )
 FOREACH = Use(
     "torch",
     "one kernel for many tensors",
-    _of("torch", "_foreach_norm", "_foreach_div_", "_foreach_add_", "_foreach_copy_", "_foreach_zero_"),
+    {"torch": "_foreach_norm _foreach_div_ _foreach_add_ _foreach_copy_ _foreach_zero_"},
     "one tensor is computed after the other",
 )
 FUSED = Use(
     "torch",
     "fused optimizers that clip or skip a step on the device",
-    _of("torch.optim.Optimizer", "found_inf", "grad_scale"),
+    {"torch.optim.Optimizer": "found_inf grad_scale"},
     "the host waits for the norm of every step",
 )
 COALESCED = Use(
     "torch",
     "one all-reduce for the gradients of a bucket",
-    ("torch.distributed.ProcessGroup.allreduce_coalesced",),
+    {"torch.distributed.ProcessGroup": "allreduce_coalesced"},
     "each gradient has an all-reduce of its own",
 )
 COMPILE_TIME = Use(
     "torch",
     "the time that compiling took",
-    ("torch._dynamo.utils.calculate_time_spent",),
+    {"torch._dynamo.utils": "calculate_time_spent"},
     "compile_s is not measured",
 )
 KEPT_RESIDUALS = Use(
     "torch",
     "keeping residuals in a compiled model",
-    (
-        "torch._inductor.config.joint_custom_post_pass",
-        "torch._inductor.custom_graph_pass.CustomGraphPass",
-        "torch._functorch.partitioners.CheckpointPolicy",
-    ),
+    {
+        "torch._inductor.config": "joint_custom_post_pass",
+        "torch._inductor.custom_graph_pass": "CustomGraphPass",
+        "torch._functorch.partitioners": "CheckpointPolicy",
+    },
     "Inductor chooses what it computes again",
 )
 WITHOUT_COMPILER = Use(
     "torch",
     "a start without the modules of torch.compile",
-    ("torch._disable_dynamo", "torch.optim.optimizer._use_grad_for_differentiable"),
+    {"torch": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"},
     "they are imported",
 )
 FLIGHT_RECORDER = Use(
     "torch",
     "the record of the last collectives after a hang",
-    ("torch._C._distributed_c10d._dump_fr_trace_json",),
+    {"torch._C._distributed_c10d": "_dump_fr_trace_json"},
     "only NCCL's own record is read, and without NCCL none",
 )
 GROUP_TIMEOUT = Use(
     "torch",
     "one time limit for all process groups",
-    _of("torch.distributed.distributed_c10d", "default_pg_timeout", "default_pg_nccl_timeout", "_get_default_timeout"),
+    {"torch.distributed.distributed_c10d": "default_pg_timeout default_pg_nccl_timeout _get_default_timeout"},
     "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
 )
 
 # Functions that zero_step replaces during a step.
-_REPLACED = ("is_invalid_grad_norm", "mask_nan_or_inf_with_val_inplace")
+_REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
 _WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
 UNSEEN_STEP_BF16 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-1 in bf16)",
-    (
-        *_of(f"{_BF16}.BF16_Optimizer", "step", "get_grads_for_norm", "clip_grad", "_global_grad_norm"),
-        f"{_BF16}.is_invalid_grad_norm",
-        *_of(_UTILS, *_REPLACED),
-    ),
+    {
+        _BF16_OPTIMIZER: "step get_grads_for_norm clip_grad _global_grad_norm",
+        _BF16: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
     _WAITS,
 )
 UNSEEN_STEP_12 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-1 and ZeRO-2)",
-    (
-        *_of(
-            f"{_ZERO_12}.DeepSpeedZeroOptimizer",
-            *("step", "scaled_global_norm", "unscale_and_clip_grads", "check_grad_overflow", "clip_grad"),
-            *("_global_grad_norm", "averaged_gradients", "params_in_partition", "_zero_padding"),
-        ),
-        f"{_ZERO_12}.is_invalid_grad_norm",
-        *_of(_UTILS, *_REPLACED),
-    ),
+    {
+        _ZERO_12_OPTIMIZER: "step scaled_global_norm unscale_and_clip_grads check_grad_overflow clip_grad "
+        "_global_grad_norm averaged_gradients params_in_partition _zero_padding",
+        _ZERO_12: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
     _WAITS,
 )
 UNSEEN_STEP_3 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-3)",
-    (
-        *_of(
-            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
-            *("step", "_get_norm_groups", "unscale_and_clip_grads", "clip_grad"),
-            *("_global_grad_norm", "averaged_gradients", "fp16_groups"),
-        ),
-        f"{_ZERO_3}.is_invalid_grad_norm",
-        *_of(_UTILS, *_REPLACED),
-    ),
+    {
+        _ZERO_3_OPTIMIZER: "step _get_norm_groups unscale_and_clip_grads clip_grad _global_grad_norm "
+        "averaged_gradients fp16_groups",
+        _ZERO_3: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
     _WAITS,
 )
 ZERO_3_SUMS = Use(
     "deepspeed",
     "one buffer for ZeRO-3's gradients",
-    (
-        *_of(
-            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
-            *("swap_optimizer", "offload_optimizer", "gradient_accumulation_dtype", "master_weights_and_grads_dtype"),
-            *("fp16_groups", "fp32_partitioned_groups_flat", "grad_partitions_flat_buffer", "averaged_gradients"),
-            *("_prepare_fp32_grad_for_sub_group", "__param_id_to_grad_partition", "partition_grads", "micro_step_id"),
-            *("is_gradient_accumulation_boundary", "_constant_buffered_norm2", "norm_for_param_grads"),
-            *("get_param_id", "_get_param_partition_rank"),
-        ),
-        *_of(_INIT, "partition_numel", "ds_id", "ds_numel"),
-    ),
+    {
+        _ZERO_3_OPTIMIZER: "swap_optimizer offload_optimizer gradient_accumulation_dtype "
+        "master_weights_and_grads_dtype fp16_groups fp32_partitioned_groups_flat grad_partitions_flat_buffer "
+        "averaged_gradients _prepare_fp32_grad_for_sub_group __param_id_to_grad_partition partition_grads "
+        "micro_step_id is_gradient_accumulation_boundary _constant_buffered_norm2 norm_for_param_grads "
+        "get_param_id _get_param_partition_rank",
+        _INIT: "partition_numel ds_id ds_numel",
+    },
     "gradients are kept a second time, 4 bytes a parameter",
 )
 PINNED = Use(
     "deepspeed",
     "pinning the host memory that stays",
-    _of(
-        f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
-        *("fp32_partitioned_groups_flat", "grad_partitions_flat_buffer", "param_groups_fp16_flat_cpu_memory"),
-    ),
+    {_ZERO_3_OPTIMIZER: "fp32_partitioned_groups_flat grad_partitions_flat_buffer param_groups_fp16_flat_cpu_memory"},
     "DeepSpeed pins what it builds, by powers of two",
 )
 BUILT_IN_PARTS = Use(
     "deepspeed",
     "splitting a model over the ranks while it is built",
-    (*_of(_INIT, "_convert_to_zero_parameters"), "deepspeed.comm.broadcast"),
+    {_INIT: "_convert_to_zero_parameters", "deepspeed.comm": "broadcast"},
     "every rank builds the whole model first",
 )
 LOGITS = Use(
     "deepspeed",
     "freeing a micro-batch's logits",
-    (*_of(_PIPELINE_ENGINE, "_INSTRUCTION_MAP", "pipe_buffers"), "deepspeed.runtime.pipe.schedule.ForwardPass"),
+    {_PIPELINE_ENGINE: "_INSTRUCTION_MAP pipe_buffers", "deepspeed.runtime.pipe.schedule": "ForwardPass"},
     "the last stage keeps them until the next ones are there",
 )
 NO_REDUCTION = Use(
     "deepspeed",
     "no averaging over a single rank",
-    (f"{_ENGINE}.enable_backward_allreduce", f"{_PIPELINE_ENGINE}.pipeline_enable_backward_allreduce"),
+    {_ENGINE: "enable_backward_allreduce", _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce"},
     "gradients are copied for it, 4 bytes a parameter",
 )
-CPU_SETUP = Use("deepspeed", "a CPU", ("deepspeed.ops.__compatible_ops__",))
+CPU_SETUP = Use("deepspeed", "a CPU", {"deepspeed.ops": "__compatible_ops__"})
 PIPELINE = Use(
     "deepspeed",
     "engine deepspeed-3d",
-    _of(
-        _PIPELINE_MODULE,
-        *("_partition_layers", "_set_bounds", "_synchronize_tied_weights", "_topo", "forward_funcs", "tied_modules"),
-        *("parts", "num_stages", "stage_id", "global_rank"),
-    ),
+    {
+        "deepspeed.pipe.PipelineModule": "_partition_layers _set_bounds _synchronize_tied_weights _topo forward_funcs "
+        "tied_modules parts num_stages stage_id global_rank"
+    },
 )
 CHECKPOINTS = Use(
     "deepspeed",
     "saving and loading checkpoints",
-    _of(
-        _ENGINE,
-        *("checkpoint_engine", "_copy_recovery_script", "_get_ckpt_name", "_get_zero_ckpt_name", "basic_optimizer"),
-        *("global_steps", "global_samples", "skipped_steps"),
+    {
+        _ENGINE: "checkpoint_engine _copy_recovery_script _get_ckpt_name _get_zero_ckpt_name basic_optimizer "
+        "global_steps global_samples skipped_steps"
+    },
+)
+# Of DeepSpeed's ZeRO optimizers by class.
+STATES = {
+    "BF16_Optimizer": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-1 in bf16",
+        {_BF16_OPTIMIZER: "bf16_groups fp32_groups_flat_partition _hp_mapping"},
     ),
-)
-STATES_BF16 = Use(
-    "deepspeed",
-    "checkpoints of ZeRO-1 in bf16",
-    _of(f"{_BF16}.BF16_Optimizer", "bf16_groups", "fp32_groups_flat_partition", "_hp_mapping"),
-)
-STATES_12 = Use(
-    "deepspeed",
-    "checkpoints of ZeRO-1 and ZeRO-2, and steps that overflow while offloading",
-    _of(
-        f"{_ZERO_12}.DeepSpeedZeroOptimizer",
-        *("bit16_groups", "single_partition_of_fp32_groups", "_hp_mapping", "averaged_gradients"),
+    "DeepSpeedZeroOptimizer": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-1 and ZeRO-2, and steps that overflow while offloading",
+        {_ZERO_12_OPTIMIZER: "bit16_groups single_partition_of_fp32_groups _hp_mapping averaged_gradients"},
     ),
-)
-STATES_3 = Use(
-    "deepspeed",
-    "checkpoints of ZeRO-3",
-    (
-        *_of(
-            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
-            *("fp16_groups", "fp16_partitioned_groups_flat", "fp32_partitioned_groups_flat"),
-            *("_reassign_or_swap_out_partitioned_parameters", "persistent_parameters", "_swappable_optimizer_subgroup"),
-            *("_optimizer_states_and_gradient_swap_in", "_optimizer_states_and_gradient_swap_out"),
-        ),
-        *_of(_INIT, "partition_numel", "ds_id", "ds_numel", "ds_shape", "ds_process_group"),
+    "DeepSpeedZeroOptimizer_Stage3": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-3",
+        {
+            _ZERO_3_OPTIMIZER: "fp16_groups fp16_partitioned_groups_flat fp32_partitioned_groups_flat "
+            "_reassign_or_swap_out_partitioned_parameters persistent_parameters _swappable_optimizer_subgroup "
+            "_optimizer_states_and_gradient_swap_in _optimizer_states_and_gradient_swap_out",
+            _INIT: "partition_numel ds_id ds_numel ds_shape ds_process_group",
+        },
     ),
-)
-SPLIT_UPDATE = Use(
-    "deepspeed",
-    "engine.offload_ratio below 1",
-    _of(f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3", "backup_optimizer", "optimizer"),
-)
-OPTIONAL = (
-    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, WITHOUT_COMPILER, FLIGHT_RECORDER),
-    GROUP_TIMEOUT,
-    *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
-)
-REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3, SPLIT_UPDATE)
+}
+SPLIT_UPDATE = Use("deepspeed", "engine.offload_ratio below 1", {_ZERO_3_OPTIMIZER: "backup_optimizer optimizer"})
 
 
 @cache
@@ -296,13 +272,8 @@ def check_torch() -> None:
 
 def check_optimizer(optimizer: Any) -> None:
     """Raises ConfigError if DeepSpeed's ZeRO optimizer lacks a name that checkpoints need."""
-    kinds = {
-        "BF16_Optimizer": STATES_BF16,
-        "DeepSpeedZeroOptimizer": STATES_12,
-        "DeepSpeedZeroOptimizer_Stage3": STATES_3,
-    }
-    if type(optimizer).__name__ in kinds:
-        require(kinds[type(optimizer).__name__])
+    if use := STATES.get(type(optimizer).__name__):
+        require(use)
 
 
 def missing(use: Use) -> list[str]:
@@ -369,7 +340,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 

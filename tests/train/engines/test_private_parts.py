@@ -17,13 +17,15 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.optimizer import is_fused
-from hpc_gpt.train.engines.private_parts import NEWEST, OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
+from hpc_gpt.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, for_each, require
 from tests import marked
 from tests.conftest import REPOSITORY
 from tests.distributed.ranks import launch_ranks
 from tests.train.engines import plain_path_runs
 from tests.train.launch import settings
 
+USES = [use for use in (*vars(private_parts).values(), *STATES.values()) if isinstance(use, Use)]
+OPTIONAL, REQUIRED = [use for use in USES if use.plain], [use for use in USES if not use.plain]
 NAMES = [(use, name) for use in OPTIONAL for name in use.names]
 NEEDED = [(use, name) for use in REQUIRED for name in use.names]
 # Private names that are not torch's or DeepSpeed's: of our own classes, of the standard library, of transformers.
@@ -162,7 +164,7 @@ def test_the_attention_kernel_is_found_by_trying(monkeypatch: pytest.MonkeyPatch
 
 def test_no_module_touches_a_private_name_that_is_not_listed() -> None:
     """Of anything but `self`, and of nothing that our own classes define."""
-    listed = {part for use in (*OPTIONAL, *REQUIRED) for name in use.names for part in name.split(".")}
+    listed = {part for use in USES for name in use.names for part in name.split(".")}
     own, touched = set(OURS), {}
     for path in [*PACKAGE.glob("train/**/*.py"), *PACKAGE.glob("model/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
