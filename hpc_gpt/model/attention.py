@@ -15,7 +15,7 @@ from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import HeadNorm
 from hpc_gpt.model.rotation import rotation_of
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.model.tensor_parallel import TensorParallel, apply
 from hpc_gpt.settings.model_shape import ModelShape
 
 
@@ -104,8 +104,7 @@ class QkvLinear(ColumnParallelLinear):
         """[rows of the share, ...] -> its queries' rows, and all rows of the key and the value that they use."""
         keys = self.key_rows
         query, key_value = torch.split(share, [len(share) - 2 * keys, 2 * keys])
-        gathered: Tensor = _GatherHead.apply(key_value, self.tp, self.sharers)  # type: ignore[no-untyped-call]
-        return torch.cat([query, gathered])
+        return torch.cat([query, apply(_GatherHead, key_value, self.tp, self.sharers)])
 
     @property
     def key_rows(self) -> int:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hpc_gpt.model.tensor_parallel import apply
+
 
 def gelu(outputs: Tensor, bias: Tensor) -> Tensor:
     """GELU (tanh) of a linear layer's outputs, [..., width], that have the bias [width] in them already.
 
     Autograd must see the bias here alone: the layer adds it detached.
     """
-    activated: Tensor = _Gelu.apply(outputs, bias)  # type: ignore[no-untyped-call]
-    return activated
+    return apply(_Gelu, outputs, bias)
 
 
 def split_qkv(outputs: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:

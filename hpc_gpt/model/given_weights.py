@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.initial_weights import AT_ONCE, STD, InitialWeights
+from hpc_gpt.model.initial_weights import AT_ONCE, PutLater
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.weights.folder import WeightsFolder, check_weights
 from hpc_gpt.weights.names import parts_of, size_of
 
 
-class GivenWeights:
+class GivenWeights(PutLater):
     """The weights of a folder by our names, read as slices of transformers' parameters (`hf_names`).
 
-    `taken` has the names that were asked for. The files are mapped, so a node's ranks share their pages, and stay open
-    until `close`.
+    The files are mapped, so a node's ranks share their pages, and stay open until `close`.
     """
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
         check_weights(folder, shape)
-        self.taken: set[str] = set()
+        super().__init__(0, shape.layers)
         self._folder = folder
         self._shape = shape
         self._files: dict[str, Any] = {}
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
-
-        Rows past those of the file, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
-        """
+        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN or infinity."""
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):
             self._read(name, target[first : first + count], row + first, column)
@@ -72,11 +67,3 @@ class GivenWeights:
             except (OSError, SafetensorError) as fault:
                 raise ConfigError(f"{file} cannot be read: {fault}", "download the folder again") from None
         return self._files[file].get_slice(self._folder.stored[name])
-
-
-class NothingDrawn(InitialWeights):
-    """In place of drawn weights where `GivenWeights` has them: sizes on the meta device, which take no memory. So a
-    weight that nothing fills cannot be trained by mistake."""
-
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
-        return torch.empty(shape, device="meta")

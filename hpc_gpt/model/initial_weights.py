@@ -130,8 +130,9 @@ def _memory(wanted: _Draw) -> Tensor:
     return torch.frombuffer(pages, dtype=torch.float32).view(wanted.shape)
 
 
-class DrawnLater(InitialWeights):
-    """Initial weights that are drawn when their places are there; until then each is a size on the meta device.
+class PutLater(InitialWeights):
+    """Initial weights that are put into their places when these are there; until then each is a size on the meta
+    device, which takes no memory. So a weight that nothing fills cannot be trained by mistake.
 
     `taken` has the names that were asked for.
     """
@@ -139,27 +140,46 @@ class DrawnLater(InitialWeights):
     def __init__(self, seed: int, layers: int) -> None:
         super().__init__(seed, layers)
         self.taken: set[str] = set()
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
+        return torch.empty(shape, device="meta")
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keeps the initial value of a parameter that is not drawn."""
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Frees what reading has left."""
+        raise NotImplementedError
+
+
+class DrawnLater(PutLater):
+    """Initial weights that are drawn when their places are there."""
+
+    def __init__(self, seed: int, layers: int) -> None:
+        super().__init__(seed, layers)
         self._wanted: dict[str, _Draw | Tensor] = {}
         self._last: tuple[str, Tensor] | None = None
 
     def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
         self._wanted[name] = _Draw(shape, std)
-        return torch.empty(shape, device="meta")
+        return super().normal(name, shape)
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Keeps the initial value of a parameter that is not drawn."""
         self._wanted.setdefault(name, value)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
         if self._last is None or self._last[0] != name:
             self._last = None  # freed before the next one is drawn
             wanted = self._wanted[name]
-            self._last = name, wanted if isinstance(wanted, Tensor) else super().normal(name, *wanted)
+            drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
+            self._last = name, drawn
         own = self._last[1][row : row + len(target)]
         target.copy_(own if target.ndim == 1 else own[:, column : column + target.shape[1]])
 
     def close(self) -> None:
-        """Frees what was drawn last, and what was drawn ahead."""
         self._last = None
         self._ahead.clear()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.model.tensor_parallel import TensorParallel, apply
 
 
 class SequenceParallel(TensorParallel):
@@ -31,13 +31,13 @@ class SequenceParallel(TensorParallel):
         return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty)
 
     def enter(self, hidden: Tensor) -> Tensor:
-        return _apply(_Gather, hidden, self)
+        return apply(_Gather, hidden, self)
 
     def leave(self, partial: Tensor) -> Tensor:
-        return _apply(_Scatter, partial, self)
+        return apply(_Scatter, partial, self)
 
     def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _apply(_GatherLinear, hidden, weight, bias, self)
+        return apply(_GatherLinear, hidden, weight, bias, self)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
@@ -61,12 +61,6 @@ class SequenceParallel(TensorParallel):
         count = seq // self.size
         by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)
         return self.scatter_rows(by_rank.reshape(self.size * batch, count, hidden))
-
-
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    result = function.apply(*arguments)
-    assert isinstance(result, Tensor)
-    return result
 
 
 class _Gather(torch.autograd.Function):

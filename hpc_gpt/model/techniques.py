@@ -6,6 +6,7 @@ one pass are here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, apply
 from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
 from hpc_gpt.settings.experiment import Engine
 
@@ -145,15 +146,14 @@ class OnePassLoss(ChunkedLoss):
 
     def attach(self, head: VocabParallelEmbedding) -> None:
         super().attach(head)
-        self._weight = lambda: head.weight  # by name, because engines gather and exchange it
+        # By name, because engines gather and exchange it.
+        self._weight: Callable[[], Tensor] = lambda: head.weight
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return super().forward(hidden, targets)
         tokens = self._enter(hidden).flatten(0, 1)
-        loss = _OnePass.apply(tokens, self._weight(), targets.flatten(), self)  # type: ignore[no-untyped-call]
-        assert isinstance(loss, Tensor)
-        return loss
+        return apply(_OnePass, tokens, self._weight(), targets.flatten(), self)
 
     def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
         elementwise = _elementwise(tokens.device)

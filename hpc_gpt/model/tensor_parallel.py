@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpc_gpt.model.given_weights import GivenWeights, NothingDrawn
-from hpc_gpt.model.initial_weights import DrawnLater, InitialWeights
+from hpc_gpt.model.initial_weights import InitialWeights, PutLater
 
 # torch 2.13 renamed them, and warns about the old names.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -126,8 +125,7 @@ class TensorParallel:
     Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, on
     `device`, from the initial values that it gets or, if there are any, from `given` weights. So the host holds no more
     than one of them. An engine that has another place for the values, master weights or shards, gives `empty`, which
-    makes a parameter's memory by its size, and puts the values there by `fill`. If it is to draw them, `given` is
-    `DrawnLater`.
+    makes a parameter's memory by its size, and puts the values there by `fill`.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class TensorParallel:
         rank: int = 0,
         size: int = 1,
         group: dist.ProcessGroup | None = None,
-        given: GivenWeights | DrawnLater | None = None,
+        given: PutLater | None = None,
         device: torch.device | None = None,
         empty: Callable[[Sequence[int]], Tensor] | None = None,
     ) -> None:
@@ -147,10 +145,8 @@ class TensorParallel:
         self.empty = empty
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
-        """What draws the initial weights; it draws nothing if they are given."""
-        if isinstance(self.given, DrawnLater):
-            return self.given
-        return (InitialWeights if self.given is None else NothingDrawn)(seed, layers)
+        """What draws the initial weights, or has them."""
+        return self.given or InitialWeights(seed, layers)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduces `tensor` over the group, in place."""
@@ -162,11 +158,11 @@ class TensorParallel:
         """The sum of all ranks' `partial` (overwritten); the gradient passes through unchanged."""
         if self.size == 1:
             return partial
-        return _sum_forward(partial, self) if torch.is_grad_enabled() else self.all_reduce(partial)
+        return apply(_SumForward, partial, self) if torch.is_grad_enabled() else self.all_reduce(partial)
 
     def sum_backward(self, replicated: Tensor) -> Tensor:
         """`replicated` unchanged; its gradient is the sum of all ranks'."""
-        return _sum_backward(replicated, self) if self.size > 1 else replicated
+        return apply(_SumBackward, replicated, self) if self.size > 1 else replicated
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Activations between blocks -> the input of a column-parallel layer."""
@@ -217,7 +213,7 @@ class TensorParallel:
             share = torch.empty(size, device=self.device)
             self.fill(name, share, split, full.shape)
             return share
-        if isinstance(self.given, DrawnLater) and not full.is_meta:
+        if not full.is_meta:
             self.given.keep(name, full)
         return self.empty(size)
 
@@ -266,14 +262,9 @@ class _SumBackward(torch.autograd.Function):
         return ctx.tp.all_reduce(gradients[0].contiguous()), None
 
 
-def _sum_forward(partial: Tensor, tp: TensorParallel) -> Tensor:
-    result = _SumForward.apply(partial, tp)  # type: ignore[no-untyped-call]
-    assert isinstance(result, Tensor)
-    return result
-
-
-def _sum_backward(replicated: Tensor, tp: TensorParallel) -> Tensor:
-    result = _SumBackward.apply(replicated, tp)  # type: ignore[no-untyped-call]
+def apply(function: Any, *arguments: Any) -> Tensor:
+    """The result of an autograd function that has one."""
+    result = function.apply(*arguments)
     assert isinstance(result, Tensor)
     return result
 

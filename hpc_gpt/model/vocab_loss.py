@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import TensorParallel, local_index
+from hpc_gpt.model.tensor_parallel import TensorParallel, apply, local_index
 
 
 class VocabParallelLoss(nn.Module):
@@ -41,9 +41,7 @@ class VocabParallelLoss(nn.Module):
 
     def _each(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of every token, in a group of more than one."""
-        losses = _SplitCrossEntropy.apply(logits, targets, self.real_rows, self.tp)  # type: ignore[no-untyped-call]
-        assert isinstance(losses, Tensor)
-        return losses
+        return apply(_SplitCrossEntropy, logits, targets, self.real_rows, self.tp)
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, limits_reached
-from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
+from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.ports import held_port
 from hpc_gpt.process import stat_of
@@ -28,30 +28,20 @@ from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, t
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.supervision.full_disk import release_reserve
 from hpc_gpt.supervision.heartbeat import LEAVING, SAVING, Heartbeat
+from hpc_gpt.supervision.meeting import MEETING_S, identify, read_rendezvous
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
 
 OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
-WAIT_S = 900
 TURN_S = 0.1
 _LOOK_S = 1.0
 # A cause that names its rank, such as a worker of torchrun.
 _OF_RANK = re.compile(r"rank \d+ on ")
 _GRACE_S = 5.0
 _ENDED_S = 10.0
-
-
-@dataclass(frozen=True)
-class TaskPlace:
-    """`rank` of `size` tasks, and its number on its node, from job.sh."""
-
-    rank: int
-    size: int
-    local_rank: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,8 @@ class ForeignRank:
         self._attempt = attempt
         self._signals = signals
         self._resolved = run.resolved()
-        self._place = identify_task(os.environ, self._resolved)
+        self._place = identify(os.environ)
+        self._place.check(self._resolved.tasks, self._resolved.layout)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Stop | None = None
         self._looked = self._followed = 0.0
@@ -302,14 +293,9 @@ class ForeignRank:
 
     # --- for the engines
 
-    def place_variables(self) -> dict[str, str]:
-        """The task's place by the names that torch's env:// rendezvous reads."""
-        place = self._place
-        return {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
-
     def await_file(self, path: Path, fault: UserError) -> None:
-        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after WAIT_S."""
-        until = time.monotonic() + WAIT_S
+        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after MEETING_S."""
+        until = time.monotonic() + MEETING_S
         while not path.exists():
             if self._attempt.ended() or time.monotonic() > until:
                 raise fault
@@ -325,28 +311,16 @@ class ForeignRank:
         return str(device or cluster.device)
 
     def rendezvous(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine."""
+        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine: rank 0 holds a port until
+        it ends."""
         if "MASTER_PORT" in os.environ:
             return {}
-        host, self._port = self._meet()
-        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
-        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
-
-    def _meet(self) -> tuple[str, str]:
-        """(host, port) on this machine. Rank 0 holds a port until it ends, and writes it to the attempt's `rendezvous`
-        file."""
         if self._place.rank == 0:
             port, self._held = held_port(os.getpid())
             write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")
-        until = time.monotonic() + WAIT_S
-        while time.monotonic() < until and not self._attempt.ended():
-            try:
-                host, port_text = self._attempt.rendezvous.read_text(encoding="utf-8").split()
-            except FileNotFoundError:
-                time.sleep(TURN_S)
-            else:
-                return host, port_text
-        raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
+        host, self._port = read_rendezvous(self._attempt)
+        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
+        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _find_wait(pid: int) -> tuple[str, str]:
@@ -355,20 +329,3 @@ def _find_wait(pid: int) -> tuple[str, str]:
         if stat_of(pid)[0] in "tT":
             return "", "a process that is stopped"
     return "its program", f"process {pid}"
-
-
-def identify_task(environment: Mapping[str, str], resolved: Resolved) -> TaskPlace:
-    """The place of this task. Raises ConfigError, LayoutError."""
-    values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(value.isdigit() for value in values):
-        raise ConfigError(
-            "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
-            "start runs with hpc-gpt submit, or sbatch job.sh",
-        )
-    place = TaskPlace(*map(int, values))
-    if place.size != resolved.tasks:
-        raise LayoutError(
-            f"{place.size} ranks were started, but layout {resolved.layout} has {resolved.tasks}",
-            "start one task for each GPU of the layout",
-        )
-    return place

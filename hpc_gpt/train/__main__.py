@@ -1,6 +1,6 @@
 """`python -m hpc_gpt.train`: one rank of the run in HPC_GPT_RUN. Takes no arguments.
 
-Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the rank's number (see `ranks.identify`).
+Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the rank's number (see `meeting.identify`).
 Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
@@ -17,6 +17,7 @@ from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.ending import report_failure
 from hpc_gpt.supervision.full_disk import install_patient_output
+from hpc_gpt.supervision.meeting import identify
 from hpc_gpt.supervision.signals import Signals
 
 
@@ -42,8 +43,6 @@ def main() -> None:
                 f"{sys.executable} has no torch",
                 "install it there, or name another: venv or python in the cluster profile, or HPC_GPT_PYTHON",
             )
-        from hpc_gpt.train.ranks import identify
-
         identity = identify(os.environ)
         rank = identity.rank
         os.environ["RANK"] = str(rank)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from hpc_gpt.preflight.rank import start
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.meeting import RankIdentity
 
 if TYPE_CHECKING:
     import torch
 
 
 def _device_of(local: int, resolved: Resolved) -> torch.device:
-    from hpc_gpt.train.ranks import RankIdentity, choose_device  # torch loads after the rank's first line
+    from hpc_gpt.train.ranks import choose_device  # torch loads after the rank's first line
 
     return choose_device(RankIdentity(local, resolved.gpus, local), resolved)
 

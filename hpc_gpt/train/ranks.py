@@ -1,4 +1,4 @@
-"""A rank and its peers: its number, the rendezvous, values shared between hosts, agreement at each step, the exit."""
+"""A rank and its peers: the rendezvous, values shared between hosts, agreement at each step, the exit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
@@ -18,46 +18,17 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.ends.end_policy import REASONS
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.supervision.meeting import MEETING_S, RankIdentity, read_rendezvous
 from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use, set_group_timeout
 
 T = TypeVar("T")
-_MEETING_S = 900
 _FAILED = "hpc-gpt/failed"
 # A flight record has the collectives that are not over, and so many of the last ones.
 _KEPT_COLLECTIVES = 20
-_IDENTITIES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"),
-)
-
-
-@dataclass(frozen=True)
-class RankIdentity:
-    """`rank` of `size` ranks, and its number on its node."""
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def identify(environment: Mapping[str, str]) -> RankIdentity:
-    """Reads the rank's numbers from RANK, WORLD_SIZE and LOCAL_RANK, or else from Slurm's or submitit's variables.
-
-    Raises ConfigError if the environment has none of these.
-    """
-    for names in _IDENTITIES:
-        values = [environment.get(name, "") for name in names]
-        if all(value.isdigit() for value in values):
-            return RankIdentity(*map(int, values))
-    raise ConfigError(
-        "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
-        "start runs with hpc-gpt submit, or sbatch job.sh",
-    )
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
@@ -123,7 +94,7 @@ class Ranks(Peers):
         self.size = identity.size
         self.is_first = identity.rank == 0
         # DeepSpeed reads no others.
-        os.environ.update(RANK=str(identity.rank), WORLD_SIZE=str(identity.size), LOCAL_RANK=str(identity.local_rank))
+        os.environ.update(identity.variables)
         self._store = _meet(identity, attempt)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "nccl",
@@ -276,7 +247,7 @@ def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
             write_once(attempt.rendezvous, f"127.0.0.1 {store.port}\n")
             host, port = "127.0.0.1", str(store.port)
         else:
-            host, port = _read_rendezvous(attempt)
+            host, port = read_rendezvous(attempt)
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
         # All ranks are on this machine, whose own name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -291,7 +262,7 @@ def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
         port,
         identity.size,
         is_master=identity.rank == 0,
-        timeout=timedelta(seconds=_MEETING_S),
+        timeout=timedelta(seconds=MEETING_S),
         wait_for_workers=False,
     )
 
@@ -300,20 +271,6 @@ def _client() -> TCPStore:
     """A separate connection: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
-
-
-def _read_rendezvous(attempt: Attempt) -> tuple[str, str]:
-    until = time.monotonic() + _MEETING_S
-    while time.monotonic() < until:
-        if attempt.ended():
-            break
-        try:
-            host, port = attempt.rendezvous.read_text(encoding="utf-8").split()
-        except FileNotFoundError:
-            time.sleep(0.05)
-        else:
-            return host, port
-    raise TimeoutError(f"rank 0 has ended, or not written {attempt.rendezvous} in {_MEETING_S} s")
 
 
 def write_flight_record(attempt: Attempt, rank: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from hpc_gpt.errors import CheckpointError, DataError, LayoutError
+from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import find_ancestors
@@ -22,6 +22,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.supervision.full_disk import reserve, when_there_is_room
 from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
+from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
@@ -33,7 +34,7 @@ from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
-from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave, write_flight_record
+from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
 
 # A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0
@@ -60,11 +61,7 @@ class Trainer:
     def train(self) -> int:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
-        if self._identity.size != resolved.layout.gpus:
-            raise LayoutError(
-                f"{self._identity.size} ranks were started, but layout {resolved.layout} has {resolved.layout.gpus}",
-                "start one task for each GPU of the layout",
-            )
+        self._identity.check(resolved.tasks, resolved.layout)
         heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
         rank, size = self._identity.rank, self._identity.size
         record = functools.partial(write_flight_record, self._attempt, rank)

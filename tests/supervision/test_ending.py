@@ -24,7 +24,7 @@ from hpc_gpt.supervision.ending import (
     report_failure,
     write_end,
 )
-from hpc_gpt.train.ranks import RankIdentity, identify
+from hpc_gpt.supervision.meeting import RankIdentity, identify
 from tests.made_runs import add_attempt, make_run
 
 NVME = {"engine__name": "deepspeed-zero", "engine__zero_stage": 3, "layout__tp": 1, "layout__pp": 1}

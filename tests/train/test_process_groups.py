@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
-from hpc_gpt.train.ranks import RankIdentity, Ranks
+from hpc_gpt.supervision.meeting import RankIdentity
+from hpc_gpt.train.ranks import Ranks
 
 deepspeed = import_deepspeed(torch.device("cpu"))
 

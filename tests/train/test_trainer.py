@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Signals
-from hpc_gpt.train.ranks import RankIdentity
 from hpc_gpt.train.trainer import Trainer
 from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import LOCAL, new_run, settings

@@ -175,7 +175,7 @@ class CommandRank(ForeignRank):
             "GPUS_PER_NODE": str(resolved.ranks_per_node),
         }
         if self._command.per == "gpu":
-            environment |= {**self.place_variables(), "LOCAL_WORLD_SIZE": str(resolved.tasks_per_node)}
+            environment |= {**self._place.variables, "LOCAL_WORLD_SIZE": str(resolved.tasks_per_node)}
         else:
             environment["NODE_RANK"] = str(self._place.rank)
         environment.setdefault("PYTHONFAULTHANDLER", "1")

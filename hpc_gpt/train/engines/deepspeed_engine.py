@@ -87,8 +87,8 @@ class DeepspeedEngine(TrainingEngine):
         )
         private_parts.check_optimizer(self._engine.optimizer)
         put_weights(self._engine, self.module, self._fill)
-        if isinstance(self._tp.given, DrawnLater):
-            self._tp.given.close()
+        assert self._tp.given is not None
+        self._tp.given.close()
         plug_in(self._engine)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)

@@ -17,12 +17,13 @@ from hpc_gpt.ends.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.engines.megatron_lm import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
 from hpc_gpt.errors import DataError
 from hpc_gpt.program.process import ForeignLog, LastLines, StepRow
-from hpc_gpt.program.rank import WAIT_S, ForeignRank, ProgramStart, Stop
+from hpc_gpt.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.readers.dialects.megatron import ITERATION
 from hpc_gpt.readers.logs.matches import float_of, values_of
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.heartbeat import Heartbeat
+from hpc_gpt.supervision.meeting import MEETING_S
 from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
 
@@ -69,7 +70,7 @@ class MegatronRank(ForeignRank):
             # Megatron requires it to overlap communication: kernels run in the order of their launch.
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             **os.environ,
-            **self.place_variables(),
+            **self._place.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             **self.rendezvous(),
         }
@@ -142,7 +143,7 @@ class MegatronRank(ForeignRank):
         if path is None:
             return None
         index = path.with_name(path.name + ".idx")
-        self.await_file(index, DataError(f"{index} was not made in {WAIT_S} s", "did the node's first rank fail?"))
+        self.await_file(index, DataError(f"{index} was not made in {MEETING_S} s", "did the node's first rank fail?"))
         return os.path.abspath(path)
 
     def _report_start(self, checkout: Path, resumed: int) -> None:
