@@ -123,15 +123,11 @@ class Bench:
 
     @property
     def rows(self) -> list[BenchRow]:
+        peaks = self.profile.machine.peak_tflops if self.profile.machine else None
         return [
-            measurement_row(self.cells[place].name, self.folder.name_of(place), measured, self._peaks)
+            measurement_row(self.cells[place].name, self.folder.name_of(place), measured, peaks)
             for place, measured in sorted(self._measured.items())
         ]
-
-    @property
-    def _peaks(self) -> Mapping[str, float]:
-        """Dense peaks in TFLOP/s by dtype, from the user's profile."""
-        return (self.profile.machine.peak_tflops if self.profile.machine else None) or {}
 
     @property
     def hints(self) -> list[str]:
@@ -166,10 +162,11 @@ class Bench:
             f"{row.cell}: no speed was found" if row.record.ended in GOOD else f"{row.cell} ended as {row.record.ended}"
             for row in failed
         )
-        hint = f"hpc-gpt why {failed[0].places[0]}"
-        if failed[0].record.ended in GOOD and failed[0].cell in {cell.name for cell in self.cells if cell.is_peer}:
+        first = failed[0]
+        hint = f"hpc-gpt why {first.places[0]}"
+        if first.record.ended in GOOD and any(cell.is_peer and cell.name == first.cell for cell in self.cells):
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
-        raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
+        raise JobFailed(words, self.advice.get(first.cell, hint))
 
     def _report(self, cell: BenchCell, label: str, found: Measured) -> None:
         record = found.record

@@ -154,8 +154,7 @@ def measurement_row(
     places = tuple(each.place for each in measured)
     if not good:
         blank: dict[str, Any] = dict.fromkeys(_BLANK)
-        record = replace(measured[0].record, **blank, run=name, rounds=0)
-        return BenchRow(cell, record, (), places)
+        return BenchRow(cell, replace(measured[0].record, **blank, run=name, rounds=0), (), places)
     records = [each.record for each in good]
     speeds = tuple(record.tokens_per_s for record in records if record.tokens_per_s)
     record = replace(_merged(records, statistics.median(speeds)), run=name, flags=_flags(measured))
@@ -190,11 +189,8 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
     peak = peaks.get(record.dtype or "")
     if not peak or record.mfu is not None or record.device is None:
         return record
-    figures: dict[str, Any] = {}
-    if record.tflops_model is not None:
-        figures["mfu"] = mfu(record.tflops_model, peak)
-    if record.tflops_hardware is not None:
-        figures["hfu"] = hfu(record.tflops_hardware, peak)
+    shares = (("mfu", mfu, record.tflops_model), ("hfu", hfu, record.tflops_hardware))
+    figures: dict[str, Any] = {name: share(rate, peak) for name, share, rate in shares if rate is not None}
     source = f"over {peak:g} dense {record.dtype} TFLOP/s, peak_tflops of the profile's [machine]"
     flags = [flag for flag in record.flags if not flag.endswith("mfu and hfu are null")]
     return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})

@@ -215,7 +215,7 @@ def _flags(gathered: Gathered) -> list[str]:
             for flag in alike:
                 del runs[flag]
     for flag, names in runs.items():
-        more = f" and {len(names) - 3:,} more runs" if len(names) > 4 else ""
+        more = and_more(len(names), 3, what="more run") if len(names) > 4 else ""
         lines.append(f"{', '.join(names[:3] if more else names)}{more}: {flag}")
     left = len(lines) - _MOST_FLAGS
     return lines if left <= 0 else [*lines[:_MOST_FLAGS], f"{left:,} more, under flags in --json"]

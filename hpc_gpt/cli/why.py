@@ -12,7 +12,7 @@ import click
 from hpc_gpt.cli.run_argument import run_meant, run_or_logs_argument
 from hpc_gpt.ends.failures import RETRY_WORDS, meaning
 from hpc_gpt.files import logs_folder
-from hpc_gpt.words import class_and_words
+from hpc_gpt.words import and_more, class_and_words
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
@@ -55,7 +55,7 @@ def why(run: str | None, as_json: bool) -> None:
         from hpc_gpt.watch.status import silence_note
 
         click.echo(silence_note(silence), err=True)
-    if not found.is_explained:
+    if found.ended == "unknown":
         sys.exit(1)
 
 
@@ -121,5 +121,5 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
 def _listed(title: str, rows: list[str], most: int = 5) -> list[str]:
     if not rows:
         return []
-    more = [f"{' ' * 9}and {len(rows) - most} more"] if len(rows) > most else []
-    return ["", *(f"{title if not index else '':9}{row}" for index, row in enumerate(rows[:most])), *more]
+    lines = [*rows[:most], *([more] if (more := and_more(len(rows), most, "and ")) else [])]
+    return ["", *(f"{title if not index else '':9}{line}" for index, line in enumerate(lines))]

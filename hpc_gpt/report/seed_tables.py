@@ -204,7 +204,11 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     lines = []
     for row in rows:
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
-        named, runs = _with_size(row, preset), of_rows.get(row.name, [])
+        named, runs = row, of_rows.get(row.name, [])
+        if (
+            preset and preset[0].isdigit() and "size" not in row.seed
+        ):  # such as 48B: seed 001 calls a size like our preset
+            named = replace(row, seed={"size": preset.upper(), **row.seed})
         if all(is_smoke(record) for record in runs):
             lines.append(SeedLine(named, asked))
         for record in runs:
@@ -222,13 +226,6 @@ def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
 def is_smoke(record: Record) -> bool:
     """Whether the run was made small by --smoke, so that its figures do not measure the row."""
     return (record.name or "").endswith("-smoke")
-
-
-def _with_size(row: SweepRow, preset: str | None) -> SweepRow:
-    """The row with the size of its preset, such as 48B: seed 001 calls a size like our preset."""
-    if not preset or not preset[0].isdigit() or "size" in row.seed:
-        return row
-    return SweepRow(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
 
 
 _SIZES = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "dtype", "recompute", "params",

@@ -129,11 +129,6 @@ class Why:
         return _with_lines(replace(self, record=record, attempts=attempts, status=None))
 
     @property
-    def is_explained(self) -> bool:
-        """Whether anything says how the run ended, or that it has not."""
-        return self.ended != "unknown"
-
-    @property
     def to_do(self) -> str:
         """What the user can do."""
         if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
@@ -240,12 +235,8 @@ def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
     """(message, how often) of the failures that followed, the most frequent first; numbers in messages do not count."""
-    kinds = Counter(one_line(_shape(failure.words)) for failure in echoes)
-    return kinds.most_common(_MOST_LISTED)
-
-
-def _shape(words: str) -> str:
-    return "".join("#" if letter.isdigit() else letter for letter in words[:120])
+    shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.words[:120]) for failure in echoes)
+    return Counter(map(one_line, shapes)).most_common(_MOST_LISTED)
 
 
 def _failure_dict(failure: Failure) -> dict[str, Any]:
