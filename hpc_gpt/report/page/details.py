@@ -38,14 +38,6 @@ SAMPLES = 10  # rows of the table beside a chart
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Some points of the curves as a table: headings and lines of text."""
-
-    headings: tuple[str, ...]
-    lines: Sequence[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Figure:
     """A chart, its caption and its legend: (sign, text)."""
 
@@ -201,26 +193,24 @@ def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> lis
     return figures
 
 
-def samples(curve: StepTable) -> Sampled:
-    """At most SAMPLES steps in order of training, evenly spread, with the last one."""
+def samples(curve: StepTable) -> dict[str, Any]:
+    """At most SAMPLES steps in order of training, evenly spread, with the last one: `headings` and `lines` of text."""
     curve = _drawable(curve)
     if not len(curve):
-        return Sampled((), ())
+        return {"headings": [], "lines": []}
     several = len(set(curve.attempt.tolist())) > 1
     places = np.unique(np.linspace(0, len(curve) - 1, SAMPLES).astype(int)).tolist()
     columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
     if several:
         columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
-    for heading, values in (
-        ("Loss", curve["loss"]),
-        ("Step s", curve["step_s"]),
-        ("Gradient norm", curve["grad_norm"]),
-    ):
+    for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm")):
+        values = curve[key]
         if np.isfinite(values).any():
             columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
     if curve.is_skipped.any():
         columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
-    return Sampled(tuple(heading for heading, _ in columns), list(zip(*(cells for _, cells in columns), strict=True)))
+    headings, cells = zip(*columns, strict=True)
+    return {"headings": headings, "lines": list(zip(*cells, strict=True))}
 
 
 def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,28 +22,11 @@ from hpc_gpt.words import counted, show_params, show_rate, show_share
 SHOWN_GROUPS = 8
 
 
-@dataclass(frozen=True)
-class Best:
-    """The run at `place` in the report that is best among `of` runs: its figure, and its layout and GPUs in short."""
+def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(the best runs of each group, the largest groups first; why other runs with a rate are not ranked).
 
-    place: int
-    figure: str
-    about: str
-    of: int
-
-
-@dataclass(frozen=True)
-class BestOfGroup:
-    """The best runs of one model size, sequence length and device. `by_mfu` is None if no run has one."""
-
-    title: str
-    runs: int
-    by_mfu: Best | None
-    by_tokens: Best | None
-
-
-def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[BestOfGroup], list[str]]:
-    """(the best runs of each group, the largest groups first; why other runs with a rate are not ranked)."""
+    A group has one model size, sequence length and device. Its best run, by MFU and by tokens, is None if none has it.
+    """
     doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
     groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
     in_doubt = not_known = 0
@@ -60,12 +42,12 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
         else:
             groups[figure_text(show_params, size), int(seq), safe(record.device, 60)].append(place)
     found = [
-        BestOfGroup(
-            f"{size} parameters, sequence {seq:,}, {device}",
-            len(places),
-            _best(runs, places, lambda record: number(record.mfu), show_share),
-            _best(runs, places, tokens_per_s_gpu, show_rate),
-        )
+        {
+            "title": f"{size} parameters, sequence {seq:,}, {device}",
+            "runs": len(places),
+            "by_mfu": _best(runs, places, lambda record: number(record.mfu), show_share),
+            "by_tokens": _best(runs, places, tokens_per_s_gpu, show_rate),
+        }
         for (size, seq, device), places in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
     notes = []
@@ -81,7 +63,8 @@ def _best(
     places: Sequence[int],
     value: Callable[[Record], float | None],
     show: Callable[[float], str],
-) -> Best | None:
+) -> dict[str, Any] | None:
+    """The best run's place in the report, its figure, and its layout and GPUs in short."""
     known = [(figure, place) for place in places if (figure := value(runs[place].record))]
     if not known:
         return None
@@ -89,9 +72,8 @@ def _best(
     record = runs[place].record
     gpus = number(record.gpus)
     about = [layout_text(record), *([counted(int(gpus), "GPU")] if gpus else []), safe(record.dtype or "", 20)]
-    return Best(
-        place, figure_text(show, figure), ", ".join(part for part in about if part not in ("", "-")), len(known)
-    )
+    about = [part for part in about if part not in ("", "-")]
+    return {"place": place, "figure": figure_text(show, figure), "about": ", ".join(about)}
 
 
 def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:

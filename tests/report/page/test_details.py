@@ -107,11 +107,11 @@ def test_hostile_words_stay_words():
 
 def test_ten_steps_of_the_curve_stand_in_for_it():
     told = samples(curve(attempts=2, skipped=(1,)))
-    assert told.headings == ("Step", "Attempt", "Loss", "Step s", "Gradient norm", "Skipped")
-    assert len(told.lines) == 10
-    assert told.lines[0][0] == "1"
-    assert told.lines[-1][0] == "100"
-    assert samples(StepTable()).lines == ()
+    assert told["headings"] == ("Step", "Attempt", "Loss", "Step s", "Gradient norm", "Skipped")
+    assert len(told["lines"]) == 10
+    assert told["lines"][0][0] == "1"
+    assert told["lines"][-1][0] == "100"
+    assert samples(StepTable())["lines"] == []
 
 
 def test_a_curve_of_steps_alone_or_of_nothing_draws_nothing():

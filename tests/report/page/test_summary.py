@@ -20,10 +20,10 @@ def test_the_best_by_mfu_and_by_rate_of_one_model_sequence_and_device():
     fast = RunRead(megatron(tokens_per_s=9000.0, mfu=0.31, pp=8, dp=2))
     groups, notes = best(RunRead(megatron()), fast)
     (group,) = groups
-    assert (group.title, group.runs) == ("52.0B parameters, sequence 1,024, v100-32g", 2)
-    assert (group.by_mfu.place, group.by_mfu.figure) == (0, "32.7%")
-    assert (group.by_tokens.place, group.by_tokens.figure) == (1, "141")
-    assert group.by_tokens.about == "tp4-pp8-dp2, 64 GPUs, fp16"
+    assert (group["title"], group["runs"]) == ("52.0B parameters, sequence 1,024, v100-32g", 2)
+    assert (group["by_mfu"]["place"], group["by_mfu"]["figure"]) == (0, "32.7%")
+    assert (group["by_tokens"]["place"], group["by_tokens"]["figure"]) == (1, "141")
+    assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 GPUs, fp16"
     assert notes == []
 
 
@@ -31,7 +31,7 @@ def test_the_best_by_mfu_and_by_rate_of_one_model_sequence_and_device():
 def test_runs_that_are_not_comparable_are_not_ranked_together(change):
     groups, _ = best(RunRead(megatron()), RunRead(megatron(**change, tokens_per_s=1e5)))
     assert len(groups) == 2
-    assert {group.runs for group in groups} == {1}
+    assert {group["runs"] for group in groups} == {1}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_runs_that_are_not_comparable_are_not_ranked_together(change):
 )  # fmt: skip
 def test_a_run_that_cannot_be_ranked_is_not_the_best(change, why):
     groups, notes = best(RunRead(megatron()), RunRead(megatron(**change, tokens_per_s=1e6)))
-    assert [group.by_tokens.place for group in groups] == [0]
+    assert [group["by_tokens"]["place"] for group in groups] == [0]
     assert notes == [why]
     page = build_page([RunRead(megatron(**change))])
     assert f"No runs are ranked: {why}." in page
