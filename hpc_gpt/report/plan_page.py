@@ -6,7 +6,6 @@ The file needs no server, network, script or other file. The parts of a bar diff
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,27 +88,6 @@ def _memory_bar(candidate: Candidate) -> Svg:
     return ornament(bar + frame, max(_CARD + 1, min(long, _MOST)), 12, "bars")
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A drawing, and the same in figures."""
-
-    drawing: Svg
-    caption: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """Charts that share a legend: (swatch, text)."""
-
-    anchor: str
-    title: str
-    words: str
-    legend: Sequence[tuple[Svg, str]]
-    charts: Sequence[Chart]
-
-
 def hatches() -> Svg:
     """The fill patterns of all drawings, in an image that shows nothing."""
     box = {"width": 8, "height": 8, "patternUnits": "userSpaceOnUse"}
@@ -120,7 +98,8 @@ def hatches() -> Svg:
     return ornament(element("defs", patterns), 0, 0, "hatches")
 
 
-def memory_section(candidates: Sequence[Candidate]) -> PageSection:
+# A section has charts that share a legend of (swatch, text); a chart is a drawing, and the same in figures.
+def memory_section(candidates: Sequence[Candidate]) -> dict[str, Any]:
     """A chart for each candidate: a bar for each stage against the card."""
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     words = (
@@ -128,10 +107,12 @@ def memory_section(candidates: Sequence[Candidate]) -> PageSection:
         "is what PyTorch reserves and what CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate((*MEMORY_PARTS, _REST))]
-    return PageSection("memory", "Memory of each stage", words, legend, charts)
+    return {
+        "anchor": "memory", "title": "Memory of each stage", "words": words, "legend": legend, "charts": charts
+    }  # fmt: skip
 
 
-def time_section(candidates: Sequence[Candidate]) -> PageSection | None:
+def time_section(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     """One chart with a bar for each layout; None if nothing fits."""
     timed = [candidate for candidate in candidates if candidate.step is not None]
     if not timed:
@@ -147,15 +128,18 @@ def time_section(candidates: Sequence[Candidate]) -> PageSection | None:
     name = "Time of a step by layout"
     parts = [(PARTS.index(part), part.name) for part in used]
     picture = _bars(name, rows, parts, None, "s", "time-0")
-    chart = Chart(picture, f"{name}, seconds", ["Layout", *(part.name for part in used), "step"], figures)
+    headings = ["Layout", *(part.name for part in used), "step"]
+    chart = {"drawing": picture, "caption": f"{name}, seconds", "headings": headings, "rows": figures}
     words = f"Seconds of one step of {tokens:,} tokens, by part. The parts: " + "; ".join(
         f"{part.name}, {part.means}" for part in used
     )
     legend = [_legend_entry(*part) for part in parts]
-    return PageSection("time", "Time of a step", words + ".", legend, [chart])
+    return {
+        "anchor": "time", "title": "Time of a step", "words": f"{words}.", "legend": legend, "charts": [chart]
+    }  # fmt: skip
 
 
-def _memory_chart(candidate: Candidate, place: int) -> Chart:
+def _memory_chart(candidate: Candidate, place: int) -> dict[str, Any]:
     stages = candidate.memory.stages
     shown = _shown(len(stages), candidate.memory.deciding)
     rows, figures = [], []
@@ -173,7 +157,7 @@ def _memory_chart(candidate: Candidate, place: int) -> Chart:
     parts = list(enumerate((*MEMORY_PARTS, _REST)))
     picture = _bars(name, rows, parts, candidate.card_gib, "GiB", f"memory-{place}")
     headings = ["Stage", *MEMORY_PARTS, "allocated", "reserved", "nvidia-smi", "host"]
-    return Chart(picture, f"{name}, GiB", headings, figures)
+    return {"drawing": picture, "caption": f"{name}, GiB", "headings": headings, "rows": figures}
 
 
 def _shown(stages: int, deciding: int) -> list[int]:

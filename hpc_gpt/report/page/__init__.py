@@ -82,7 +82,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     headings, lines, few = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     choices = curve_choices(runs, labels, with_curve)
-    over = [choice.place for choice in choices][:SERIES]
+    over = with_curve[:SERIES]
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]

@@ -7,7 +7,6 @@ lists with commas: steps and seconds as differences, a missing figure empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,19 +22,9 @@ _LEAST_BUCKETS = 25
 _EARLY = 20
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One run of the chooser: `place` in the report, its curves, `tokens` of a step ("" if not known)."""
-
-    place: int
-    label: str
-    loss: str
-    time: str
-    tokens: str
-
-
-def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]) -> list[Choice]:
-    """The runs at `places`, which have a curve, at most MOST_CHOICES."""
+def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]) -> list[dict[str, str]]:
+    """The runs at `places`, which have a curve, at most MOST_CHOICES: label, curves, `tokens` of a step ("" if not
+    known)."""
     places = places[:MOST_CHOICES]
     buckets = max(_LEAST_BUCKETS, min(BUCKETS, _POINTS // max(1, 2 * len(places))))
     found = []
@@ -48,7 +37,7 @@ def curve_choices(runs: Sequence[RunRead], labels: Sequence[str], places: Sequen
         time = _packed(steps["step"], steps["step_s"], seconds, buckets)
         batch, seq = number(record.global_batch), number(record.seq)
         tokens = f"{batch * seq:.0f}" if batch and seq else ""
-        found.append(Choice(place, labels[place], loss, time, tokens))
+        found.append({"label": labels[place], "loss": loss, "time": time, "tokens": tokens})
     return found
 
 
