@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
 
 
 def stat_of(pid: int | str) -> list[str]:
@@ -79,6 +83,12 @@ def descendants(pid: int) -> dict[int, str]:
         if child in started:
             found[child] = started[child]
     return found
+
+
+def die_with_parent() -> None:
+    """Runs between fork and exec: the new process gets SIGKILL if its parent dies first (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ MAY_IMPORT = {
     },
     "report": {"terminal", "settings", "engines", "runs", "slurm", "ends", "plan", "readers", "program"},
     "doctor": {"settings", "engines", "runs", "slurm", "ends", "plan", "preflight", "launch"},
-    "rehearsal": {"settings", "engines", "runs", "slurm", "tokens", "program", "watch", "launch"},
+    "rehearsal": {"settings", "engines", "runs", "slurm", "tokens", "program", "watch", "launch", "report"},
     "bench": {
         "terminal",
         "settings",
@@ -98,7 +98,7 @@ MAY_IMPORT = {
 }
 TRAINER = {"model", "train"}
 # On the nodes, too: modules of other packages.
-ON_NODES = {"preflight.rank", "preflight.measurements"}
+ON_NODES = {"preflight.measurements"}
 HEAVY = {"torch", "deepspeed"}
 NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2", "rich", "markdown_it"}
 

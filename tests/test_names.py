@@ -21,8 +21,6 @@ def public_names() -> dict[str, set[str]]:
     """{name: modules that define it}: functions, classes and constants; of cli/, not the verbs, which are commands."""
     found = defaultdict(set)
     for module, path in MODULES.items():
-        if module.startswith("rehearsal."):
-            continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names = [] if module.startswith("cli.") and node.decorator_list else [node.name]

@@ -56,9 +56,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
-    from hpc_gpt.rehearsal.life import Life
-    from hpc_gpt.rehearsal.script_life import ScriptLife, script_as_it_is
-    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, with_slurm  # needs numpy
+    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
@@ -74,9 +72,8 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
         click.echo(note, err=True)
     request = with_small(request, choose_profile(request, queueing=False))
     real = prepare(request)
-    kind: type[Life] = Life
     if real.job_script is not None:
-        small, prepared, kind = script_as_it_is(real, len(list_gpus())), real, ScriptLife
+        small, prepared = script_as_it_is(real, len(list_gpus())), real
     else:
         small = make_small(real.resolved, len(list_gpus()))
         script = render_script(small.resolved, request.template)
@@ -101,7 +98,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
             f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", err=as_json
         )
 
-    outcome = live(real, small, prepared, quick, keep, show, wait, kind)
+    outcome = live(real, small, prepared, quick, keep, show, wait)
     took_s = time.monotonic() - began
     if as_json:
         folder = str(keep.resolve()) if keep is not None else None

@@ -1,35 +1,35 @@
 """A run's whole life under the stand-ins: submitted, interrupted, resumed, finished, read back, each with its evidence.
 
 It takes the user's path: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are shortened.
+A job script of the user's own runs as it is, at its full size and in its folder; it is interrupted when it has shown a
+step or a checkpoint, or after a few seconds, and is stopped after its second start.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 from hpc_gpt.files import read_json_lines
+from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.resumption import resume_run
+from hpc_gpt.watch.status import read_status
 from hpc_gpt.launch.submission import submit_run
-from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, RehearsedJob
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.processes import marked
-from hpc_gpt.rehearsal.scheduler import Scheduler
+from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlurm, RehearsedJob, marked
+from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.report.log_lines import last_lines
+from hpc_gpt.report.why import explain
 from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.program_checkpoints import saved_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.watch.status import read_status
-from hpc_gpt.words import counted
+from hpc_gpt.words import class_and_words, counted
 
 # Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24
@@ -38,8 +38,9 @@ SAVE_EVERY = 4
 _HOLD_AFTER_STEPS = 2 * SAVE_EVERY
 # Far more than needed, but ranks that share two cores start slowly.
 _PATIENCE_S = 600.0
-_VERB_S = 120.0
 _LAST_LINES_S = 45.0
+# For a script that shows neither steps nor checkpoints; and for its programs to end after they are asked to.
+_UNSEEN_S, _ENDS_S = 5.0, 30.0
 _POLL_S = 0.03
 _LOG_LINES = 12
 
@@ -66,7 +67,7 @@ class RehearsalFailed(Exception):
 @dataclass
 class Life:
     """Rehearses one run on `gpus` GPUs of this machine, or on its CPU if that is 0. `began`: a monotonic time.
-    `report` is called with each stage as it happens, `wait` with what is waited for."""
+    `report` is called with each stage as it happens, `wait` with what is waited for. `run`: the newest one."""
 
     prepared: Prepared
     gpus: int
@@ -78,141 +79,106 @@ class Life:
     run: RunFolder | None = None
 
     def rehearse(self, quick: bool) -> None:
-        """Rehearses the whole life. Raises RehearsalFailed, and what submit_run raises."""
-        with in_environment(self.slurm.environment):
-            resumes = can_resume(self.resolved.engine)
-            self.scheduler.hold(_HOLD_AFTER_STEPS if resumes else None)
-            run = self.run = self._submit("submitted")
-            self._started(1)
-            if resumes:
-                self._saved(run)
-                self._interrupted_by_time(run, is_last=quick)
-                if not quick:
-                    self._preempted(run)
-            self._finished(run)
-            losses = self._losses(run)
-            if resumes:
-                other = self._submit("unbroken")
-                self._finished(other)
-                self._same_losses(losses, self._losses(other))
-        self.say("record", *_read_back(run, self.slurm.environment))
-        self._until("left", "the last processes' end", lambda: not marked(self.slurm.folder), None)
+        """Rehearses the whole life; `quick`: without its second half. Raises RehearsalFailed, and what submit_run
+        raises."""
+        with patch.dict(os.environ, self.slurm.environment):  # the launcher finds the stand-ins
+            if self.prepared.job_script is not None:
+                self._live_script(quick)
+            else:
+                self._live_training(quick)
+        end = time.monotonic() + _LAST_LINES_S
+        while left := marked(self.slurm.folder):
+            if time.monotonic() > end:
+                raise self._failure("left", f"processes {left} did not end", None)
+            time.sleep(_POLL_S)
         self.say("left", "no process of the run is left")
 
     def say(self, name: str, evidence: str, ok: bool = True) -> None:
         """Reports a stage. Raises RehearsalFailed if it is not `ok`."""
-        self.report(Stage(name, evidence, self.age_s, ok))
+        self.report(Stage(name, evidence, time.monotonic() - self.began, ok))
         if not ok:
             raise RehearsalFailed(name, evidence, [])
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self.began
 
     @property
     def resolved(self) -> Resolved:
         return self.prepared.resolved
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return self.slurm.scheduler
+    # --- a training of ours -----------------------------------------------------------------------------------------
 
-    # --- the stages -------------------------------------------------------------------------------------------------
+    def _live_training(self, quick: bool) -> None:
+        resumes = can_resume(self.resolved.engine)
+        self._hold(resumes)
+        run = self._submit("submitted")
+        self._started("started", run.attempt(1))
+        if resumes:
+            self._until("saved", "the first checkpoint", lambda: newest_step(run), run.attempt(1))
+            self.say("saved", f"the checkpoint of step {newest_step(run)} is complete, {SAVE_EVERY} steps apart")
+            attempt = run.attempts()[-1]
+            if quick:
+                self._hold(False)
+            lead_s = self._bring_limit_forward(attempt)
+            evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
+            if lead_s is not None:
+                self._until("signal", "the signal", lambda: self._job_of(attempt).limit_signalled, attempt)
+                evidence = f"USR2 to {self._ranks()}, {lead_s} s ahead of the limit (brought forward)"
+            self.say("signal", evidence)
+            self._interrupted(run, attempt, "walltime")
+            if not quick:
+                attempt = run.attempts()[-1]
+                self._until("preempted", "two steps more", lambda: len(steps_of(attempt)) > 1, attempt)
+                self._hold(False)
+                grace_s = self.slurm.preempt(self._job_of(attempt))
+                self.say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace_s:g} s of grace")
+                self._interrupted(run, attempt, "preempted")
+        self._finished(run)
+        losses = self._losses(run)
+        if resumes:
+            other = self._submit("unbroken")
+            self._finished(other)
+            self._same_losses(losses, self._losses(other))
+        (record,), why = gather_paths([str(run.path)], self.logs).records, explain(str(run.path), self.logs)
+        figures = f"loss {record.loss_first:.3f} -> {record.loss_last:.3f}"
+        attempts = len(record.attempts or ())
+        evidence = f"report: {record.ended}, attempts {attempts}, {figures}; why: {why.ended}"
+        self.say("record", evidence, record.ended == why.ended == "done" and attempts == len(run.attempts()))
 
-    def _submit(self, name: str) -> RunFolder:
-        before = set(self.scheduler.jobs)
-        submitted = submit_run(self.prepared, self.logs)
-        jobs = [str(job.id) for job in self.scheduler.jobs.values() if job.id not in before]
-        state = read_status([submitted.run])[0].state
-        which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, each after the one before"
-        self.say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
-        return submitted.run
+    def _hold(self, holds: bool) -> None:
+        """Lets attempts that start from now on wait for a signal after some steps, or not."""
+        with self.slurm.state() as state:  # also attempts of a job that a waiting one has submitted
+            state.hold_after = str(_HOLD_AFTER_STEPS) if holds else ""
 
-    def _started(self, number: int) -> None:
-        assert self.run is not None
-        attempt = self.run.attempt(number)
-        self._until("started", f"the first step of attempt {number}", lambda: steps_of(attempt), attempt)
+    def _started(self, stage: str, attempt: Attempt) -> None:
+        self._until(stage, f"the first step of attempt {attempt.number}", lambda: steps_of(attempt), attempt)
         job = self._job_of(attempt)
-        ranks = len(job.steps[-1].ranks)  # steps before are a preflight's, which includes spare nodes
+        ranks = job.steps[-1]  # steps before are a preflight's, which includes spare nodes
+        assert self.run is not None
         done = f"step {min(steps_of(attempt))} is done; status says {read_status([self.run])[0].state}"
         evidence = f"{counted(ranks, 'rank')} on {' '.join(job.nodes)}, {done}"
-        self.say("started" if number == 1 else "resumed", evidence, ranks == self.resolved.gpus)
-
-    def _saved(self, run: RunFolder) -> None:
-        self._until("saved", "the first checkpoint", lambda: newest_step(run), run.attempt(1))
-        step = newest_step(run)
-        self.say("saved", f"the checkpoint of step {step} is complete, {SAVE_EVERY} steps apart")
-
-    def _interrupted_by_time(self, run: RunFolder, is_last: bool) -> None:
-        attempt = run.attempts()[-1]
-        job = self._job_of(attempt)
-        if is_last:
-            self.scheduler.hold(None)
-        before_limit = job.request.signal
-        self.scheduler.bring_limit_forward(job, before_limit.lead_s if before_limit else 0.0)
-        evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
-        if before_limit:
-            self._until("signal", "the signal", lambda: job.limit_signalled, attempt)
-            evidence = f"USR2 to {self._ranks()}, {before_limit.lead_s} s ahead of the limit (brought forward)"
-        self.say("signal", evidence)
-        self._interrupted(run, attempt, "walltime")
-
-    def _preempted(self, run: RunFolder) -> None:
-        attempt = run.attempts()[-1]
-        self._until("preempted", "two steps more", lambda: len(steps_of(attempt)) > 1, attempt)
-        job = self._job_of(attempt)
-        self.scheduler.hold(None)
-        self.scheduler.preempt(job)
-        grace = self.scheduler.timing.grace_s
-        self.say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace:g} s of grace")
-        self._interrupted(run, attempt, "preempted")
+        self.say(stage, evidence, ranks == self.resolved.gpus)
 
     def _interrupted(self, run: RunFolder, attempt: Attempt, expected: str) -> None:
         """Checks that the attempt ends as expected with all its steps saved, and the next one begins after its last
         step."""
         restarts = self._job_of(attempt).restarts
         self._until(expected, f"the end of attempt {attempt.number}", attempt.ended, attempt, expected)
-        end = attempt.ended()
-        step, saved = end.get("step"), newest_step(run)
+        step, saved = attempt.ended().get("step"), newest_step(run)
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         how = ""
         if self.resolved.cluster.chain == "none":
-            self._until("ended", "the job's end", lambda: job.is_over, None)
+            self._until("ended", "the job's end", lambda: self._job_of(attempt).is_over)
             resume_run(run)
             how = " by submit --resume, as the profile's chain is none"
         following = run.attempt(attempt.number + 1)
         waited = self._spare_waits(run, following)
         now = self._job_of(following)
-        how = f"job {now.id} continues{how}"
-        if now is job:
-            how = f"job {job.id} was back in the queue, restart {job.restarts}"
-        self.say("requeued", how + waited, now is not job or job.restarts == restarts + 1)
-        self._until("resumed", "its first step", lambda: steps_of(following), following)
+        same = now.id == job.id
+        how = f"job {job.id} was back in the queue, restart {now.restarts}" if same else f"job {now.id} continues{how}"
+        self.say("requeued", how + waited, not same or now.restarts == restarts + 1)
+        self._started("resumed", following)
         first = min(steps_of(following))
-        self._started(following.number)
         if first != int(step or 0) + 1:
             raise self._failure("resumed", f"attempt {following.number} began with step {first}, not {step} + 1", None)
-
-    def _spare_waits(self, run: RunFolder, following: Attempt) -> str:
-        """Lets waiting jobs of the run begin at once until the attempt has begun; returns a text with the spared
-        wait."""
-        spared = ""
-
-        def ready() -> bool:
-            nonlocal spared
-            for job in self._jobs_of(run):
-                left = job.eligible - time.time()
-                if job.state == PENDING and left > 0:
-                    spared = f"; its wait of {left:.0f} s was spared"
-                    self.scheduler.begin_now(job)
-            return bool(following.started())
-
-        def is_stuck() -> bool:
-            return all(job.is_over for job in self._jobs_of(run)) and not following.started()
-
-        self._until("requeued", f"attempt {following.number}", ready, None, stuck=is_stuck)
-        return spared
 
     def _finished(self, run: RunFolder) -> None:
         def over() -> bool:
@@ -222,7 +188,7 @@ class Life:
                 raise self._failure("finished", words_of_end(end), attempts[-1])
             return bool(end) and self._job_of(attempts[-1]).is_over
 
-        self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_silently(run))
+        self._until("finished", "the end of the run", over)
         job = self._job_of(run.attempts()[-1])
         status = read_status([run])[0]
         evidence = f"step {status.step} of {status.steps}, job {job.id} {job.state} {job.exit[0]}:{job.exit[1]}; "
@@ -253,66 +219,155 @@ class Life:
             raise self._failure("losses", f"no line in metrics.jsonl for the steps {missing}", None)
         return losses
 
-    # --- waiting and failing ----------------------------------------------------------------------------------------
+    # --- a script of the user's own ---------------------------------------------------------------------------------
+
+    def _live_script(self, quick: bool) -> None:
+        run = self._submit("submitted")
+        first, second = run.attempt(1), run.attempt(2)
+        if self._begins("started", run, first):
+            lead_s = self._bring_limit_forward(first)
+            if lead_s is not None:
+                self._until("signal", "the signal", lambda: self._job_of(first).limit_signalled)
+            ahead = f"{lead_s} s ahead of" if lead_s is not None else "at"
+            self.say("signal", f"{ahead} the time limit (brought forward)")
+            self._ends("ended", first, ("walltime", "done"))
+            comes_back = first.ended().get("ended") == "walltime" and self.resolved.cluster.chain != "none"
+            if comes_back and not quick:
+                waits, job = self._spare_waits(run, second), self._jobs()[-1]
+                how = f"job {job.id} is back in the queue" if job.restarts else f"job {job.id} continues"
+                self.say("requeued", how + waits)
+                if self._begins("resumed", run, second):
+                    ask_runs([run], "stop")
+                    self._ends("stopped", second, ("stopped", "done"))
+        with self.slurm.state() as state:
+            for job in state.jobs.values():
+                job.cancel(state.kill_wait_s)
+
+    def _begins(self, stage: str, run: RunFolder, attempt: Attempt) -> bool:
+        """Waits until the attempt shows how far it is; False if the script has ended by itself, with exit code 0."""
+        command = self.resolved.command
+        assert command is not None
+        before = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
+        saved = saved_step(run, command)
+        until: float | None = None
+
+        def shows() -> bool:
+            nonlocal until
+            if attempt.log.exists() and until is None:
+                until = time.monotonic() + _UNSEEN_S
+            if command.checkpoints is not None:
+                return saved_step(run, command) > saved and bool(steps_of(attempt) or not before)
+            return bool(steps_of(attempt)) or (until is not None and time.monotonic() > until)
+
+        self._until(stage, f"what attempt {attempt.number} shows", lambda: attempt.ended() or shows())
+        if attempt.ended():
+            self._ends("finished", attempt, ("done",))
+            return False
+        steps, newest = steps_of(attempt), saved_step(run, command)
+        words = f"its first step is {min(steps)}" if steps else "no step in its output so far"
+        words += f", the attempt before came to {before}" if before else ""
+        words += f"; the newest checkpoint is of step {newest}" if newest else ""
+        self.say(stage, f"on {' '.join(self._job_of(attempt).nodes)}, {words}")
+        return True
+
+    def _ends(self, stage: str, attempt: Attempt, expected: tuple[str, ...]) -> None:
+        """Waits for the attempt's end, brought about by the time limit if it does not end by itself."""
+        began = time.monotonic()
+        self.slurm.change(self._job_of(attempt), ends_at=time.time() + _ENDS_S, limit_signalled=True)
+        self._until(stage, f"the end of attempt {attempt.number}", attempt.ended)
+        end, took_s = attempt.ended(), time.monotonic() - began
+        if end.get("ended") not in expected:
+            raise self._failure(stage, words_of_end(end), attempt)
+        how = f"; it did not end {_ENDS_S:.0f} s after the signal, so the limit ended it" if took_s > _ENDS_S else ""
+        self.say(stage, f"attempt {attempt.number} {words_of_end(end)}, after {took_s:.0f} s{how}")
+
+    # --- of both ----------------------------------------------------------------------------------------------------
+
+    def _submit(self, name: str) -> RunFolder:
+        before = self.slurm.jobs()
+        submitted = submit_run(self.prepared, self.logs)
+        self.run = submitted.run
+        jobs = [str(job_id) for job_id in self.slurm.jobs() if job_id not in before]
+        state = read_status([submitted.run])[0].state
+        which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, each after the one before"
+        self.say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
+        return submitted.run
+
+    def _bring_limit_forward(self, attempt: Attempt) -> int | None:
+        """Lets the signal ahead of the time limit come now, and returns its lead; without one, the limit itself."""
+        job = self._job_of(attempt)
+        lead_s = job.limit_signal.lead_s if job.limit_signal is not None else None
+        self.slurm.change(job, ends_at=time.time() + (lead_s or 0))
+        return lead_s
+
+    def _spare_waits(self, run: RunFolder, following: Attempt) -> str:
+        """Lets waiting jobs of the run begin at once until the attempt has begun; returns a text with the spared
+        wait."""
+        spared = ""
+
+        def ready() -> bool:
+            nonlocal spared
+            for job in self._jobs():
+                left = job.eligible - time.time()
+                if job.state == PENDING and left > 0:
+                    spared = f"; its wait of {left:.0f} s was spared"
+                    self.slurm.change(job, eligible=time.time())
+            return bool(following.started())
+
+        self._until("requeued", f"attempt {following.number}", ready)
+        return spared
 
     def _until(
         self,
         stage: str,
         what: str,
         ready: Callable[[], object],
-        attempt: Attempt | None,
+        attempt: Attempt | None = None,
         expected: str | None = None,
-        stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Waits for `ready`. Raises RehearsalFailed if the attempt ends in another way than expected, if the run is
-        `stuck`, or after 10 minutes."""
+        """Waits for `ready`. Raises RehearsalFailed if the attempt ends in another way than expected, if no job of the
+        run is left, or after 10 minutes."""
         self.wait(what)
         end = time.monotonic() + _PATIENCE_S
         while True:
+            are_over = all(job.is_over for job in self._jobs())
             found = bool(ready())
             ended = attempt.ended() if attempt is not None else {}
             if ended and ended.get("ended") != expected and (not found or expected is not None):
                 raise self._failure(stage, words_of_end(ended), attempt)
             if found:
                 return
-            if self.scheduler.fault is not None:
-                raise self.scheduler.fault
-            if stuck() or (attempt is not None and self.run is not None and self._ended_silently(self.run)):
+            if self.slurm.controller.poll() is not None:
+                raise RuntimeError("the rehearsal's own Slurm has failed")
+            if are_over:
                 raise self._failure(stage, f"the job ended before {what}", attempt)
             if time.monotonic() > end:
                 raise self._failure(stage, f"{what} did not come within {_PATIENCE_S:.0f} s", attempt)
             time.sleep(_POLL_S)
 
-    def _ended_silently(self, run: RunFolder) -> bool:
-        """Whether every job of the run is over, but its last attempt has not recorded how it ended."""
-        attempts = run.attempts()
-        jobs = self._jobs_of(run)
-        return bool(jobs) and all(job.is_over for job in jobs) and not (attempts and attempts[-1].ended())
-
     def _failure(self, stage: str, cause: str, attempt: Attempt | None) -> RehearsalFailed:
         """The failure with its first cause, after the job's end: a rank that has printed nothing yet may have caused
         it."""
-        run = self.run
-        if run is not None:
-            end = time.monotonic() + _LAST_LINES_S
-            while any(job.state in (RUNNING, COMPLETING) for job in self._jobs_of(run)) and time.monotonic() < end:
-                time.sleep(_POLL_S)
-            cause = _first_cause(run, self.slurm.environment) or cause
-        self.report(Stage(stage, cause, self.age_s, ok=False))
-        logs = [] if run is None else sorted(run.path.glob("slurm-*.out"))
-        if attempt is not None:
-            logs.append(attempt.log)
-        return RehearsalFailed(stage, cause, next(filter(None, map(_tail, reversed(logs))), []))
+        assert self.run is not None
+        end = time.monotonic() + _LAST_LINES_S
+        while any(job.state in (RUNNING, COMPLETING) for job in self._jobs()) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        why = explain(str(self.run.path), self.logs)
+        if why.ended not in ("done", "pending", "running", "unknown"):
+            cause = class_and_words(f"ended {why.ended}", why.words)
+        self.report(Stage(stage, cause, time.monotonic() - self.began, ok=False))
+        logs = [*sorted(self.run.path.glob("slurm-*.out")), *([attempt.log] if attempt is not None else [])]
+        found = (last_lines(log, _LOG_LINES) for log in reversed(logs) if log.is_file())
+        return RehearsalFailed(stage, cause, [text for _, text in next(filter(None, found), [])])
 
     def _job_of(self, attempt: Attempt) -> RehearsedJob:
-        job = self.scheduler.find(str(attempt.started().get("job_id")))
-        assert job is not None
-        return job
+        return self.slurm.jobs()[int(attempt.started()["job_id"])]
 
-    def _jobs_of(self, run: RunFolder) -> list[RehearsedJob]:
-        """The jobs of a run, by the HPC_GPT_RUN with which they were submitted."""
-        jobs = self.scheduler.jobs.values()
-        return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
+    def _jobs(self) -> list[RehearsedJob]:
+        """The jobs of the newest run, by the HPC_GPT_RUN with which they were submitted, or a script's argument."""
+        assert self.run is not None
+        run, jobs = str(self.run.path), self.slurm.jobs().values()
+        return [job for job in jobs if run in (job.environment.get("HPC_GPT_RUN"), *job.words[1:2])]
 
     def _ranks(self) -> str:
         return counted(self.resolved.gpus, "rank")
@@ -326,59 +381,4 @@ def steps_of(attempt: Attempt) -> dict[int, float]:
 
 
 def words_of_end(end: Mapping[str, object]) -> str:
-    return f"ended {end.get('ended')}" + (f": {end['cause']}" if end.get("cause") else "")
-
-
-@contextlib.contextmanager
-def in_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Replaces this process's environment for a while, so that the launcher finds the stand-ins."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _tail(path: Path) -> list[str]:
-    """The last lines of a file; none if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-    except OSError:
-        return []
-
-
-# --- reading back with `report` and `why`, each in its own process as by a user --------------------------------------
-
-
-def _read_back(run: RunFolder, environment: Mapping[str, str]) -> tuple[str, bool]:
-    """(evidence from `report` and `why` of a finished run, whether they agree with each other and with its folder)."""
-    try:
-        (record,), why = _ask("report", run, environment)["records"], _ask("why", run, environment)
-    except ValueError as fault:
-        return str(fault), False
-    attempts = len(record["attempts"])
-    losses = f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}"
-    evidence = f"report: {record['ended']}, attempts {attempts}, {losses}; why: {why['ended']}"
-    return evidence, record["ended"] == why["ended"] == "done" and attempts == len(run.attempts())
-
-
-def _first_cause(run: RunFolder, environment: Mapping[str, str]) -> str | None:
-    """The class and text of a failed run's first cause over all ranks, by `why`; None if it knows none."""
-    try:
-        why = _ask("why", run, environment)
-    except ValueError:
-        return None
-    return None if why.get("ended") in (None, "done", "pending", "running", "unknown") else words_of_end(why)
-
-
-def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON that the verb prints. ValueError, with its exit code and stderr, if it fails."""
-    command = [sys.executable, "-m", "hpc_gpt", verb, str(run.path), "--json"]
-    own = {**environment, "HPC_GPT_LOGS": str(run.path.parent.parent)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=_VERB_S, check=False)
-    if done.returncode:
-        raise ValueError(f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}")
-    return dict(json.loads(done.stdout))
+    return class_and_words(f"ended {end.get('ended')}", str(end.get("cause") or ""))

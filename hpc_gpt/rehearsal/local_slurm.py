@@ -1,75 +1,176 @@
-"""Stand-ins for Slurm's commands in a folder for PATH, and the scheduler's answers to them.
+"""A Slurm of this machine: a folder with its state and with stand-ins for PATH, and the process that runs its jobs.
 
-They answer what job.sh and the launcher ask: sbatch of a script; srun inside a job; scontrol ping, show config, show
-hostnames, show job, update of StartTime and ExcNodeList, requeue; squeue of %i, %T and %r; scancel of jobs; sacct of
-JobID and State. Anything else is refused with a message: a rehearsal must not guess.
+The stand-ins (commands.py), the controller (controller.py) and the rehearsal itself read and change the state under a
+lock. Its nodes are only names: every process runs here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import fcntl
 import math
 import os
-import re
+import pickle
+import secrets
 import shlex
-import shutil
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.rehearsal import processes
-from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, RehearsedJob
-from hpc_gpt.rehearsal.job_request import (
-    RequestFault,
-    ignored_options,
-    not_rehearsed,
-    parse_options,
-    read_request,
-    read_time,
-)
-from hpc_gpt.rehearsal.processes import MARK
-from hpc_gpt.rehearsal.scheduler import Scheduler, Timing
-from hpc_gpt.rehearsal.step import Srun, Step
-from hpc_gpt.slurm.hosts import expand_hosts
+from hpc_gpt.slurm.sbatch_words import LimitSignal, Sizes, signal_of, sizes_of
 
-_ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
+PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
+# Its value is the rehearsal's folder. Every process of a rehearsal inherits it.
+MARK = "HPC_GPT_REHEARSAL"
+ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
 # Slurm's other commands. Without a stand-in the site's own command would be called, and would find no cluster.
 _REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio", "sreport", "sshare", "sstat",
             "strigger")  # fmt: skip
+_IDS = 20000
 
 
-@dataclass(frozen=True)
-class CommandAnswer:
-    """A command's output and exit code. `then` is called when the command has ended."""
+@dataclass
+class RehearsedJob:
+    """One job. Times are seconds since 1970.
 
-    out: str = ""
-    err: str = ""
-    code: int = 0
-    then: Callable[[], None] | None = None
+    `options`: those of sbatch by long name. `words`: its script and arguments. `exclude`: hosts that it may not get.
+    `steps`: the number of ranks of each. `to_ranks`: signals that its sruns are to pass on, with the end of
+    slurmstepd's line if they end the step. `why`: the end of Slurm's line, if the controller is to end its processes.
+    `becomes`: what a COMPLETING job's start is accounted as. `again`: whether it then waits again. `accounted`: what
+    its earlier starts were.
+    """
+
+    id: int
+    options: Mapping[str, str]
+    limit_s: float
+    words: list[str]
+    submit_folder: str
+    environment: Mapping[str, str]
+    eligible: float
+    exclude: str
+    state: str = PENDING
+    reason: str = "None"
+    restarts: int = 0
+    ends_at: float = math.inf
+    preempted: float | None = None
+    nodes: list[str] = field(default_factory=list)
+    exit: tuple[int, int] = (0, 0)
+    steps: list[int] = field(default_factory=list)
+    to_ranks: list[tuple[tuple[int, ...], str | None]] = field(default_factory=list)
+    why: str | None = None
+    becomes: str = ""
+    again: bool = False
+    accounted: list[str] = field(default_factory=list)
+    kill_at: float = math.inf
+    limit_signalled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in (PENDING, RUNNING, COMPLETING)
+
+    @property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.options)
+
+    @property
+    def per_node(self) -> int | None:
+        return int(self.options["ntasks-per-node"]) if "ntasks-per-node" in self.options else None
+
+    @property
+    def requeues(self) -> bool:
+        return "requeue" in self.options or "no-requeue" not in self.options
+
+    @property
+    def limit_signal(self) -> LimitSignal | None:
+        return signal_of(self.options["signal"]) if "signal" in self.options else None
+
+    def devices(self, node: str, gpus: int) -> dict[str, str]:
+        """CUDA_VISIBLE_DEVICES of a node: its part of this machine's `gpus`, none if they are too few for the job."""
+        if not gpus:
+            return {}
+        each, place = self.sizes.gpus, self.nodes.index(node)
+        own = range(place * each, (place + 1) * each) if each * len(self.nodes) <= gpus else ()
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
+
+    def end_steps(self, why: str) -> None:
+        self.to_ranks.append(((signal.SIGTERM, signal.SIGCONT), why))
+
+    def take_down(self, becomes: str, why: str | None, kill_wait_s: float, again: bool = False) -> None:
+        """Lets a job with processes end: the controller sends SIGTERM, unless `why` is None, and SIGKILL later."""
+        self.state, self.becomes, self.again, self.why = COMPLETING, becomes, again, why
+        self.kill_at = min(self.kill_at, time.time() + kill_wait_s)
+        self.restarts += again
+
+    def cancel(self, kill_wait_s: float) -> None:
+        """Ends a job as scancel does, unless it is over."""
+        if self.state == PENDING:
+            self.state = "CANCELLED"
+            self.accounted.append(self.state)
+        elif self.state == RUNNING:
+            self.take_down("CANCELLED", "", kill_wait_s)
+        elif self.state == COMPLETING:
+            self.becomes, self.again = "CANCELLED", False
+
+
+@dataclass
+class SlurmState:
+    """The nodes and jobs. `variables`: those of every job. `gpus`: this machine's number of GPUs, which a job's nodes
+    share in order. `hold_after`: the number of steps after which the ranks of an attempt wait for a signal
+    (hpc_gpt.supervision.signals), or empty. `ignored`: options of sbatch and srun without an effect.
+
+    Slurm's waits: from SIGTERM to SIGKILL, the grace of a preemption, the delay of a requeued job.
+    """
+
+    nodes: list[str]
+    gpus: int
+    variables: Mapping[str, str]
+    kill_wait_s: float = 30.0
+    grace_s: float = 120.0
+    requeue_s: float = 120.0
+    # The rendezvous port follows from a job's id, which must differ between two rehearsals at once.
+    next_id: int = field(default_factory=lambda: 1 + secrets.randbelow(_IDS))
+    jobs: dict[int, RehearsedJob] = field(default_factory=dict)
+    hold_after: str = ""
+    ignored: dict[str, None] = field(default_factory=dict)
+
+    def find(self, job_id: str) -> RehearsedJob | None:
+        return self.jobs.get(int(job_id)) if job_id.isdecimal() else None
+
+
+@contextlib.contextmanager
+def slurm_state(folder: Path) -> Iterator[SlurmState]:
+    """The state, which others wait for until the end of the block and then see as it was changed."""
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = (folder / "state").read_bytes()
+        state: SlurmState = pickle.loads(before)
+        yield state
+        after = pickle.dumps(state)
+        if after != before:
+            (folder / "new").write_bytes(after)  # whoever is killed here leaves the old state
+            (folder / "new").rename(folder / "state")
 
 
 class LocalSlurm:
-    """The folder of stand-ins and their scheduler. `close` ends all processes and removes the folder.
+    """The folder of a rehearsed Slurm and its controller. The end of a `with` block ends all processes and removes the
+    folder; if this process is killed, the controller sees that its input is closed, and does the same.
 
-    `environment`: the variables with which a command finds the stand-ins. `ignored`: options of sbatch and srun that
-    were given but have no effect. If this process is killed, a guard cleans up.
+    `environment`: the variables with which a command finds the stand-ins. `waits`: as in SlurmState.
     """
 
-    def __init__(self, nodes: int, gpus: int = 0, timing: Timing | None = None, also: Mapping[str, str] | None = None):
+    def __init__(self, nodes: int, gpus: int = 0, also: Mapping[str, str] | None = None, **waits: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hpc-gpt-rehearsal-")).resolve()
-        (self.folder / "tmp").mkdir()
         commands = self.folder / "bin"
-        commands.mkdir()
-        for name in (*_ANSWERED, *_REFUSED):
-            line = _program("stand-in", str(self.folder), name)
+        for folder in (commands, self.folder / "tmp"):
+            folder.mkdir()
+        for name in (*ANSWERED, *_REFUSED):
+            line = _python("commands", str(self.folder), name)
             (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
             (commands / name).chmod(0o700)
         nowhere = self.folder / "no-slurm.conf"
@@ -80,258 +181,90 @@ class LocalSlurm:
             "TMPDIR": str(self.folder / "tmp"),
             # If one of the site's own commands is called after all, it finds no cluster.
             "SLURM_CONF": str(nowhere),
-            "HPC_GPT_STATE": str(self.folder / "state"),
+            "HPC_GPT_STATE": str(self.folder / "user-state"),
             **(also or {}),
         }
         self.environment = {**os.environ, **own}
-        self.ignored: dict[str, None] = {}
-        self._guard = subprocess.Popen(
-            _program("guard", str(self.folder)),
+        state = SlurmState([f"node{number}" for number in range(1, nodes + 1)], gpus, own, **waits)
+        (self.folder / "state").write_bytes(pickle.dumps(state))
+        self.controller = subprocess.Popen(
+            _python("controller", str(self.folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.scheduler = Scheduler(self.folder, nodes, own, gpus, timing)
-        self._server = socket.socket(socket.AF_UNIX)
-        # Through a descriptor, as the path of a socket may have at most 107 bytes.
-        place = os.open(self.folder, os.O_PATH)
-        self._server.bind(f"/proc/self/fd/{place}/socket")
-        os.close(place)
-        self._server.listen(64)
-        threading.Thread(target=self._accept, name="stand-ins", daemon=True).start()
-
-    def close(self) -> list[int]:
-        """Ends all jobs and removes the folder; returns the pids of processes that did not end."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        left = self.scheduler.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait()
-        return left
 
     def __enter__(self) -> LocalSlurm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.controller.communicate()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+    def state(self) -> contextlib.AbstractContextManager[SlurmState]:
+        return slurm_state(self.folder)
 
-    def _serve(self, connection: socket.socket) -> None:
-        files: list[int] = []
-        with connection, contextlib.suppress(OSError, ValueError):
-            try:
-                _, files, _, _ = socket.recv_fds(connection, 1, 2)
-                asked = json.loads(_line(connection))
-                name = str(asked["name"])
-                try:
-                    answer = self._answer(name, asked, files, connection)
-                except RequestFault as fault:
-                    answer = CommandAnswer(err=f"{name}: error: {fault}\n", code=1)
-                except Exception as fault:  # without an answer the command would wait for ever
-                    answer = CommandAnswer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
-                said = {"out": answer.out, "err": answer.err, "code": answer.code}
-                connection.sendall(json.dumps(said).encode())
-                connection.shutdown(socket.SHUT_WR)
-                if answer.then is not None:
-                    connection.recv(1)  # until it has ended
-                    answer.then()
-            finally:
-                for file in files:
-                    os.close(file)
+    def jobs(self) -> dict[int, RehearsedJob]:
+        """All jobs by their id, as they are now."""
+        with self.state() as state:
+            return state.jobs
 
-    def _answer(
-        self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket
-    ) -> CommandAnswer:
-        if name not in _ANSWERED:
-            raise not_rehearsed(name)
-        options, arguments = parse_options(name, asked["arguments"])
-        if name == "srun":
-            folder = str(Path(asked["folder"]) / options.get("chdir", ""))
-            return self._srun(Srun(options, arguments, asked["environment"], folder, *files), connection)
-        with self.scheduler.lock:
-            if name == "sbatch":
-                return self._sbatch(options, arguments, asked["environment"], asked["folder"])
-            if name == "scontrol":
-                return self._scontrol(arguments, "oneliner" in options)
-            if name == "scancel":
-                return self._scancel(options, arguments)
-            return self._squeue(options) if name == "squeue" else self._sacct(options)
+    def change(self, job: RehearsedJob, **fields: object) -> None:
+        """Sets fields of a job: `ends_at` brings its time limit forward, `eligible` lets it begin."""
+        with self.state() as state:
+            for name, value in fields.items():
+                setattr(state.jobs[job.id], name, value)
 
-    def _sbatch(
-        self, options: Mapping[str, str], arguments: Sequence[str], environment: Mapping[str, str], folder: str
-    ) -> CommandAnswer:
-        if not arguments:
-            raise not_rehearsed("a script on stdin")
-        file = Path(folder) / arguments[0]
-        if not file.is_file():
-            raise RequestFault(f"Unable to open file {arguments[0]}")
-        script = file.read_text(encoding="utf-8", errors="surrogateescape")
-        request = read_request(script, options, file.name)
-        if "test-only" in options:
-            return CommandAnswer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
-        self.ignored |= dict.fromkeys(ignored_options("sbatch", request.options))
-        job = self.scheduler.submit(request, script, arguments[1:], environment, folder)
-        return CommandAnswer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
-
-    def _srun(self, srun: Srun, connection: socket.socket) -> CommandAnswer:
-        environment = dict(srun.environment)
-        job = self.scheduler.find(environment.get("SLURM_JOB_ID", ""))
-        if job is None or not srun.command:
-            raise not_rehearsed("srun without a command" if job else "srun outside a job")
-        self.ignored |= dict.fromkeys(ignored_options("srun", srun.options))
-        # srun does not read SLURM_CPUS_PER_TASK since 22.05; it reads SRUN_CPUS_PER_TASK.
-        if "SRUN_CPUS_PER_TASK" in environment:
-            environment["SLURM_CPUS_PER_TASK"] = environment["SRUN_CPUS_PER_TASK"]
-        step = self.scheduler.open_step(job, replace(srun, environment=environment))
-        threading.Thread(target=self._forward, args=(connection, step), daemon=True).start()
-        step.ended.wait()
-        return CommandAnswer(code=max((rank.code or 0 for rank in step.ranks), default=0))
-
-    def _forward(self, connection: socket.socket, step: Step) -> None:
-        """Forwards srun's signals to its ranks, and ends the ranks if srun is killed."""
-        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
-            for line in lines:
-                self.scheduler.signal_step(step, int(line))
-            self.scheduler.signal_step(step, 0)
-
-    def _scontrol(self, arguments: Sequence[str], oneliner: bool) -> CommandAnswer:
-        match [argument.lower() if place < 2 else argument for place, argument in enumerate(arguments)]:
-            case ["ping"]:
-                return CommandAnswer("Slurmctld(primary) at rehearsal is UP\n")
-            case ["show", "config"]:
-                waits = f"{self.scheduler.timing.kill_wait_s:g} sec"
-                return CommandAnswer(f"ClusterName             = {CLUSTER}\nKillWait                = {waits}\n")
-            case ["show", "hostnames", hosts]:
-                return CommandAnswer("".join(f"{host}\n" for host in expand_hosts(hosts)))
-            case ["show", "job", job_id]:
-                job = self.scheduler.find(job_id)
-                if job is None:
-                    return CommandAnswer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
-                return CommandAnswer(show_job(job, oneliner))
-            case ["update", *_]:
-                return self._update(arguments[1:])
-            case ["requeue", job_id]:
-                job = self.scheduler.find(job_id)
-                try:
-                    then = self.scheduler.requeue(job) if job is not None else None
-                except RequestFault as fault:
-                    return CommandAnswer(err=f"{fault}\n", code=1)
-                return CommandAnswer(then=then) if job is not None else _no_such(job_id)
-        raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
-
-    def _update(self, arguments: Sequence[str]) -> CommandAnswer:
-        """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
-        settings = {key.lower(): value for key, _, value in (argument.partition("=") for argument in arguments)}
-        job_id = settings.pop("jobid", "")
-        if unknown := settings.keys() - {"starttime", "excnodelist"}:
-            raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
-        job = self.scheduler.find(job_id)
-        if job is None:
-            return _no_such(job_id)
-        if "starttime" in settings:
-            job.eligible = read_time(settings["starttime"], time.time())
-        job.exclude = settings.get("excnodelist", job.exclude)
-        return CommandAnswer()
-
-    def _squeue(self, options: Mapping[str, str]) -> CommandAnswer:
-        """Answers squeue. All jobs are the user's, and none is an array, so --user and --array change nothing."""
-        form = options.get("format", "")
-        if unknown := set(re.findall("%[^%]*?[a-zA-Z]", form)) - {"%i", "%T", "%r"}:
-            raise not_rehearsed(f"'squeue -o {unknown.pop()}'")
-        if not form or "noheader" not in options:
-            raise not_rehearsed("squeue without --noheader and --format")
-        wanted = options["jobs"].split(",") if "jobs" in options else None
-        states = options.get("states", f"{PENDING},{RUNNING},{COMPLETING}").upper().split(",")
-        lines = [
-            form.replace("%i", str(job.id)).replace("%T", job.state).replace("%r", job.reason) + "\n"
-            for job in self.scheduler.jobs.values()
-            if (wanted is None or str(job.id) in wanted) and (job.state in states or states == ["ALL"])
-        ]
-        return CommandAnswer("".join(lines))
-
-    def _scancel(self, options: Mapping[str, str], arguments: Sequence[str]) -> CommandAnswer:
-        """Answers scancel. A job that does not exist or is over is ignored without a message."""
-        if not arguments:
-            raise not_rehearsed("scancel without a job id")
-        for job in filter(None, map(self.scheduler.find, arguments)):
-            if job.state != options.get("state", job.state).upper():
-                continue
-            if "signal" in options:
-                self.scheduler.signal_ranks(job, options["signal"])
-            else:
-                self.scheduler.cancel(job)
-        return CommandAnswer()
-
-    def _sacct(self, options: Mapping[str, str]) -> CommandAnswer:
-        """Answers sacct: a line for each start of a job with --duplicates, else for its last one."""
-        fields = options.get("format", "").lower().split(",")
-        if set(fields) - {"jobid", "state"} or not {"noheader", "parsable2", "jobs"} <= options.keys():
-            raise not_rehearsed("sacct but with -n -P -j and -o JobID,State")
-        lines = []
-        for job in filter(None, map(self.scheduler.find, options["jobs"].split(","))):
-            states = [f"CANCELLED by {os.getuid()}" if state == "CANCELLED" else state for state in job.accounted]
-            if not job.is_over:
-                states.append(RUNNING if job.state == COMPLETING else job.state)
-            for state in states if "duplicates" in options else states[-1:]:
-                lines.append("|".join({"jobid": str(job.id), "state": state}[name] for name in fields) + "\n")
-        return CommandAnswer("".join(lines))
+    def preempt(self, job: RehearsedJob) -> float:
+        """Preempts a job: sends SIGTERM to its ranks; after its grace, which is returned, it is requeued."""
+        with self.state() as state:
+            job, now = state.jobs[job.id], time.time()
+            job.preempted, job.ends_at = now, min(job.ends_at, now + state.grace_s)
+            job.end_steps("")
+            return state.grace_s
 
 
-def _no_such(job_id: str) -> CommandAnswer:
-    return CommandAnswer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+def _python(module: str, *arguments: str) -> list[str]:
+    """A command that starts `main` of a module of this package, in whatever environment, and quickly."""
+    root = str(Path(__file__).parents[2])
+    program = f"import sys; sys.path.append({root!r}); from hpc_gpt.rehearsal.{module} import main; main(*sys.argv[1:])"
+    return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
 
-def show_job(job: RehearsedJob, oneliner: bool) -> str:
-    """The output of `scontrol show job` for one job, as far as scripts ask for it."""
-    ends = job.ended if job.is_over or (job.state == COMPLETING and not job.again) else job.ends_at
-    fields = {
-        "JobId": job.id,
-        "JobName": job.request.name,
-        "JobState": job.state,
-        "Reason": job.reason,
-        "Requeue": int(job.request.requeue),
-        "Restarts": job.restarts,
-        "ExitCode": f"{job.exit[0]}:{job.exit[1]}",
-        "StartTime": _stamp(job.eligible if job.reason == "BeginTime" else job.started),
-        "EndTime": _stamp(ends),
-        "PreemptTime": _stamp(job.preempted, "None"),
-        "ExcNodeList": job.exclude or "(null)",
-        "NodeList": ",".join(job.nodes),
-        "NumNodes": len(job.nodes) or job.request.nodes,
-        "WorkDir": job.work_folder,
-        "StdOut": job.output,
-    }
-    lines = [f"{key}={value}" for key, value in fields.items()]
-    return " ".join(lines) + " \n" if oneliner else "\n   ".join(lines) + "\n\n"
+def cancelled_line(what: str, why: str) -> str:
+    """Slurm's line on the end of a job or step on a node."""
+    return f"slurmstepd: error: *** {what} CANCELLED AT {time.strftime('%Y-%m-%dT%H:%M:%S')}{why} ***\n"
 
 
-def _stamp(moment: float | None, unknown: str = "Unknown") -> str:
-    if moment is None or moment == math.inf:
-        return unknown
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(moment)))
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
-def _program(*arguments: str) -> list[str]:
-    return [sys.executable, "-I", "-S", processes.__file__, *arguments]
+def signal_session(session: int, *numbers: int) -> None:
+    """Signals every process of a session, as Slurm does to the container of a step or script."""
+    for pid in _pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            for number in numbers if os.getsid(pid) == session else ():
+                os.kill(pid, number)
 
 
-def _line(connection: socket.socket) -> bytes:
-    """The next line. ValueError if the connection ends before."""
-    text = b""
-    while not text.endswith(b"\n"):
-        piece = connection.recv(1 << 16)
-        if not piece:
-            raise ValueError("cut off")
-        text += piece
-    return text
+def marked(folder: Path, job: int | None = None) -> list[int]:
+    """The running processes of the rehearsal in `folder`, without this one; with `job` only those of one Slurm job."""
+    wanted = {f"{MARK}={folder}".encode(), *([f"SLURM_JOB_ID={job}".encode()] if job is not None else [])}
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):  # a zombie has no environment any more
+            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
+def kill_marked(folder: Path, job: int | None = None) -> list[int]:
+    """Kills those processes; returns their pids."""
+    found = marked(folder, job)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -17,6 +17,8 @@ from typing import Any
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, shrunken
 from hpc_gpt.launch.request import Request, choose_profile
+from hpc_gpt.slurm.clients import check_reachable
+from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
@@ -24,8 +26,6 @@ from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import experiment_of
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import check_reachable, has_sbatch
-from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.words import counted
 
@@ -34,6 +34,9 @@ CHAIN_JOBS = 3
 # Nodes in addition to those that a run asks for, as substitutes for excluded ones.
 _MORE_NODES = 2
 _CHECK_S = 120
+# The variables of every job of the rehearsal, by which this machine takes the place of a cluster's nodes. Steps this
+# small gain little from more threads, which on a busy machine wait for each other.
+_VARIABLES = {"HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _MODULE_INITS = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh")
 # Variables that the rehearsal sets for this machine, and that a profile's must not override.
 _OURS = ("PATH", "OMP_NUM_THREADS", "SLURM_CONF", "TMPDIR", "HPC_GPT_STATE", "HPC_GPT_LOGS", "HPC_GPT_MASTER_ADDR",
@@ -111,6 +114,21 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     return SmallRun(replace(small, job=job), tuple(missing), (*notes, *lines), gpus)
 
 
+def script_as_it_is(real: Prepared, gpus_here: int) -> SmallRun:
+    """The run of a script, which nothing makes small. Raises ConfigError for an array."""
+    assert real.job_script is not None
+    if real.job_script.array:
+        raise ConfigError(
+            f"an array of {len(real.job_script.array)} jobs is not rehearsed",
+            "hpc-gpt submit --dry-run asks Slurm about it",
+        )
+    run = real.resolved
+    what = f"{counted(run.nodes, 'node')} of {run.cluster.name}"
+    missing = [Missing(what, "names of this one machine: no memory, speed or network"), *of_the_job(run)]
+    notes = (f"it runs as it is, in {os.getcwd()}: what it writes there stays",)
+    return SmallRun(run, tuple(missing), notes, gpus_here)
+
+
 def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing]]:
     """The profile without what this machine lacks."""
     venv, container = profile.venv, profile.container
@@ -184,9 +202,8 @@ def rehearse(
     keep: Path | None,
     report: Callable[[Stage], None],
     wait: Callable[[str], None],
-    kind: type[Life] = Life,
 ) -> RehearsalOutcome:
-    """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked. `kind` is how.
+    """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked.
 
     Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
     with what is waited for. However the rehearsal ends, nothing is left running.
@@ -212,11 +229,12 @@ def rehearse(
         if not accepted:
             outcome.cause = f"slurm: {answer}"
             return outcome
-    resolved = small.resolved
-    nodes = resolved.nodes + (resolved.job.spare_nodes or 0) + _MORE_NODES
-    with LocalSlurm(nodes, small.gpus, also=_own_variables(small.gpus)) as slurm:
+    nodes = small.resolved.nodes + (small.resolved.job.spare_nodes or 0) + _MORE_NODES
+    # If there are too few GPUs for all ranks, no rank gets one.
+    also = _VARIABLES if small.gpus else {**_VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
+    with LocalSlurm(nodes, small.gpus, also) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
-        life = kind(prepared, small.gpus, slurm, logs, note, wait, began)
+        life = Life(prepared, small.gpus, slurm, logs, note, wait, began)
         try:
             if not is_script:
                 life.say("script", *_check_script(real.script))
@@ -224,9 +242,10 @@ def rehearse(
         except RehearsalFailed as fault:
             outcome.cause, outcome.log = f"{fault.stage}: {fault}", fault.log
         except UserError as fault:
-            note(Stage("submitted", str(fault), life.age_s, ok=False))
+            note(Stage("submitted", str(fault), time.monotonic() - began, ok=False))
             outcome.cause, outcome.log = f"submitted: {fault}", [f"hint: {fault.hint}"] if fault.hint else []
-        outcome.missing += [Missing(option, "the stand-ins do not act on it") for option in slurm.ignored]
+        with slurm.state() as state:
+            outcome.missing += [Missing(option, "the stand-ins do not act on it") for option in state.ignored]
     return outcome
 
 
@@ -252,25 +271,11 @@ def _check_script(script: str) -> tuple[str, bool]:
 
 def _ask_slurm(resolved: Resolved, script: str) -> tuple[bool | None, str]:
     """(whether a real `sbatch --test-only` accepts the script, its text); None if no Slurm answers."""
-    if not has_sbatch():
-        return None, "there is no sbatch here"
     try:
         check_reachable()
         start = ask_start(resolved, script)
-        return True, f"{start.answer}; it cannot start now: {start.waits}" if start.waits else start.answer
     except SlurmUnreachable as fault:
         return None, str(fault).partition(";")[0]
     except JobRefused as fault:
         return False, str(fault)
-
-
-def _own_variables(gpus: int) -> dict[str, str]:
-    """The variables of every job of the rehearsal, by which this machine takes the place of a cluster's nodes."""
-    return {
-        "HPC_GPT_MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        # Steps this small gain little from more threads, which on a busy machine wait for each other.
-        "OMP_NUM_THREADS": "1",
-        # If there are too few GPUs for all ranks, no rank gets one.
-        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
-    }
+    return True, f"{start.answer}; it cannot start now: {start.waits}" if start.waits else start.answer

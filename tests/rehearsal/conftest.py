@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.scheduler import Timing
 from tests.rehearsal.commands import Commands
 
 
 @pytest.fixture
 def slurm() -> Iterator[LocalSlurm]:
     """Four virtual nodes; SIGKILL comes 2 s after SIGTERM, a preemption's end after 3 s."""
-    with LocalSlurm(4, timing=Timing(kill_wait_s=2, grace_s=3, requeue_s=1)) as running:
+    with LocalSlurm(4, kill_wait_s=2, grace_s=3, requeue_s=1) as running:
         yield running
 
 

@@ -60,8 +60,7 @@ _RANK = [
     "SLURM_JOB_NUM_NODES",
     "SLURM_RESTART_COUNT",
 ]
-FIELDS = ("JobName", "JobState", "Reason", "Requeue", "Restarts", "ExitCode", "PreemptTime", "ExcNodeList", "NodeList",
-          "NumNodes", "StdOut", "WorkDir", "EndTime", "StartTime")  # fmt: skip
+FIELDS = ("JobState", "Reason", "Restarts", "ExitCode", "PreemptTime", "ExcNodeList", "NodeList", "NumNodes")
 
 # Of the job's first start.
 HOSTS = """

@@ -1,6 +1,5 @@
 """Jobs under the stand-ins, as ../shared/slurm.md saw them on a real Slurm: signals, limits, requeues, preemption."""
 
-import fcntl
 import os
 import re
 import signal
@@ -12,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.job import RehearsedJob
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.processes import marked
+from hpc_gpt.rehearsal.local_slurm import LocalSlurm, RehearsedJob, marked
 from tests.rehearsal.commands import Commands
 
 # Ranks that say what they get; with `stubborn` they stay.
@@ -34,9 +31,8 @@ TWO = ("--nodes=2", "--ntasks-per-node=1")
 
 
 def submitted(slurm: LocalSlurm, commands: Commands, text: str, *flags: object) -> RehearsedJob:
-    job = slurm.scheduler.find(commands.submit("job", text, *flags))
-    assert job is not None
-    return job
+    job_id = commands.submit("job", text, *flags)
+    return slurm.jobs()[int(job_id)]
 
 
 def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> RehearsedJob:
@@ -48,7 +44,7 @@ def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> RehearsedJ
 
 def test_usr2_ahead_of_the_limit_is_for_the_ranks_alone(slurm: LocalSlurm, commands: Commands) -> None:
     job = started(slurm, commands, "--time=10", "--signal=USR2@60")
-    slurm.scheduler.bring_limit_forward(job, 60)
+    slurm.change(job, ends_at=time.time() + 60)
     commands.wait("USR2", lambda: commands.output("job").count("got USR2") == 2)
     assert "script got" not in commands.output("job")
     assert commands.state(str(job.id)) == "RUNNING"
@@ -56,7 +52,7 @@ def test_usr2_ahead_of_the_limit_is_for_the_ranks_alone(slurm: LocalSlurm, comma
 
 def test_with_b_it_is_for_the_script_alone(slurm: LocalSlurm, commands: Commands) -> None:
     job = started(slurm, commands, "--time=10", "--signal=B:USR2@60")
-    slurm.scheduler.bring_limit_forward(job, 60)
+    slurm.change(job, ends_at=time.time() + 60)
     commands.wait("USR2", lambda: "script got USR2" in commands.output("job"))
     assert "rank" not in commands.output("job")
 
@@ -64,7 +60,7 @@ def test_with_b_it_is_for_the_script_alone(slurm: LocalSlurm, commands: Commands
 def test_at_the_limit_comes_sigterm_and_then_sigkill(slurm: LocalSlurm, commands: Commands) -> None:
     (commands.folder / "stubborn").touch()
     job = started(slurm, commands, "--time=10")
-    slurm.scheduler.bring_limit_forward(job, 0)
+    slurm.change(job, ends_at=time.time())
     fields = commands.wait_end(str(job.id))
     assert (fields["JobState"], fields["Reason"]) == ("TIMEOUT", "TimeLimit")
     said = commands.output("job")
@@ -76,15 +72,20 @@ def test_at_the_limit_comes_sigterm_and_then_sigkill(slurm: LocalSlurm, commands
 def test_a_preemption_tells_the_ranks_waits_and_requeues(slurm: LocalSlurm, commands: Commands) -> None:
     (commands.folder / "stubborn").touch()
     job = started(slurm, commands, "--requeue")
-    slurm.scheduler.preempt(job)
+    slurm.preempt(job)
     fields = commands.shown(str(job.id))
     assert fields["JobState"] == "RUNNING"
     assert fields["PreemptTime"] != "None"
     commands.wait("TERM", lambda: commands.output("job").count("got TERM") >= 2)
     assert "script got" not in commands.output("job"), "the grace is the ranks'"
-    commands.wait("a new start", lambda: job.restarts == 1)
+    commands.wait("a new start", lambda: slurm.jobs()[job.id].restarts == 1)
     (commands.folder / "stubborn").unlink()
-    commands.wait("the new ranks", lambda: len(job.steps) == 1 and job.restarts == 1 and job.state == "RUNNING")
+
+    def starts_again() -> bool:
+        now = slurm.jobs()[job.id]
+        return len(now.steps) == 1 and now.restarts == 1 and now.state == "RUNNING"
+
+    commands.wait("the new ranks", starts_again)
     commands.wait("the end of the first start", lambda: "DUE TO PREEMPTION" in commands.output("job"))
     assert commands.shown(str(job.id))["PreemptTime"] == "None"
     states = commands.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", str(job.id)).stdout.split()
@@ -93,14 +94,15 @@ def test_a_preemption_tells_the_ranks_waits_and_requeues(slurm: LocalSlurm, comm
 
 def test_a_requeued_job_waits_and_knows_its_restart(slurm: LocalSlurm, commands: Commands) -> None:
     job = started(slurm, commands, "--requeue")
-    slurm.scheduler.timing = slurm.scheduler.timing.__class__(kill_wait_s=2, requeue_s=600)
+    with slurm.state() as state:
+        state.requeue_s = 600
     assert commands.run("scontrol", "requeue", str(job.id)).returncode == 0
     commands.wait("the queue", lambda: commands.state(str(job.id)) == "PENDING")
     commands.wait("its reason", lambda: commands.shown(str(job.id))["Reason"] == "BeginTime")
     assert commands.run("scontrol", "update", f"jobid={job.id}", "ExcNodeList=node1,node2").returncode == 0
-    slurm.scheduler.begin_now(job)
-    commands.wait("the second start", lambda: job.state == "RUNNING")
-    assert job.nodes == ["node3", "node4"]
+    slurm.change(job, eligible=0.0)
+    commands.wait("the second start", lambda: slurm.jobs()[job.id].state == "RUNNING")
+    assert slurm.jobs()[job.id].nodes == ["node3", "node4"]
     assert commands.shown(str(job.id))["Restarts"] == "1"
 
 
@@ -109,7 +111,7 @@ def test_no_requeue_is_kept_to(slurm: LocalSlurm, commands: Commands) -> None:
     done = commands.run("scontrol", "requeue", str(job.id))
     assert done.returncode == 1
     assert "disabled" in done.stderr
-    assert job.state == "RUNNING"
+    assert slurm.jobs()[job.id].state == "RUNNING"
 
 
 def test_the_end_of_a_script_ends_what_it_left(slurm: LocalSlurm, commands: Commands) -> None:
@@ -121,12 +123,14 @@ def test_the_end_of_a_script_ends_what_it_left(slurm: LocalSlurm, commands: Comm
 
 
 def test_an_srun_that_is_killed_takes_its_ranks_along(slurm: LocalSlurm, commands: Commands) -> None:
-    text = "srun sleep 300 & until [ -e go ]; do sleep 0.1; done; kill -9 $!; wait; sleep 300"
+    step = "srun bash -c 'echo $$ >new; mv new rank; exec sleep 300'"
+    text = f"{step} & until [ -e go ]; do sleep 0.1; done; kill -9 $!; wait; sleep 300"
     job = submitted(slurm, commands, text)
-    commands.wait("the rank", lambda: job.steps and job.steps[0].ranks)
+    commands.wait("the rank", lambda: (commands.folder / "rank").exists())
+    ranks = [int((commands.folder / "rank").read_text())]
     (commands.folder / "go").touch()
-    commands.wait("its end", lambda: job.steps[0].ended.is_set())
-    assert job.state == "RUNNING"
+    commands.wait("its end", lambda: not [pid for pid in ranks if start_time(pid)])
+    assert slurm.jobs()[job.id].state == "RUNNING"
 
 
 def test_one_job_runs_at_a_time_and_the_others_wait(slurm: LocalSlurm, commands: Commands) -> None:
@@ -169,8 +173,7 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
         "from hpc_gpt.rehearsal.local_slurm import LocalSlurm\n"
         "slurm = LocalSlurm(1)\n"
         f"subprocess.run(['sbatch', '-o', '{tmp_path}/out', '{script}'], env=slurm.environment)\n"
-        "job, = slurm.scheduler.jobs.values()\n"
-        "while not (job.steps and job.steps[0].ranks): time.sleep(0.05)\n"
+        "while not [*slurm.jobs().values()][0].steps: time.sleep(0.05)\n"
         "print(slurm.folder, flush=True)\n"
         "time.sleep(300)\n"
     )
@@ -189,31 +192,12 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def _opened_as(number: int, descriptor: int) -> bool:
-    """Gives an open file this number, too, unless another has it: `dup2` would take it from a thread that opens one."""
-    got = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, number)
-    if got != number:
-        os.close(got)
-    return got == number
-
-
-def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
-    """The number of what a step had open is the next file's as soon as the step is over."""
-    with LocalSlurm(1) as slurm:
-        commands = Commands(slurm.environment, tmp_path)
-        job = submitted(slurm, commands, "srun true")
-        commands.wait_end(str(job.id))
-        (step,) = job.steps
-        with open(tmp_path / "other", "w") as other:
-            commands.wait("the number to be free", lambda: _opened_as(step.errors, other.fileno()))
-    os.close(step.errors)
-
-
 def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: Commands) -> None:
-    for steps, seen in ((8, "8"), (None, "")):
-        slurm.scheduler.hold(steps)
+    for steps in ("8", ""):
+        with slurm.state() as state:
+            state.hold_after = steps
         commands.wait_end(commands.submit("job", "srun bash -c 'echo $HPC_GPT_HOLD_AFTER'"))
-        assert commands.output("job") == f"{seen}\n"
+        assert commands.output("job") == f"{steps}\n"
 
 
 def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_list(
@@ -222,7 +206,8 @@ def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_lis
     text = "#SBATCH --error=job.err --mail-user=me\nsrun --output=ranks.log --chdir=/ pwd"
     commands.wait_end(commands.submit("job", text, "--hold"))
     assert commands.output("job") == "/\n"
-    assert list(slurm.ignored) == ["sbatch --error=job.err", "sbatch --hold", "srun --output=ranks.log"]
+    with slurm.state() as state:
+        assert list(state.ignored) == ["sbatch --error=job.err", "sbatch --hold", "srun --output=ranks.log"]
 
 
 @pytest.mark.parametrize(
@@ -251,4 +236,4 @@ def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"{name}: error: {what} is not known to a rehearsal")
     assert done.stderr.endswith("a real Slurm knows it\n")
-    assert not slurm.scheduler.jobs
+    assert not slurm.jobs()

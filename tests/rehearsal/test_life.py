@@ -14,7 +14,7 @@ WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
 
 def concluded(broken: dict[int, float], gpus: int) -> Stage:
     stages: list[Stage] = []
-    slurm: Any = SimpleNamespace(scheduler=None)
+    slurm: Any = None
     prepared: Any = None
     life = Life(prepared, gpus, slurm, Path(), stages.append, lambda _: None, 0.0)
     life._same_losses(broken, WHOLE)
@@ -26,13 +26,14 @@ def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypat
     monkeypatch.setattr(life_module, "read_status", lambda runs: [SimpleNamespace(state="running")])
     monkeypatch.setattr(life_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
-    steps = [SimpleNamespace(ranks=[None] * count) for count in (4, 2)]
-    job = SimpleNamespace(id=7, nodes=["node1", "node2"], steps=steps)
+    job = SimpleNamespace(
+        id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, words=["", "run"], environment={}
+    )
     prepared: Any = SimpleNamespace(resolved=SimpleNamespace(gpus=2))
-    slurm: Any = SimpleNamespace(scheduler=SimpleNamespace(find={"7": job}.get, jobs={}, fault=None))
-    run: Any = SimpleNamespace(attempt=lambda number: attempt, attempts=lambda: [attempt])
+    slurm: Any = SimpleNamespace(jobs=lambda: {7: job})
+    run: Any = SimpleNamespace(path="run", attempt=lambda number: attempt, attempts=lambda: [attempt])
     stages: list[Stage] = []
-    Life(prepared, 0, slurm, Path(), stages.append, lambda _: None, 0.0, run)._started(1)
+    Life(prepared, 0, slurm, Path(), stages.append, lambda _: None, 0.0, run)._started("started", attempt)
     assert [stage.evidence for stage in stages] == ["2 ranks on node1 node2, step 1 is done; status says running"]
 
 

@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.scheduler import Timing
 from tests.rehearsal.commands import Commands
 from tests.rehearsal.observed import observe
 from tests.slurm.cluster import Cluster
@@ -18,7 +17,7 @@ def differences(small: Cluster, folder: Path) -> dict[str, tuple[object, object]
     # On nodes where no other test's job is: what a job sees depends on which of them are free.
     real = observe(Commands({**small.environment, "SBATCH_PARTITION": "quiet"}, folders[0]))
     # The cluster's own KillWait, and what its credentials make a requeued job wait.
-    with LocalSlurm(12, timing=Timing(kill_wait_s=small.spec.kill_wait_s, requeue_s=6)) as slurm:
+    with LocalSlurm(12, kill_wait_s=small.spec.kill_wait_s, requeue_s=6) as slurm:
         rehearsed = observe(Commands(slurm.environment, folders[1]))
     return {what: (words, rehearsed[what]) for what, words in real.items() if rehearsed[what] != words}
 

@@ -10,7 +10,6 @@ command that started it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import platform
@@ -32,7 +31,7 @@ from hpc_gpt.ends.judge import budget_left
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
-from hpc_gpt.process import interrupts_wait, start_time
+from hpc_gpt.process import die_with_parent, interrupts_wait, start_time
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -43,7 +42,6 @@ from hpc_gpt.slurm.clients import KILL_WAIT_S, job_python, submission_environmen
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
-_PR_SET_PDEATHSIG = 1
 
 
 class RunController(Controller):
@@ -89,7 +87,7 @@ class RunController(Controller):
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
             self.tasks.append(task)
             self._note_rank(rank, None)
@@ -204,12 +202,6 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
         "SUBMITIT_STDERR_TO_STDOUT": "1",
         "SUBMITIT_LOCAL_WITH_SHELL": "",
     }
-
-
-def _die_with_parent() -> None:
-    """Runs between fork and exec: the rank gets SIGKILL if the controller dies first (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # --- starting it
