@@ -28,7 +28,7 @@ from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_inputs, dry_run
-from hpc_gpt.preflight.nodes import Preflight, write_table
+from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.room import free_gib, room_needed_gib
@@ -111,19 +111,22 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
     found = guarded("slurm", reach)
     if found[0].level == "fail" or resolved is None:
         return found
-    found += guarded("profile", lambda: check_profile(resolved, read_site()))
-    found += guarded("signals", lambda: check_signals(ask(["scontrol", "show", "config"]).stdout))
-    return found + guarded("sbatch", lambda: [_check_start(resolved, script)])
+
+    def compare() -> list[Check]:
+        site = read_site()
+        return [*check_profile(resolved, site), *check_signals(site.config)]
+
+    return [*found, *guarded("profile", compare), *guarded("sbatch", lambda: [_check_start(resolved, script)])]
 
 
-def check_signals(config: str) -> list[Check]:
+def check_signals(config: Mapping[str, str]) -> list[Check]:
     """A warning if a signal for an attempt can reach the next one; `config` is `scontrol show config`'s answer.
 
     slurmctld repeats a signal without an answer within MessageTimeout 60 s later. A step that is being ended answers
     after KillWait at most, and a requeued job, which has the same step, waits cred_expire seconds before it starts.
     """
-    patterns = (r"KillWait\s*=\s*(\d+)", r"MessageTimeout\s*=\s*(\d+)", r"AuthInfo\s*=.*cred_expire=(\d+)")
-    found = [re.search(rf"(?m)^{pattern}", config) for pattern in patterns]
+    patterns = {"KillWait": r"(\d+)", "MessageTimeout": r"(\d+)", "AuthInfo": r"cred_expire=(\d+)"}
+    found = [re.search(pattern, config.get(key, "")) for key, pattern in patterns.items()]
     if not all(found):  # cred_expire is 120 unless it is given, which is long enough
         return []
     kill_wait, timeout, expires = (int(match[1]) for match in found if match)
@@ -140,11 +143,9 @@ def check_signals(config: str) -> list[Check]:
 def _check_start(resolved: Resolved, script: str) -> Check:
     start = dry_run(resolved, script)
     answer = " ".join(start.answer.split())
-    return (
-        Check("sbatch", "warn", f"{answer}; it cannot start now", start.waits)
-        if start.waits
-        else Check("sbatch", "ok", answer)
-    )
+    if start.waits:
+        return Check("sbatch", "warn", f"{answer}; it cannot start now", start.waits)
+    return Check("sbatch", "ok", answer)
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
@@ -238,13 +239,8 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
         return [Check("space", "ok", words)]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        return [
-            Check(
-                "space",
-                "ok",
-                f"{show_bytes(free * 2**30)} free, checkpoints to come take about {show_bytes(every * 2**30)}",
-            )
-        ]
+        words = f"{show_bytes(free * 2**30)} free, checkpoints to come take about {show_bytes(every * 2**30)}"
+        return [Check("space", "ok", words)]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 
@@ -293,21 +289,16 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> l
         return [Check("gpus_per_node", "fail", text, f"set gpus_per_node = {most} in the profile")]
     types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
     if profile.gpu_type and profile.gpu_type not in types:
-        return [
-            Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {', '.join(types) or 'none'}")
-        ]
+        known = ", ".join(types) or "none"
+        return [Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {known}")]
     return [Check("gpus_per_node", "ok", f"{resolved.ranks_per_node} of {most} GPUs a node")]
 
 
 def _check_name(what: str, name: str, known: list[str]) -> Check:
     if name in known:
         return Check(what, "ok", name)
-    return Check(
-        what,
-        "fail",
-        f"no {what} {name!r} for you here",
-        close_matches(name, known) or f"known: {', '.join(known) or 'none'}",
-    )
+    hint = close_matches(name, known) or f"known: {', '.join(known) or 'none'}"
+    return Check(what, "fail", f"no {what} {name!r} for you here", hint)
 
 
 def _nearest_existing(folder: Path) -> Path:
@@ -328,21 +319,10 @@ def _write_in(folder: Path) -> float:
         path.unlink(missing_ok=True)
 
 
-def _disk_kind(folder: Path) -> str | None:
-    """The type of a folder's file system, by /proc/mounts; None if that cannot be read."""
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    place = _nearest_existing(folder).resolve()
-    found: tuple[int, str | None] = (-1, None)
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 2:
-            mount = Path(fields[1].replace("\\040", " "))
-            if place.is_relative_to(mount) and len(mount.parts) >= found[0]:
-                found = (len(mount.parts), fields[2])
-    return found[1]
+def _disk_kind(folder: Path) -> str:
+    """The type of a folder's file system; empty if `stat` does not say."""
+    command = ["stat", "--file-system", "--format=%T", str(_nearest_existing(folder))]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
@@ -363,16 +343,14 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
             sys.executable, "-m", "hpc_gpt.train.preflight",
         ]  # fmt: skip
         preflight = Preflight(run, attempt.number, [node], command, host="127.0.0.1")
-        write_table(preflight, preflight.run_probe(), out)
+        preflight.judge()
+        preflight.write_table(out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not preflight.findings:
-        return [
-            Check(
-                "probe", "ok", f"{counted(resolved.ranks_per_node, 'rank')} measured here in {preflight.took_s:.1f} s"
-            )
-        ]
+        ranks = counted(resolved.ranks_per_node, "rank")
+        return [Check("probe", "ok", f"{ranks} measured here in {preflight.took_s:.1f} s")]
     return [
-        Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
-        for finding in preflight.findings
+        Check("probe", "fail" if each.node or each.ended else "warn", each.words, "see the table")
+        for each in preflight.findings
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hpc_gpt.errors import UserError
@@ -38,15 +38,13 @@ def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
     return sorted(found.values(), key=lambda each: each.node)
 
 
-def _runs_on(logs: Path, cluster: str) -> Sequence[RunFolder]:
+def _runs_on(logs: Path, cluster: str) -> list[RunFolder]:
     """The newest runs on a cluster, oldest first."""
-    chosen: list[RunFolder] = []
-    for run in reversed(list_runs(logs)):
+
+    def is_on(run: RunFolder) -> bool:
         try:
-            if run.resolved().cluster.name == cluster:
-                chosen.append(run)
+            return run.resolved().cluster.name == cluster
         except UserError:
-            continue
-        if len(chosen) == _NEWEST_RUNS:
-            break
-    return chosen[::-1]
+            return False
+
+    return [*islice(filter(is_on, reversed(list_runs(logs))), _NEWEST_RUNS)][::-1]

@@ -11,6 +11,7 @@ distinguishes a slow pair from a slow node.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -90,9 +91,9 @@ def figures_of_command(command: str | None) -> dict[str, Any]:
     try:
         found = json.loads(done.stdout or "{}")
     except ValueError:
-        raise ProbeFailed(f"the probe command prints no JSON: {done.stdout[:80]!r}") from None
+        found = None
     if not isinstance(found, dict):
-        raise ProbeFailed(f"the probe command prints no object: {done.stdout[:80]!r}")
+        raise ProbeFailed(f"the probe command prints no JSON object: {done.stdout[:80]!r}")
     if found.get("error"):
         raise ProbeFailed(str(found["error"]))
     return found
@@ -220,7 +221,7 @@ def run_transfers(
 
     The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
     all-reduce, 2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may have `pair_gb_s` and
-    `all_reduce_gb_s`, one rate for all axes or one for each, which replace measured ones.
+    `all_reduce_gb_s`, which replace measured ones.
     """
     buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
@@ -232,31 +233,24 @@ def run_transfers(
         say(own, None)
         if own.kind == "pair":
             peer = own.ranks[0] if own.ranks[1] == rank else own.ranks[1]
-            seconds = _timed(device, lambda peer=peer: _swap(buffer, other, peer))  # type: ignore[misc]
-            rate = buffer.nbytes / seconds / 1e9
+            swap = [dist.P2POp(dist.isend, buffer, peer), dist.P2POp(dist.irecv, other, peer)]
+            work = functools.partial(_swap, swap)
+            name, moved = "pair_gb_s", 1.0
         else:
+            count = len(own.ranks)
             if own.ranks not in groups:
                 groups[own.ranks] = dist.new_group(
                     list(own.ranks), timeout=timedelta(seconds=PATIENCE_S), use_local_synchronization=True
                 )
-            group = groups[own.ranks]
-            seconds = _timed(device, lambda group=group: dist.all_reduce(buffer, group=group))  # type: ignore[misc]
-            rate = 2 * (len(own.ranks) - 1) / len(own.ranks) * buffer.nbytes / seconds / 1e9
-            buffer.fill_(1.0)
-        say(own, _replaced(given, own, four_digits(rate)))
+            work = functools.partial(dist.all_reduce, buffer, group=groups[own.ranks])
+            name, moved = "all_reduce_gb_s", 2 * (count - 1) / count
+        rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
+        buffer.fill_(1.0)
+        say(own, float(given.get(name, rate)))
 
 
-def _replaced(given: Mapping[str, Any], transfer: Transfer, measured: float) -> float:
-    rates = given.get("pair_gb_s" if transfer.kind == "pair" else "all_reduce_gb_s")
-    if isinstance(rates, Mapping):
-        rates = rates.get(transfer.axis)
-    return float(rates) if isinstance(rates, int | float) else measured
-
-
-def _swap(mine: torch.Tensor, theirs: torch.Tensor, peer: int) -> None:
-    sent = dist.P2POp(dist.isend, mine, peer)
-    received = dist.P2POp(dist.irecv, theirs, peer)
-    for work in dist.batch_isend_irecv([sent, received]):
+def _swap(swap: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(swap):
         work.wait()
 
 

@@ -15,23 +15,22 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from hpc_gpt.columns import Column, grid
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight.lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, preflight_limit_s
 from hpc_gpt.preflight.probe import Probe
-from hpc_gpt.preflight.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
+from hpc_gpt.preflight.verdict import Finding, NodeReport, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import counted, plain
+from hpc_gpt.secrets import without_secrets
+from hpc_gpt.words import NOTHING, Grid, counted, plain
 
 SCHEMA = 1
 # The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
@@ -44,113 +43,105 @@ _MOST_NODES = 64
 
 
 class Preflight:
-    """One preflight: its findings, the nodes it chose, and how the attempt ends if it does."""
+    """One preflight: its findings, the nodes it chose, and how the attempt ends if it does.
+
+    `host`: the address of the first rank for the others, by default its node's name with the profile's suffix.
+    """
 
     def __init__(
         self, run: RunFolder, number: int, nodes: Sequence[str], command: Sequence[str], host: str | None = None
     ) -> None:
-        """`host`: the address of the first rank for the others, by default its node's name with the profile's
-        suffix."""
         self.run = run
-        self._host = host or os.environ.get("HPC_GPT_MASTER_ADDR")
         self.attempt = run.attempt(number)
         self.resolved = run.resolved()
         self.nodes = list(dict.fromkeys(nodes))
-        self.command = list(command)
         self.limit_s = preflight_limit_s()
         self.findings: list[Finding] = []
         self.chosen: list[str] = []
         self.took_s = 0.0
         self.ended: tuple[str, str] | None = None
+        self._host = host or os.environ.get("HPC_GPT_MASTER_ADDR")
+        self._shared = self.attempt.folder / SHARED
+        self._shared.mkdir(exist_ok=True)
+        (self._shared / SEEN_BY_ALL).touch()
+        self.probe = Probe(command, self.nodes, self.resolved.ranks_per_node)
 
-    def run_probe(self) -> Probe:
+    def judge(self) -> None:
         """Probes and judges the nodes, and chooses those to run on."""
-        began = time.monotonic()
-        shared = self.attempt.folder / SHARED
-        shared.mkdir(exist_ok=True)
-        (shared / SEEN_BY_ALL).touch()
-        probe = Probe(self.command, self.nodes, self.resolved.ranks_per_node)
+        began, reports = time.monotonic(), self.probe.reports
         try:
-            probe.read_figures(self.limit_s * _ALONE)
+            self.probe.read_figures(self.limit_s * _ALONE)
             until = time.monotonic() + _SIGHT_S
-            for name, report in probe.reports.items():
-                file = shared / f"{NODE_FILE}{name}"
+            for name, report in reports.items():
+                file = self._shared / f"{NODE_FILE}{name}"
                 while report.figures and not file.is_file() and time.monotonic() < until:
                     time.sleep(0.1)
                 report.seen = not report.figures or file.is_file()
-            self.findings = judge_devices(probe.reports, self.resolved.ranks_per_node)
-            self._judge_space(probe)
+            self.findings = [*judge_devices(reports, self.resolved.ranks_per_node), *self._space(reports)]
             # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
-            sound = choose_nodes(self.nodes, self._bad(), len(self.nodes))
+            sound = choose_nodes(self.nodes, self.bad, len(self.nodes))
             if len(sound) >= self.resolved.nodes and not any(each.ended for each in self.findings):
-                self._run_exchanges(probe, sound, self.limit_s - (time.monotonic() - began))
+                self._run_exchanges(sound, self.limit_s - (time.monotonic() - began))
         finally:
-            probe.close()
-            shutil.rmtree(shared, ignore_errors=True)
+            self.probe.close()
+            shutil.rmtree(self._shared, ignore_errors=True)
         self._choose()
         self.took_s = time.monotonic() - began
-        return probe
 
-    def _run_exchanges(self, probe: Probe, sound: Sequence[str], limit_s: float) -> None:
+    @property
+    def bad(self) -> dict[str, Finding]:
+        """The first finding of each node that has one."""
+        return {each.node: each for each in reversed(self.findings) if each.node is not None}
+
+    def _space(self, reports: Mapping[str, NodeReport]) -> list[Finding]:
+        free = [found for report in reports.values() if (found := report.worst("free_gib")) is not None]
+        return judge_space(min(free, default=None), *room_needed_gib(self.resolved, self.run), str(self.run.path))
+
+    def _run_exchanges(self, sound: Sequence[str], limit_s: float) -> None:
         """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""
+        reports, bad = self.probe.reports, self.bad
         plan = {
             "ranks": [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)],
             "host": self._host or sound[0] + self.resolved.cluster.node_suffix,
-            "port": probe.reports[sound[0]].sent[0]["port"],
+            "port": reports[sound[0]].sent[0]["port"],
         }
-        probe.run_exchanges(limit_s, plan)
-        bad = self._bad()
-        every = [figures for report in probe.reports.values() for figures in report.figures]
+        self.probe.run_exchanges(limit_s, plan)
+        every = [figures for report in reports.values() for figures in report.figures]
         # A CPU's rates are not judged, unless they are given.
         if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
-            self.findings += [each for each in judge_exchanges(probe.measures) if each.node not in bad]
-        self.findings += self._broken_exchanges(probe, plan["ranks"])
+            self.findings += [each for each in judge_exchanges(self.probe.measures) if each.node not in bad]
+        self.findings += self._broken_exchanges()
 
-    def _broken_exchanges(self, probe: Probe, asked: Sequence[tuple[str, int]]) -> list[Finding]:
+    def _broken_exchanges(self) -> list[Finding]:
         """Findings from exchanges of the asked ranks, spares' included, that did not complete.
 
         The bad node is the only one with an error that no lost connection explains; else the only silent one while
         others lost their connection; else the one that all silent exchanges have in common.
         """
-        silent, lost = probe.silent_exchanges, probe.lost
+        silent, lost = self.probe.silent_exchanges, self.probe.lost
         if not silent and not lost:
-            if not probe.measures and len(asked) > 1:
-                return [Finding("exchanges", "no rank has made its exchanges, so no rate between them is known")]
-            return []
-        own = {node: error for (node, _), error in lost.items() if not _CONSEQUENCE.search(error)}
+            text = "no rank has made its exchanges, so no rate between them is known"
+            return [] if self.probe.measures or len(self.probe.places) < 2 else [Finding("exchanges", text)]
+        own = {node: why for node, why in lost if not _CONSEQUENCE.search(why)}
         if len(own) == 1:
-            ((node, why),) = own.items()
-            return [Finding("exchanges", f"a rank on it failed: {why}", node)]
-        why = next(iter(lost.values()), f"no end within {self.limit_s:.0f} s")
+            return [Finding("exchanges", f"a rank on it failed: {why}", node) for node, why in own.items()]
+        why = lost[0][1] if lost else f"no end within {self.limit_s:.0f} s"
         common = set.intersection(*map(set, silent)) if silent else set()
-        for suspects in (probe.silent_nodes if lost else set(), common):
+        for suspects in (self.probe.silent_nodes if lost else set(), common):
             if len(suspects) == 1:
                 return [Finding("exchanges", f"the others do not reach it: {why}", suspects.pop())]
         among = ", ".join(dict.fromkeys(node for nodes in silent for node in nodes)) or "all nodes"
         return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
 
-    def _judge_space(self, probe: Probe) -> None:
-        free = [found for report in probe.reports.values() if (found := report.worst("free_gib")) is not None]
-        one, every = room_needed_gib(self.resolved, self.run)
-        self.findings += judge_space(min(free, default=None), one, every, str(self.run.path))
-
-    def _bad(self) -> dict[str, Finding]:
-        """The first finding of each node that has one."""
-        bad: dict[str, Finding] = {}
-        for finding in self.findings:
-            if finding.node is not None:
-                bad.setdefault(finding.node, finding)
-        return bad
-
     def _choose(self) -> None:
         """Chooses the nodes to run on, or notes how the attempt ends."""
-        bad = self._bad()
-        self.chosen = choose_nodes(self.nodes, bad, self.resolved.nodes)
+        self.chosen = choose_nodes(self.nodes, self.bad, self.resolved.nodes)
         fault = next((each for each in self.findings if each.ended), None)
         if fault is not None and fault.ended:
             self.ended = (fault.ended, f"preflight: {fault.words}")
         elif len(self.chosen) < self.resolved.nodes:
-            named = "; ".join(f"{node}: {finding.words}" for node, finding in bad.items())
+            bad = sorted(self.bad.values(), key=self.findings.index)
+            named = "; ".join(f"{each.node}: {each.words}" for each in bad)
             spares = len(self.nodes) - self.resolved.nodes
             left = f", and {counted(spares, 'spare')}" if spares else ""
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
@@ -158,10 +149,10 @@ class Preflight:
     def note_bad_nodes(self) -> None:
         """Excludes the bad nodes from all runs on the cluster, for the profile's `bad_node_hours`."""
         profile = self.resolved.cluster
-        for node, finding in self._bad().items():
+        for node, finding in self.bad.items():
             bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
 
-    def write_figures(self, probe: Probe) -> None:
+    def write_figures(self) -> None:
         """Writes preflight.json. Raises RunFolderError."""
         ended, cause = self.ended or (None, None)
         figures = {
@@ -183,78 +174,51 @@ class Preflight:
                     "traceback": sent.get("trace"),
                     **sent.get("figures", {}),
                 }
-                for name, report in probe.reports.items()
+                for name, report in self.probe.reports.items()
                 for local in range(self.resolved.ranks_per_node)
                 for sent in [report.sent.get(local, {})]
             ],
-            "exchanges": [asdict(each) for each in probe.measures],
+            "exchanges": [asdict(each) for each in self.probe.measures],
         }
-        text = json.dumps(_without_secrets(finite(figures)), indent=1, allow_nan=False)
+        text = json.dumps(without_secrets(finite(figures)), indent=1, allow_nan=False)
         write_once(self.attempt.folder / PREFLIGHT, text + "\n")
 
+    def write_table(self, out: TextIO) -> None:
+        """Writes a table for the log: each node with its worst figures, then the findings and the consequences.
 
-def _without_secrets(value: Any) -> Any:
-    """The value without secrets in texts that programs printed."""
-    if isinstance(value, dict):
-        return {key: _without_secrets(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(part) for part in value]
-    return "\n".join(map(hide_secrets, value.splitlines())) if isinstance(value, str) else value
-
-
-def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
-    """Writes a table for the log: each node with its worst figures, then the findings and the consequences.
-
-    At most 64 nodes are shown, those with a finding first.
-    """
-    nodes, ranks = len(preflight.nodes), preflight.resolved.ranks_per_node
-    out.write(f"preflight of {counted(nodes, 'node')} x {ranks}, {preflight.took_s:.1f} s\n")
-    wrong = {finding.node for finding in preflight.findings}
-    shown = sorted(preflight.nodes, key=lambda node: node not in wrong)[:_MOST_NODES]
-    rows = [(node, probe) for node in preflight.nodes if node in shown]
-    out.write(textwrap.indent(grid(_COLUMNS, rows).aligned(), "  "))
-    if nodes > len(shown):
-        out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
-    for finding in preflight.findings:
-        level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
-        out.write(f"  {level}: {finding.words}\n")
-    spares = [node for node in preflight.chosen if node in preflight.nodes[preflight.resolved.nodes :]]
-    if spares and not preflight.ended:
-        out.write(f"  {', '.join(spares)} {'takes' if len(spares) == 1 else 'take'} the place of a bad node\n")
-    out.flush()
+        At most 64 nodes are shown, those with a finding first.
+        """
+        nodes, needed = len(self.nodes), self.resolved.nodes
+        out.write(f"preflight of {counted(nodes, 'node')} x {self.resolved.ranks_per_node}, {self.took_s:.1f} s\n")
+        shown = sorted(self.nodes, key=lambda node: node not in self.bad)[:_MOST_NODES]
+        rows = [_row(node, self.probe) for node in self.nodes if node in shown]
+        out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
+        if nodes > len(shown):
+            out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
+        for finding in self.findings:
+            level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
+            out.write(f"  {level}: {finding.words}\n")
+        spares = [node for node in self.chosen if node in self.nodes[needed:]]
+        if spares and not self.ended:
+            out.write(f"  {', '.join(spares)} {'takes' if len(spares) == 1 else 'take'} the place of a bad node\n")
+        out.flush()
 
 
-def _device(row: tuple[str, Probe]) -> str:
-    report = row[1].reports[row[0]]
-    return next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
+_HEADINGS = ("node", "device", "free GiB", "matmul TFLOP/s", "to device GB/s", "disk MB/s", "pairs GB/s",
+             "all-reduce GB/s", "clock s")  # fmt: skip
+_RIGHT = [heading not in ("node", "device") for heading in _HEADINGS]
 
 
-def _worst(heading: str, figure: str) -> Column:
-    """A column of the worst figure of a node's ranks."""
-    return Column(heading, (figure,), lambda row: row[1].reports[row[0]].worst(figure), "{:.3g}".format)
-
-
-def _slowest(heading: str, kind: str) -> Column:
-    """A column of the slowest exchange of a kind that a node took part in."""
-
-    def rate(row: tuple[str, Probe]) -> float | None:
-        node, probe = row
-        return min((each.gb_s for each in probe.measures if each.kind == kind and node in each.nodes), default=None)
-
-    return Column(heading, (kind,), rate, "{:.3g}".format)
-
-
-_COLUMNS = (
-    Column("node", ("node",), lambda row: row[0], right=False),
-    Column("device", ("device",), _device, right=False),
-    _worst("free GiB", "memory_free_gib"),
-    _worst("matmul TFLOP/s", "matmul_tflops"),
-    _worst("to device GB/s", "host_to_device_gb_s"),
-    _worst("disk MB/s", "write_mb_s"),
-    _slowest("pairs GB/s", "pair"),
-    _slowest("all-reduce GB/s", "ring"),
-    Column("clock s", ("ahead_s",), lambda row: row[1].reports[row[0]].ahead_s, "{:+.1f}".format),
-)
+def _row(node: str, probe: Probe) -> list[str]:
+    """A node's worst figures, and the slowest exchanges that it took part in."""
+    report = probe.reports[node]
+    device = next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
+    rates = [report.worst(name) for name in ("memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s")]
+    for kind in ("pair", "ring"):
+        own = [each.gb_s for each in probe.measures if each.kind == kind and node in each.nodes]
+        rates.append(min(own, default=None))
+    clock = NOTHING if report.ahead_s is None else f"{report.ahead_s:+.1f}"
+    return [node, device, *(NOTHING if rate is None else f"{rate:.3g}" for rate in rates), clock]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -262,11 +226,11 @@ def main(arguments: Sequence[str]) -> int:
     folder, number, nodes = arguments[:at]
     try:
         preflight = Preflight(RunFolder(Path(folder)), int(number), nodes.split(), arguments[at + 1 :])
-        probe = preflight.run_probe()
-        write_table(preflight, probe, sys.stderr)
+        preflight.judge()
+        preflight.write_table(sys.stderr)
         preflight.note_bad_nodes()
         try:
-            preflight.write_figures(probe)
+            preflight.write_figures()
         except RunFolderError as fault:
             sys.stderr.write(f"warning: {fault}\n")
     except Exception as fault:  # whatever it is, the run starts without a preflight

@@ -38,8 +38,8 @@ class Probe:
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], ranks_per_node: int) -> None:
         self.reports = {name: NodeReport() for name in nodes}
-        self._ranks_per_node = ranks_per_node
-        self._places: list[tuple[str, int]] = []
+        self.places: list[tuple[str, int]] = []
+        self._ranks = len(nodes) * ranks_per_node
         # The transfers in the order in which they began, as (kind, axis, ranks), each with its slowest rate.
         self._rates: dict[tuple[str, str, tuple[int, ...]], float | None] = {}
         self._lines: queue.Queue[tuple[str, float] | None] = queue.Queue()
@@ -57,31 +57,29 @@ class Probe:
         After half of them have answered, the others get twice that time, and at least 10 s.
         """
         began, half = time.monotonic(), 0.0
-        ranks = len(self.reports) * self._ranks_per_node
 
         def are_enough() -> bool:
             nonlocal half
             answered = sum(report.answered for report in self.reports.values())
             age = time.monotonic() - began
-            if not half and 2 * answered >= ranks > 1:
+            if not half and 2 * answered >= self._ranks > 1:
                 half = age
-            return answered >= ranks or bool(half and age > half + max(_LATE_S, 2 * half))
+            return answered >= self._ranks or bool(half and age > half + max(_LATE_S, 2 * half))
 
         self._read_until(limit_s, are_enough)
 
     def run_exchanges(self, limit_s: float, plan: dict[str, Any]) -> None:
         """Sends the ranks the plan, and reads until all have made their transfers or failed, or the limit has
         passed."""
-        self._places = plan["ranks"]
+        self.places = plan["ranks"]
         self._send(json.dumps(plan) + "\n")
-        self._read_until(limit_s, lambda: all(self._sent(place) & {"done", "failed"} for place in self._places))
+        self._read_until(limit_s, lambda: not self.silent_nodes)
 
     def close(self) -> None:
         """Closes the ranks' input, after which they end; terminates the command if it does not."""
         self._send("")
-        for end in (None, self._child.terminate, self._child.kill):
-            if end is not None:
-                end()
+        for end in (self._child.poll, self._child.terminate, self._child.kill):
+            end()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=3)
                 break
@@ -92,29 +90,23 @@ class Probe:
         return [Measure(*key, self._nodes_of(key[2]), rate) for key, rate in self._rates.items() if rate is not None]
 
     @property
-    def lost(self) -> dict[tuple[str, int], str]:
-        """Why ranks failed in their transfers."""
-        return {
-            (node, local): self.reports[node].failed[local]
-            for node, local in self._places
-            if local in self.reports[node].failed
-        }
+    def lost(self) -> list[tuple[str, str]]:
+        """(node, why) of ranks that failed in their transfers."""
+        failed = [(node, self.reports[node].failed.get(local)) for node, local in self.places]
+        return [(node, why) for node, why in failed if why is not None]
 
     @property
     def silent_nodes(self) -> set[str]:
         """Nodes with a rank that has neither made its transfers nor reported a failure."""
-        return {place[0] for place in self._places if not self._sent(place) & {"done", "failed"}}
+        return {node for node, local in self.places if not self.reports[node].sent[local].keys() & {"done", "failed"}}
 
     @property
     def silent_exchanges(self) -> list[tuple[str, ...]]:
         """The nodes of each transfer that was begun and gave no rate, in the order they began."""
         return [self._nodes_of(key[2]) for key, rate in self._rates.items() if rate is None]
 
-    def _sent(self, place: tuple[str, int]) -> set[str]:
-        return set(self.reports[place[0]].sent.get(place[1], ()))
-
     def _nodes_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._places[rank][0] for rank in ranks))
+        return tuple(dict.fromkeys(self.places[rank][0] for rank in ranks))
 
     def _read_until(self, limit_s: float, are_enough: Callable[[], bool]) -> None:
         """Reads until they are enough, the limit has passed, or the command has ended and all is read: what a rank has
@@ -142,8 +134,7 @@ class Probe:
                 self.reports[found[1]].sent.setdefault(0, {})["failed"] = line.strip()
             return
         report = self.reports.get(fields["node"])
-        known = range(len(self._places))
-        if report is None or not all(rank in known for rank in fields.get("transfer", ("", "", (), None))[2]):
+        if report is None:
             return
         # A line arrives late; the one with the least delay measures the clock best.
         ahead = fields["time"] - at

@@ -22,12 +22,8 @@ SKEW_BAD_S = 60.0
 
 # Figures of a rank that are compared: what a finding is called, its text and unit, and whether it marks a bad node.
 _COMPARED = {
-    "memory_free_gib": (
-        "memory",
-        "{:g} GiB free",
-        "GiB",
-        True,
-    ),  # another process on a GPU takes its memory and its time
+    # Another process on a GPU takes its memory and its time.
+    "memory_free_gib": ("memory", "{:g} GiB free", "GiB", True),
     "matmul_tflops": ("matmul_tflops", "matmul {:g} TFLOP/s", "TFLOP/s", True),
     "host_to_device_gb_s": ("host_to_device_gb_s", "host to device {:g} GB/s", "GB/s", False),
     "write_mb_s": ("write_mb_s", "shared disk {:g} MB/s", "MB/s", False),
@@ -117,9 +113,8 @@ def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
     unclear: list[tuple[Measure, Finding]] = []
     for kind, axis in dict.fromkeys((each.kind, each.axis) for each in measures):
         rates = {each: each.gb_s for each in measures if (each.kind, each.axis) == (kind, axis)}
-        name = f"exchange of a pair of {axis}"
-        if kind == "ring":
-            name = f"all-reduce of a {axis} group" if axis != "node" else "all-reduce within the node"
+        of = "within the node" if axis == "node" else f"of a {axis} group"
+        name = f"exchange of a pair of {axis}" if kind == "pair" else f"all-reduce {of}"
         for one, rate, peers in _slow(rates):
             well = {node for each in rates if each.gb_s >= SLOW * peers for node in each.nodes}
             suspects = [node for node in dict.fromkeys(one.nodes) if node not in well]
@@ -166,10 +161,9 @@ def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Find
         if report.failed:
             rank, why = min(report.failed.items())
             found[name] = f"rank {rank} on it failed: {why}"
-        elif silent and not report.sent:
-            found[name] = "it did not answer"
         elif silent:
-            found[name] = f"{silent} of its {ranks_per_node} ranks gave no figures in time"
+            missing = f"{silent} of its {ranks_per_node} ranks gave no figures in time"
+            found[name] = missing if report.sent else "it did not answer"
     errors = " ".join(error for report in reports.values() for error in report.failed.values())
     of_setup = len(reports) == len(found) and any(name in errors for name in _SETUP_ERRORS)
     if found and (of_setup or 2 * len(found) > len(reports) > 1):
@@ -181,38 +175,38 @@ def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Find
 
 def _versions(reports: Mapping[str, NodeReport]) -> list[Finding]:
     of = {name: report.figures[0].get("versions") or {} for name, report in reports.items() if report.figures}
-    (text, times), *others = Counter(json.dumps(each, sort_keys=True) for each in of.values()).most_common() or [
-        ("", 0)
-    ]
-    if not others:
+    counts = Counter(json.dumps(each, sort_keys=True) for each in of.values()).most_common()
+    if len(counts) < 2:
         return []
-    if 2 * times <= len(of):
+    if 2 * counts[0][1] <= len(of):
         sets = "; ".join(
             f"{name}: {', '.join(f'{key} {each[key]}' for key in sorted(each))}" for name, each in list(of.items())[:4]
         )
         return [Finding("versions", f"the nodes differ in their versions: {sets}", None, "user_error")]
-    usual = json.loads(text)
-    findings = []
+    usual, findings = json.loads(counts[0][0]), []
     for name, own in of.items():
         keys = [key for key in sorted({*own, *usual}) if own.get(key) != usual.get(key)]
-        if keys:
-            text = ", ".join(f"{key} {own.get(key, 'missing')} instead of {usual.get(key, 'none')}" for key in keys)
-            findings.append(Finding("versions", f"{text}, as on no other node", name))
+        text = ", ".join(f"{key} {own.get(key, 'missing')} instead of {usual.get(key, 'none')}" for key in keys)
+        findings += [Finding("versions", f"{text}, as on no other node", name)] if keys else []
     return findings
 
 
 def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
     clocks = {name: ahead for name, report in reports.items() if (ahead := report.ahead_s) is not None}
+    # Two clocks have no majority: then the clock of the judge counts, which runs on the first node.
+    usual = median(clocks.values()) if len(clocks) > 2 else 0.0
     findings = []
-    for name, skew in clocks.items():
-        # Two clocks have no majority: then the clock of the judge counts, which runs on the first node.
-        off = skew - (median(clocks.values()) if len(clocks) > 2 else 0.0)
+    for name, off in ((name, skew - usual) for name, skew in clocks.items()):
         if abs(off) >= SKEW_WARN_S:
             bad = abs(off) >= SKEW_BAD_S
             text = f"its clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the others'"
-            text = text if bad else f"{name}: {text}"
-            findings.append(Finding("clock", text, name if bad else None, None, off, 0.0, "s"))
+            findings.append(_of_node("clock", text, name, bad, off, 0.0, "s"))
     return findings
+
+
+def _of_node(what: str, words: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
+    """A finding on a bad node, or a warning on one."""
+    return Finding(what, words if bad else f"{node}: {words}", node if bad else None, None, figure, usual, unit)
 
 
 def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -228,12 +222,12 @@ def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def _fewer_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    counts = {name: report.worst("devices") for name, report in reports.items()}
-    usual = Counter(count for count in counts.values() if count is not None).most_common(1)
+    counts = {name: count for name, report in reports.items() if (count := report.worst("devices")) is not None}
+    usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
     return [
-        Finding("devices", f"{count:g} devices, {usual[0][0]:g} on other nodes", name, None, count, usual[0][0])
+        Finding("devices", f"{count:g} devices, {usual:g} on other nodes", name, None, count, usual)
         for name, count in counts.items()
-        if count is not None and count < usual[0][0]
+        if count < usual
     ]
 
 
@@ -247,8 +241,7 @@ def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
         }
         for name, own, peers in _slow(rates):
             words = f"{text.format(own)}, median of its peers {peers:g}"
-            node = name if bad else None
-            findings.append(Finding(what, words if bad else f"{name}: {words}", node, None, own, peers, unit))
+            findings.append(_of_node(what, words, name, bad, own, peers, unit))
     return findings
 
 

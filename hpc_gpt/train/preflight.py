@@ -1,22 +1,126 @@
-"""The name by which job scripts start `preflight.rank`, which measures the device that a rank of the training gets."""
+"""`python -m hpc_gpt.train.preflight`: one rank of a preflight, on a node of the job. Takes no arguments.
+
+Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, SLURMD_NODENAME and SLURM_LOCALID. The rank prints its figures as lines on
+stdout, and reads from stdin which ranks take part in the transfers; preflight/lines.py has the probe protocol.
+It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.preflight.rank import start
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.preflight.lines import COMMAND, encode, preflight_limit_s
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.supervision.meeting import RankIdentity
 
 if TYPE_CHECKING:
     import torch
 
+Say = Callable[..., None]
 
-def _device_of(local: int, resolved: Resolved) -> torch.device:
-    from hpc_gpt.train.ranks import choose_device  # torch loads after the rank's first line
 
-    return choose_device(RankIdentity(local, resolved.gpus, local), resolved)
+def main() -> None:
+    node = os.environ.get("SLURMD_NODENAME") or platform.node()
+    local = int(os.environ.get("SLURM_LOCALID", "0"))
+    # A collective cannot be interrupted, so the whole process ends.
+    last = threading.Timer(preflight_limit_s(), lambda: os._exit(0))
+    last.daemon = True
+    last.start()
+
+    def say(**fields: Any) -> None:
+        # One write for each line, because several ranks share a stream.
+        os.write(1, encode(node, local, **fields).encode())
+
+    say()
+    try:
+        _probe(node, local, say)
+    except BaseException as fault:
+        # Not a traceback in the log: a spare node may replace this one, and the attempt then has no fault.
+        lines, name = str(fault).strip().splitlines()[:1], type(fault).__name__
+        words = ": ".join(lines if name == "ProbeFailed" and lines else [name, *lines])
+        say(failed=words, trace=traceback.format_exc()[-4000:])
+
+
+def _probe(node: str, local: int, say: Say) -> None:
+    run = RunFolder(Path(os.environ["HPC_GPT_RUN"]))
+    attempt = run.attempt(int(os.environ["HPC_GPT_ATTEMPT"])).folder
+    resolved = run.resolved()
+    # The node of rank 0 is chosen later; until then each node holds a port for it.
+    listener = None
+    if local == 0:
+        listener = socket.create_server(("", 0), backlog=4096)
+        listener.set_inheritable(False)
+
+    from hpc_gpt.preflight.measurements import figures_of_command, probe_device  # torch loads after the first line
+    from hpc_gpt.train.ranks import choose_device
+
+    given = figures_of_command(os.environ.get(COMMAND))
+    device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
+    figures = probe_device(resolved, device, attempt, node, given)
+    say(figures=figures, port=listener.getsockname()[1] if listener else None)
+    line = sys.stdin.readline()
+    if not line:
+        return
+    plan = json.loads(line)
+    if [node, local] in plan["ranks"]:
+        _measure_transfers(plan, plan["ranks"].index([node, local]), resolved.layout, device, given, listener, say)
+
+
+def _measure_transfers(
+    plan: dict[str, Any],
+    rank: int,
+    layout: Layout,
+    device: torch.device,
+    given: dict[str, Any],
+    listener: socket.socket | None,
+    say: Say,
+) -> None:
+    # With it NCCL reports a lost rank after the timeout.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from hpc_gpt.preflight.measurements import PATIENCE_S, plan_transfers, run_transfers
+
+    patience, world = timedelta(seconds=PATIENCE_S), len(plan["ranks"])
+    store = TCPStore(
+        plan["host"],
+        plan["port"],
+        world,
+        is_master=rank == 0,
+        timeout=patience,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 and listener is not None else None,
+    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+    # All ranks must make NCCL's first call together; afterwards some may use it without the others.
+    dist.all_reduce(torch.ones(1, device=device))
+    transfers = plan_transfers(layout, [node for node, _ in plan["ranks"]])
+    run_transfers(
+        transfers, rank, device, given, lambda each, rate: say(transfer=[each.kind, each.axis, each.ranks, rate])
+    )
+    say(done=True)
+    # Rank 0 holds the store, and the others may still be reading from it.
+    store.set(f"done-{rank}", "1")
+    if rank == 0:
+        store.wait([f"done-{each}" for each in range(world)], patience)
 
 
 if __name__ == "__main__":
-    start(_device_of)
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an exit code of its own would make srun name this rank in the attempt's log

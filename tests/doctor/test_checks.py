@@ -4,12 +4,6 @@ import pytest
 
 from hpc_gpt.doctor.checks import check_signals
 
-CONFIG = """Configuration data as of 2026-11-23T05:00:00
-AuthInfo                = {auth}
-KillWait                = {kill_wait} sec
-MessageTimeout          = {timeout} sec
-"""
-
 
 @pytest.mark.parametrize(
     ("auth", "kill_wait", "timeout", "warned"),
@@ -23,6 +17,7 @@ MessageTimeout          = {timeout} sec
     ],
 )
 def test_a_site_where_a_late_signal_ends_the_next_attempt_is_said(auth, kill_wait, timeout, warned):
-    found = check_signals(CONFIG.format(auth=auth, kill_wait=kill_wait, timeout=timeout))
+    config = {"AuthInfo": auth, "KillWait": f"{kill_wait} sec", "MessageTimeout": f"{timeout} sec"}
+    found = check_signals(config)
     assert [check.level for check in found] == ["warn"] * warned
-    assert check_signals("") == []
+    assert check_signals({}) == []

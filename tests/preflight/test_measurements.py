@@ -87,8 +87,8 @@ def test_the_versions_of_a_command_are_laid_over_those_found(tmp_path, named, mo
     [
         ("echo first >&2; echo 'Xid 79' >&2; exit 3", "the probe command failed: Xid 79"),
         ("exit 3", "the probe command failed: exit 3"),
-        ("echo nonsense", "prints no JSON"),
-        ("echo '[1]'", "prints no object"),
+        ("echo nonsense", "prints no JSON object"),
+        ("echo '[1]'", "prints no JSON object"),
         ("""echo '{"error": "row remapping failed"}'""", "row remapping failed"),
     ],
 )
