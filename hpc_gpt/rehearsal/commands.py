@@ -258,8 +258,8 @@ def _environments(
 
 def _sbatch(state: SlurmState, line: Mapping[str, str], arguments: Sequence[str]) -> str:
     """Queues a job. Options of the command `line` override the script's directives."""
-    from hpc_gpt.slurm.directives import script_directives  # slow to load, and no other command needs them
     from hpc_gpt.settings.experiment import limit_s
+    from hpc_gpt.slurm.directives import script_directives  # slow to load, and no other command needs them
 
     if not arguments:
         raise not_rehearsed("sbatch", "a script on stdin")

@@ -15,10 +15,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hpc_gpt.files import read_json_lines
-from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.resumption import resume_run
-from hpc_gpt.watch.status import read_status
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlurm, RehearsedJob, marked
 from hpc_gpt.report.gather import gather_paths
@@ -29,6 +27,8 @@ from hpc_gpt.runs.program_checkpoints import saved_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.watch.control import ask_runs
+from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import class_and_words, counted
 
 # Enough for two interruptions, each followed by a few undisturbed steps.

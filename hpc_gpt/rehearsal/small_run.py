@@ -17,8 +17,6 @@ from typing import Any
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, shrunken
 from hpc_gpt.launch.request import Request, choose_profile
-from hpc_gpt.slurm.clients import check_reachable
-from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
@@ -26,6 +24,8 @@ from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import experiment_of
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.clients import check_reachable
+from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.words import counted
 
