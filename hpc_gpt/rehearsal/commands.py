@@ -32,8 +32,8 @@ from hpc_gpt.rehearsal.local_slurm import (
     RehearsedJob,
     SlurmState,
     cancelled_line,
+    locked_state,
     signal_session,
-    slurm_state,
 )
 from hpc_gpt.slurm.hosts import expand_hosts
 from hpc_gpt.slurm.options import options_of, options_table
@@ -71,7 +71,7 @@ def main(folder: str, name: str, *words: str) -> None:
         options, arguments = parse_options(name, words)
         if name == "srun":
             sys.exit(_srun(Path(folder), options, arguments))
-        with slurm_state(Path(folder)) as state:
+        with locked_state(Path(folder)) as state:
             sys.stdout.write(_COMMANDS[name](state, options, arguments))
     except FileNotFoundError:
         sys.exit(f"{name}: error: the rehearsal is over")
@@ -131,7 +131,7 @@ def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> i
         signal.signal(number, lambda number, _: got.append(number))
     if "chdir" in options:
         os.chdir(options["chdir"])
-    with slurm_state(folder) as state:
+    with locked_state(folder) as state:
         job = state.find(os.environ.get("SLURM_JOB_ID", ""))
         if job is None or not command:
             raise not_rehearsed("srun", "srun without a command" if job else "srun outside a job")
@@ -176,7 +176,7 @@ def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> i
                 how = signal.strsignal(-code) if code < 0 else f"Exited with exit code {code}"
                 _say(f"srun: error: {on[rank]}: task {rank}: {how}\n")
                 own_end = f"srun: launch/slurm: _step_signal: Terminating StepId={name}\n" if kills else ""
-        with slurm_state(folder) as state:
+        with locked_state(folder) as state:
             asked = state.jobs[job.id].to_ranks
         for numbers, why in asked[seen:]:
             pass_on(numbers, why)

@@ -25,8 +25,8 @@ from hpc_gpt.rehearsal.local_slurm import (
     SlurmState,
     cancelled_line,
     kill_marked,
+    locked_state,
     signal_session,
-    slurm_state,
 )
 from hpc_gpt.slurm.hosts import expand_hosts
 from hpc_gpt.slurm.sbatch_words import expand_pattern
@@ -42,7 +42,7 @@ def main(folder: str) -> None:
     controller = Controller(Path(folder))
     try:
         while not select.select([0], [], [], _TICK_S)[0]:
-            with slurm_state(controller.folder) as state:
+            with locked_state(controller.folder) as state:
                 controller.tick(state, time.time())
     finally:
         end = time.monotonic() + _PATIENCE_S

@@ -144,7 +144,7 @@ class SlurmState:
 
 
 @contextlib.contextmanager
-def slurm_state(folder: Path) -> Iterator[SlurmState]:
+def locked_state(folder: Path) -> Iterator[SlurmState]:
     """The state, which others wait for until the end of the block and then see as it was changed."""
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -201,7 +201,7 @@ class LocalSlurm:
         self.controller.communicate()
 
     def state(self) -> contextlib.AbstractContextManager[SlurmState]:
-        return slurm_state(self.folder)
+        return locked_state(self.folder)
 
     def jobs(self) -> dict[int, RehearsedJob]:
         """All jobs by their id, as they are now."""
