@@ -1,7 +1,5 @@
 """What the stand-ins read of a command line: options, times, signals; and where a step's ranks are."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
