@@ -7,7 +7,7 @@ one pass are here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -48,15 +48,7 @@ class Techniques:
     @staticmethod
     def of(engine: Engine) -> Techniques:
         """The techniques of an experiment."""
-        return Techniques(
-            recompute=engine.recompute,
-            sequence_parallel=engine.sequence_parallel,
-            tiles=engine.tiles,
-            activation_offload=engine.activation_offload,
-            loss_chunks=engine.loss_chunks,
-            one_pass_loss=engine.one_pass_loss,
-            fused_bias_gradients=engine.fused_bias_gradients,
-        )
+        return Techniques(**{entry.name: getattr(engine, entry.name) for entry in fields(Techniques)})
 
 
 class ActivationOffload(saved_tensors_hooks):

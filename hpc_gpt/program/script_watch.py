@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.ends.end_policy import first_reason, limits_reached
@@ -27,11 +27,12 @@ from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
-from hpc_gpt.program.script_files import link_outputs
 from hpc_gpt.readers.live import LiveLines
 from hpc_gpt.runs.program_checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.experiment import ScriptFacts
+from hpc_gpt.slurm.sbatch_words import expand_pattern
 from hpc_gpt.supervision.full_disk import release_reserve, reserve
 from hpc_gpt.supervision.heartbeat import LEAVING
 from hpc_gpt.supervision.signals import Inbox
@@ -224,6 +225,26 @@ class ScriptWatch:
         self._kill()
         (self._attempt.folder / ".followed").touch()
         os._exit(1)
+
+
+def link_outputs(attempt: Attempt, facts: ScriptFacts, environment: Mapping[str, str], folder: Path) -> None:
+    """Makes the files of sbatch's `--output` and `--error` links to the attempt's logs, a relative one in the job's
+    `folder`. What is there and is no link stays."""
+    if "SLURM_JOB_ID" not in environment:
+        return
+    default = "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in environment else "slurm-%j.out"
+    links = {facts.output or default: attempt.log}
+    if facts.error is not None and facts.error != facts.output:
+        links[facts.error] = attempt.err
+    for pattern, target in links.items():
+        link = folder / expand_pattern(pattern, environment, environment.get("SLURM_JOB_USER", ""))
+        if link.is_symlink() or not link.exists():
+            aside = link.with_name(f".{link.name}.{os.getpid()}")
+            with contextlib.suppress(OSError):
+                aside.symlink_to(target)
+                aside.replace(link)
+        elif link.is_file():
+            print(f"note: {link} is a file of yours: no link to this attempt's log", flush=True)
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:

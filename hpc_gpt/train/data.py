@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -20,21 +20,25 @@ MicroBatch = tuple[Tensor, Tensor]
 _READ_AHEAD = 4
 
 
-class Stream(Protocol):
+class Stream:
     """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device."""
 
     @property
     def skipped_shards(self) -> int:
         """How many shards of this data-parallel rank were left early, in all attempts (data.on_bad_shard = "skip")."""
+        return 0
 
     def step(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches of a training step, counted from 0. Call it in the order of the steps."""
+        raise NotImplementedError
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
         """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
+        raise NotImplementedError
 
     def position(self) -> dict[str, Any] | None:
         """What this data-parallel rank has consumed, as JSON; None if the step alone determines it."""
+        return None
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
         """Continues from the positions of all data-parallel ranks of any layout. Call it before the first step."""
@@ -49,14 +53,12 @@ def open_stream(
     return DataStream(samples, resolved, dp_rank, device)
 
 
-class DataStream:
+class DataStream(Stream):
     """A `Stream` whose samples depend on the step alone.
 
     On a GPU a thread reads up to four micro-batches ahead into pinned memory, from which they are copied without
     waiting.
     """
-
-    skipped_shards = 0
 
     def __init__(self, samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device) -> None:
         self._samples = samples
@@ -84,12 +86,6 @@ class DataStream:
             for index in range(self._batch.micro_batches):
                 yield _to_device(self._read(self._samples.evaluation, batch, index), self._device)
 
-    def position(self) -> None:
-        return None
-
-    def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        pass
-
     def _submit(self, step: int, index: int) -> None:
         """Asks the reader for a micro-batch once. An index past the step's end is of the next step."""
         step, index = step + index // self._batch.micro_batches, index % self._batch.micro_batches
@@ -102,7 +98,7 @@ class DataStream:
         return _tensors([sample(number) for number in numbers], self._device)
 
 
-class StreamedShards:
+class StreamedShards(Stream):
     """A `Stream` from shards, whose samples depend on what was taken before.
 
     A thread reads up to four micro-batches ahead. A sample counts as taken with its micro-batch. A rank whose engine

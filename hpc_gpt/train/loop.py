@@ -18,9 +18,8 @@ from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engines.protocol import TrainingEngine
-from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
+from hpc_gpt.train.measurements import DeviceProbe, GpuWatch, Profiling
 from hpc_gpt.train.metrics import Metrics
-from hpc_gpt.train.profiling import Profiling
 from hpc_gpt.train.ranks import Agreement, Ranks, StepReport
 from hpc_gpt.train.saver import SaveClock, Saver
 

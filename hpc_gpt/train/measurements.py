@@ -1,4 +1,4 @@
-"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, allocator retries.
+"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
 here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
@@ -17,9 +17,11 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight.lines import COMMAND
@@ -213,6 +215,42 @@ class MatmulRate:
         with contextlib.suppress(torch.OutOfMemoryError):
             return matmul_tflops(self._device, self._dtype, self._size)
         return None
+
+
+class Profiling:
+    """Records the steps from the first to the last of train.profile_steps, on the first and the last rank.
+
+    The trace, `trace-rank<N>.json.gz` in the attempt's folder, opens in Perfetto or chrome://tracing. The first and the
+    last rank are in the first and the last pipeline stage.
+    """
+
+    def __init__(self, resolved: Resolved, ranks: Ranks, folder: Path, device: torch.device) -> None:
+        steps = resolved.train.profile_steps
+        self._first, self._last = steps if steps and ranks.rank in (0, ranks.size - 1) else (0, 0)
+        self._path = folder / f"trace-rank{ranks.rank}.json.gz"
+        self._device = device
+        self._profile: profile | None = None
+
+    def before(self, step: int) -> None:
+        """To be called before `step`, counted from 1. An attempt that begins among the steps records the rest."""
+        if self._profile is None and self._first <= step <= self._last:
+            on_device = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *on_device])
+            self._profile.start()
+
+    def after(self, step: int) -> None:
+        """To be called after `step`. A disk that refuses the trace costs the trace alone."""
+        if self._profile is None or step < self._last:
+            return
+        self._profile.stop()
+        try:
+            self._profile.export_chrome_trace(str(self._path))
+            print(f"profiled steps {self._first} to {self._last}: {self._path}", flush=True)
+        except (OSError, RuntimeError) as fault:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            print(f"no trace of steps {self._first} to {self._last}: {fault}", flush=True)
+        self._profile = None
 
 
 def write_measured(

@@ -62,11 +62,6 @@ def longest_bucket(dp: int, params: int) -> int:
     return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params)
 
 
-def bucket_elements(resolved: Resolved) -> int:
-    """`longest_bucket` for a run."""
-    return longest_bucket(resolved.layout.dp, resolved.model.params)
-
-
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     """The configuration for `deepspeed.initialize` and ds_config.json, as plain JSON values."""
     batch, dtype = resolved.batch, resolved.train.dtype
@@ -131,15 +126,16 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     engine, stage = resolved.engine, zero_stage(resolved)
     # Copies to the host keep their own order, and a pipeline reduces after its last micro-batch.
     overlaps = stage > 1 and resolved.layout.dp > 1 and (stage == 3 or engine.offload == "none")
+    bucket = longest_bucket(resolved.layout.dp, resolved.model.params)
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_scatter": True,
         "contiguous_gradients": True,
         "overlap_comm": overlaps,
-        "reduce_bucket_size": bucket_elements(resolved),
+        "reduce_bucket_size": bucket,
         "use_multi_rank_bucket_allreduce": True,
         "allgather_partitions": True,
-        "allgather_bucket_size": bucket_elements(resolved),
+        "allgather_bucket_size": bucket,
         "round_robin_gradients": False,
         "parameter_alignment": False,
         "load_from_fp32_weights": True,
@@ -172,7 +168,10 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
             "pipeline_loading_checkpoint": False,
         }
     if engine.offload != "none":
-        place = _place(resolved)
+        # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
+        place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+        if engine.offload_path is not None:
+            place |= {"device": "nvme", "nvme_path": engine.offload_path}
         # Four states of a parameter are in transfer at once: itself, its gradient and two moments.
         zero["offload_optimizer"] = place | {
             "buffer_count": 4,
@@ -200,10 +199,3 @@ def sub_group_elements(resolved: Resolved) -> int:
     if engine.offload_ratio < 1:
         limits.append(model.params // ranks // _SUB_GROUPS_TO_PLACE)
     return max(1, min(limits))
-
-
-def _place(resolved: Resolved) -> dict[str, Any]:
-    path = resolved.engine.offload_path
-    # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
-    place: dict[str, Any] = {"device": "cpu" if path is None else "nvme", "pin_memory": True}
-    return place if path is None else place | {"nvme_path": path}

@@ -72,6 +72,7 @@ class CommandRank(ForeignRank):
         self._signal = (
             None if self._command.stop_signal == "none" else signal.Signals[f"SIG{self._command.stop_signal}"]
         )
+        self._lead_s = self._resolved.job.signal_lead_s or _LEAD_S
         self._asked_at = 0.0
         self._killed = False
         # {pid: start time} of the program's processes, and when they were last looked for.
@@ -237,7 +238,7 @@ class CommandRank(ForeignRank):
 
     def press(self) -> None:
         """Ends a program by force that does not end within the lead."""
-        if time.monotonic() > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) and not self._killed:
+        if time.monotonic() > self._asked_at + self._lead_s and not self._killed:
             self._killed = True
             self._kill()
 
@@ -286,15 +287,14 @@ class CommandRank(ForeignRank):
 
     def _near_limit(self) -> str:
         """That the program ended by itself because the job's time limit is near; empty if it is not."""
-        began, lead_s = self._attempt.started().get("started"), self._resolved.job.signal_lead_s or _LEAD_S
+        began = self._attempt.started().get("started")
         most_s = limit_s(self._resolved.job.time)
-        is_near = bool(began and most_s) and time.time() - float(began or 0) > (most_s or 0) - lead_s
+        is_near = bool(began and most_s) and time.time() - float(began or 0) > (most_s or 0) - self._lead_s
         return "the time limit is near" if is_near or "walltime" in self._signals.raised else ""
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if self._killed and self._signal is not None:
-            lead = self._resolved.job.signal_lead_s or _LEAD_S
-            return f"the program was killed {lead} s after {self._signal.name}, which it did not end on"
+            return f"the program was killed {self._lead_s} s after {self._signal.name}, which it did not end on"
         if self._signal is None and stop.reason != "terminated":
             return "the program was killed, as no signal tells it to end"
         if code and self._signal is not None and code not in (-self._signal, 128 + self._signal):

