@@ -68,6 +68,7 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
 
 
+@pytest.mark.long
 def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
     path = experiment(tmp_path, "epochs", {"run": "for e in 4 3 2; do echo epoch $e, loss: $e.5; done"}, GPUS)
     run = start(path)
@@ -76,6 +77,7 @@ def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
     assert "2.5000" in hpc_gpt("status", run.run_id).stdout
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("stop_signal", ["TERM", "USR1"])
 def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Path, stop_signal: str) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
@@ -94,6 +96,7 @@ def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Pa
     assert losses(run) == {step: loss_of_loop(step) for step in range(1, saved + 5)}
 
 
+@pytest.mark.long
 def test_the_time_limit_counts_as_walltime_also_for_a_shell_that_the_signal_ends_first(tmp_path: Path) -> None:
     # `bash -c` of two commands dies at once of SIGTERM; its program saves for a second more.
     path = experiment(
@@ -118,6 +121,7 @@ def test_a_program_that_does_not_end_is_killed_after_the_lead(tmp_path: Path) ->
     assert not any(is_alive(pid, started) for pid, started in mine.items())
 
 
+@pytest.mark.long
 def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": "none"}, GPUS), STEPS="1000")
     wait_until(lambda: step(run) >= 1)
@@ -132,6 +136,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_alive(pid, started) for pid, started in mine.items()))
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
@@ -148,6 +153,7 @@ def test_a_program_that_is_not_there_is_the_users_mistake(tmp_path: Path, comman
     assert status.cause == f"rank 0: {cause}{platform.node()}"
 
 
+@pytest.mark.long
 def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path: Path) -> None:
     """Whoever takes it in between listens when the program binds it."""
     binds = "import os, socket; address = '127.0.0.1', int(os.environ['MASTER_PORT'])"
@@ -161,6 +167,7 @@ def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path:
     assert "retry    yes\n" in hpc_gpt("why", run.run_id).stdout
 
 
+@pytest.mark.long
 def test_options_that_change_nothing_resume_the_run_itself(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "fails", {"run": "exit 3", "per": "job"}, GPUS))
     ended(run)
@@ -199,6 +206,7 @@ def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp
     wait_until(lambda: not processes(run, "sleep"))
 
 
+@pytest.mark.long
 def test_no_new_step_for_a_multiple_of_the_median_is_a_hang(tmp_path: Path) -> None:
     run_line = 'for n in 1 2 3 4 5 6 7 8; do sleep 0.6; echo "step $n loss 1.0"; done; sleep 1000'
     tables = {**GPUS, "train": {"hang_multiple": 3.0, "hang_floor_s": 2.0}}
@@ -274,6 +282,7 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path: 
     assert done.code == 0, done.stderr
 
 
+@pytest.mark.long
 def test_without_a_snapshot_it_runs_in_its_folder_and_knows_no_checkpoint_of_before(tmp_path: Path) -> None:
     path = experiment(tmp_path, "loop", {"snapshot": False}, GPUS)
     old = tmp_path / "work" / "out" / "ckpt-99"
@@ -320,6 +329,7 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, arguments: list[str], wor
     assert hint
 
 
+@pytest.mark.long
 def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) -> None:
     path = experiment(tmp_path, "loop", tables=GPUS)
     rows = '[rows]\n"three" = { train.steps = 3 }\n"four" = { command.run = "STEPS=4 bash loop.sh" }\n'
@@ -334,6 +344,7 @@ def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) ->
     assert in_process("doctor", path, "--row", "four", "--cluster", "local").code == 0
 
 
+@pytest.mark.long
 def test_its_checkpoints_stay_in_its_run(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", tables=GPUS), STEPS="10")
     assert ended(run).state == "done"
@@ -357,6 +368,7 @@ def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> 
     assert sorted(losses(newest())) == [1, 2, 3]
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("run_line", "state", "words"),
     [
@@ -381,6 +393,7 @@ def test_a_program_is_done_only_after_its_last_step(tmp_path: Path, run_line: st
     assert words in hpc_gpt("why", run.run_id).stdout
 
 
+@pytest.mark.long
 def test_a_file_that_git_ignores_is_not_found_and_why_names_the_line_that_links_it(tmp_path: Path) -> None:
     path = experiment(tmp_path, "data", {"run": "cat data/train.bin", "per": "job"}, GPUS)
     (tmp_path / "work" / "data").mkdir()
@@ -410,6 +423,7 @@ def test_a_link_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any
     assert words in error_of(in_process("submit", path, "--cluster", "local", "--dry-run"))[0]
 
 
+@pytest.mark.long
 def test_a_worker_of_torchrun_that_is_killed_has_its_rank_and_signal(tmp_path: Path) -> None:
     worker = """import os, signal, time
 if os.environ["RANK"] == "1":
@@ -428,6 +442,7 @@ time.sleep(60)
     assert "in the kernel's log of" in shown
 
 
+@pytest.mark.long
 def test_a_full_disk_under_a_program_has_its_figures(tmp_path: Path) -> None:
     line = "echo step 1 loss 2.0; echo x >/dev/full"
     run = start(experiment(tmp_path, "full", {"run": line, "per": "job"}, GPUS))

@@ -20,6 +20,7 @@ def losses(run: RunFolder) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines}
 
 
+@pytest.mark.long
 def test_submit_resume_with_another_layout():
     settings = ("--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.dtype=fp32",
                 "--set", "train.decay=constant")  # fmt: skip
@@ -107,6 +108,7 @@ def test_a_resumption_waits_until_the_process_that_started_an_ended_run_has_left
     assert last.is_gone()
 
 
+@pytest.mark.long
 def test_a_controller_that_was_killed_leaves_a_lock_that_the_next_one_takes(ranks_that):
     run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; sleep 1000')
     wait_until(lambda: (run.attempt(1).ranks / "0.json").exists())

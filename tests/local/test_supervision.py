@@ -44,6 +44,7 @@ def test_one_failing_rank_ends_all(ranks_that, tmp_path):
     assert rank_processes(run)[0]["exit_code"] == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_all_with_what_it_had_started(ranks_that, tmp_path):
     run = ranks_that(f"sleep 301 & echo $! > {tmp_path}/child.$rank; wait")
     wait_until(lambda: all((tmp_path / f"child.{rank}").exists() for rank in (0, 1)))
@@ -83,6 +84,7 @@ def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
     assert ended(ranks_that("exit 0")).state == "error"
 
 
+@pytest.mark.long
 def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     template = tmp_path / "t.sh.j2"
     template.write_text('{% extends "base.sh.j2" %}{% block launch %}\nexit 9\n{% endblock %}')
@@ -160,6 +162,7 @@ def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
     assert read_status([run])[0].state == "running"
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_the_terminal_and_the_command_that_started_it(ranks_that):
     run = ranks_that("sleep 300")
     pid = run.submissions()[-1]["pid"]
@@ -180,6 +183,7 @@ def test_the_time_limit_comes_with_a_warning(ranks_that):
     assert "rank 1 warned" in run.attempts()[-1].log.read_text()
 
 
+@pytest.mark.long
 def test_no_time_limit_means_none(ranks_that):
     run = ranks_that("sleep 1")
     assert run.resolved().job.time is None
@@ -204,6 +208,7 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
         assert (seen["CUDA_VISIBLE_DEVICES"], seen["MINE"]) == ("2,3", "kept")
 
 
+@pytest.mark.long
 def test_two_runs_at_once_do_not_touch_each_other(ranks_that):
     first = ranks_that("sleep 300")
     second = ranks_that("exit 4")
@@ -220,6 +225,7 @@ def test_a_killed_controller_leaves_no_rank_and_no_running_state(ranks_that):
     assert status_of(run).state == "error"
 
 
+@pytest.mark.long
 def test_status_as_json(ranks_that):
     run = ranks_that("exit 4")
     ended(run)
@@ -229,6 +235,7 @@ def test_status_as_json(ranks_that):
     assert answer["runs"][0]["state"] == "error"
 
 
+@pytest.mark.long
 def test_a_controller_whose_run_was_moved_ends_its_ranks_and_does_not_make_the_folder_again(ranks_that):
     run = ranks_that("sleep 3000")
     wait_until(lambda: (run.attempt(1).ranks / "1.json").exists())

@@ -72,6 +72,7 @@ def pair(tmp_path_factory, data_folder) -> Pair:
     return Pair(logs, submitted, waited, rendered, run)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("local-pair")
 def test_two_runs_at_once_one_by_hand_give_the_same_figures(pair):
     run, submitted = pair.by_hand, pair.submitted
@@ -129,6 +130,7 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     assert in_process("logs", run.run_id, "-f").stdout == in_process("logs", run.run_id).stdout
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("local-pair")
 def test_wait_ends_with_the_record_and_any_name_of_the_run_means_it(pair, monkeypatch):
     run = pair.submitted
@@ -145,6 +147,7 @@ def test_wait_ends_with_the_record_and_any_name_of_the_run_means_it(pair, monkey
     assert line[:2] == [run.run_id, "demo"]
 
 
+@pytest.mark.long
 def test_a_stream_and_its_tokenizer_are_found_beside_the_experiment_wherever_it_is_submitted(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     (tmp_path / "elsewhere").mkdir()

@@ -72,6 +72,7 @@ def test_from_submit_to_the_record(submit, checkout):
     assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
 
 
+@pytest.mark.long
 def test_a_row_of_the_seeds_table_shrunken(checkout):
     done = hpc_gpt(
         "submit", "gpt2-meg", "--row", "32g-18b", "--smoke", "--cluster", "local",
@@ -116,6 +117,7 @@ def read_checkout(run: RunFolder) -> str:
     return read_json(run.attempts()[0].folder / "trainer.json")["megatron_lm"]["path"]
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])
 def test_ahead_of_the_time_limit_all_save_though_one_rank_alone_hears_of_it(submit, ranks):
     assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
@@ -133,6 +135,7 @@ def test_ahead_of_the_time_limit_all_save_though_one_rank_alone_hears_of_it(subm
     assert "exiting program after receiving SIGTERM" in attempt.log.read_text()
 
 
+@pytest.mark.long
 def test_what_is_saved_is_saved_though_a_late_signal_ends_the_program(submit, tmp_path):
     """A rank may be leaving, as another has asked, when its own SIGTERM comes."""
     late = make_checkout(tmp_path / "late")
@@ -151,6 +154,7 @@ def test_what_is_saved_is_saved_though_a_late_signal_ends_the_program(submit, tm
     assert attempt.ended()["cause"] == "SIGUSR2: the time limit is near"
 
 
+@pytest.mark.long
 def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
     slow = make_checkout(tmp_path / "slow")
     program = slow / "pretrain_gpt.py"
@@ -163,6 +167,7 @@ def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
     assert "pretrain_gpt.py ended before its first iteration, unsaved" in run.attempts()[0].ended()["cause"]
 
 
+@pytest.mark.long
 def test_train_minutes_end_it_in_order(submit):
     assert submit("--set", "train.minutes=0.05", "--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
     run = newest()
@@ -171,6 +176,7 @@ def test_train_minutes_end_it_in_order(submit):
     assert (run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").exists()
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("words", "state"),
     [
@@ -205,6 +211,7 @@ def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
         assert function in stacks
 
 
+@pytest.mark.long
 def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     # The log is looked at once a second, and what is seen at the first three looks has 12 times the floor.
     long = ("--set", "train.hang_floor_s=8", "--set", "train.steps=100000")
@@ -233,6 +240,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_stop_and_requeue_are_forwarded_and_a_save_is_refused(submit):
     assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
     run = newest()
@@ -247,6 +255,7 @@ def test_stop_and_requeue_are_forwarded_and_a_save_is_refused(submit):
     assert saved >= run.attempts()[0].ended()["step"] - 1
 
 
+@pytest.mark.long
 def test_an_argument_that_the_program_refuses_after_all(submit, checkout):
     program = checkout / "pretrain_gpt.py"
     program.write_text(program.read_text().replace("parser.parse_args()", "parser.error('--lr: too high')"))

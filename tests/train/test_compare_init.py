@@ -48,6 +48,7 @@ def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeyp
     assert "first in layer 0" in found["words"]
 
 
+@pytest.mark.long
 def test_doctor_starts_it_and_says_what_is_wrong(tmp_path: Path) -> None:
     run = run_of("qwen2", tmp_path / "out")
     assert check_init(run).level == "ok"

@@ -137,6 +137,7 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     assert run.attempts()[-1].ended()["ended"] == "user_error"
 
 
+@pytest.mark.long
 def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, tokens: Path) -> None:
     """In a process of its own: Inductor looks for a compiler once."""
     run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, Engine(compile="block"), steps=2))
@@ -151,7 +152,12 @@ def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, to
 
 @pytest.mark.parametrize(
     "engine",
-    [Engine("ddp"), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3), Engine("deepspeed-3d")],
+    [
+        Engine("ddp"),
+        pytest.param(Engine("deepspeed-zero", 1), marks=pytest.mark.long),
+        Engine("deepspeed-zero", 3),
+        Engine("deepspeed-3d"),
+    ],
     ids=["ddp", "zero-1", "zero-3", "3d"],
 )
 def test_a_rank_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tokens: Path, engine: Engine) -> None:

@@ -23,6 +23,7 @@ def checkpoints(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Path, background: bool) -> None:
     """Neither metrics nor the log, which lie on it too, are lost: they are written when there is room again."""

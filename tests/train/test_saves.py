@@ -53,6 +53,7 @@ def test_a_save_in_the_background_holds_the_same_bytes_and_changes_no_figure(
     assert sums(run) == sums(foreground)
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("engine", "layout"),
     [
