@@ -15,7 +15,9 @@ WORKERS ?= 3
 FAULTS ?= 100
 SEED ?= 1
 AT_ONCE ?= 2
-export PYTHON PIP_ARGS
+# What a worker or a rank imports is compiled once, and not by each of some thousand processes.
+PYTHONDONTWRITEBYTECODE :=
+export PYTHON PIP_ARGS PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv

@@ -174,12 +174,12 @@ SHORT = {
         4: ("fsdp tp",),
     },
     "resume": {
-        1: ("ddp bf16 compiled",),
-        2: ("ddp sharded", "ddp fp16", "fsdp", "fsdp fp16", "fsdp offload"),
+        1: ("ddp bf16",),
+        2: ("ddp sharded", "ddp fp16", "fsdp", "fsdp offload"),
         4: ("fsdp tp",),
     },
     "move": {1: ("ddp dp2 sharded to dp1", "fsdp tp2-dp2 to dp1"), 2: (), 4: ("fsdp dp2 to tp2-dp2",)},
-    "break": {1: ("ddp bf16", "ddp fp16 compiled"), 2: ("ddp fp16", "fsdp", "fsdp tp fp16"), 4: ()},
+    "break": {1: ("ddp bf16",), 2: ("ddp fp16", "fsdp", "fsdp tp fp16"), 4: ()},
     "calls": {1: ("ddp fp16",), 2: tuple(name for name in LISTED[2] if "compiled" not in name), 4: ()},
 }
 

@@ -7,6 +7,7 @@ import pytest
 from tests.distributed.ranks import launch_ranks
 
 
+@pytest.mark.long
 def test_ranks_that_stand_still_are_started_once_more_in_a_folder_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
