@@ -11,9 +11,9 @@ The run in which a node failed excludes it. Every run excludes a node that faile
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import secrets
 import sys
 import time
@@ -148,29 +148,16 @@ def _read(path: Path) -> _Note | None:
 
 def _prune(folder: Path, node: str, now: float) -> None:
     """Make room for one more note of `node`: remove what has expired, is unreadable, or is above a limit."""
-    kept: list[tuple[Path, _Note]] = []
-    with os.scandir(folder) as entries:
-        paths = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".json"))
-    for path in paths:
-        entry = None if path.name.startswith(".") else _read(path)
-        if entry is not None and entry.until > now:
-            kept.append((path, entry))
-        elif _is_old(path, now):
-            path.unlink(missing_ok=True)
-    theirs = [path for path, entry in kept if entry.node == node]
-    surplus = theirs[: len(theirs) - _NOTES_A_NODE + 1] if len(theirs) >= _NOTES_A_NODE else []
-    rest = [path for path, _ in kept if path not in surplus]
-    surplus += rest[: len(rest) - _NOTES + 1] if len(rest) >= _NOTES else []
-    for path in surplus:
+    kept = {path: entry for path, entry in _notes(folder) if entry.until > now}
+    for path in set(folder.glob("*.json")) - kept.keys():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < now - 60:  # else it may be a note that is being written
+                path.unlink()
+    theirs = [path for path, entry in kept.items() if entry.node == node]
+    surplus = theirs[: max(0, len(theirs) - _NOTES_A_NODE + 1)]
+    rest = [path for path in kept if path not in surplus]
+    for path in (*surplus, *rest[: max(0, len(rest) - _NOTES + 1)]):
         path.unlink(missing_ok=True)
-
-
-def _is_old(path: Path, now: float) -> bool:
-    """Whether a file is too old to be a note that is being written."""
-    try:
-        return path.stat().st_mtime < now - 60
-    except OSError:
-        return False
 
 
 def _warn(words: str) -> None:

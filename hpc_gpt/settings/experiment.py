@@ -6,6 +6,7 @@ A key that is None is open: the cluster profile, a rule of `resolve`, or the pla
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
+from hpc_gpt.tables import LARGEST
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 # An engine is a module of hpc_gpt/engines, and its name is the file's.
@@ -42,8 +44,9 @@ class KeyRules:
     converts its checkpoints accordingly (`converts` in `engines`).
     `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
     "nothing" keys are not in `config_hash`.
-    `least`: the least value of a number, if nothing else is checked of it.
+    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have.
     `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
+    `of_our_loop`: another program does not follow the key.
     `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
     made before keep their hash.
     """
@@ -51,20 +54,39 @@ class KeyRules:
     resume: Literal["never", "converted", "free"]
     decides: Literal["speed", "schedule", "nothing"]
     least: int | None = None
+    above: int | None = None
+    below: int | None = None
     of_site: bool = False
+    of_our_loop: bool = False
     unhashed: tuple[Any, ...] = ()
+
+    def fault(self, value: Any) -> str:
+        """What is wrong with a number, to follow its key's name; empty if nothing is."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        must = ""
+        if isinstance(value, float) and not math.isfinite(value):
+            must = "be a finite number"
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            return f"must be at most {LARGEST:.3g}, and is larger"
+        elif self.below is not None and not (self.least or 0) <= value < self.below:
+            must = f"be in [{self.least or 0}, {self.below})"
+        elif self.least is not None and value < self.least:
+            must = f"be at least {self.least}" if self.least else "not be negative"
+        elif self.above is not None and value <= self.above:
+            must = f"be above {self.above}"
+        return f"is {value}, but must {must}" if must else ""
 
 
 def key(
     default: Any,
     resume: Literal["never", "converted", "free"],
     decides: Literal["speed", "schedule", "nothing"],
-    least: int | None = None,
-    of_site: bool = False,
     added: bool = False,
+    **rules: Any,
 ) -> Any:
     """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
-    return field(default=default, metadata={"rules": KeyRules(resume, decides, least, of_site, (default,) * added)})
+    return field(default=default, metadata={"rules": KeyRules(resume, decides, unhashed=(default,) * added, **rules)})
 
 
 def key_rules(table: Any) -> dict[str, KeyRules]:
@@ -244,13 +266,13 @@ class Train:
 
     steps: int = key(1000, "free", "schedule", least=1)
     "Optimizer steps of the whole run, 1 or more; for example 10000."
-    minutes: float | None = key(None, "free", "nothing")
+    minutes: float | None = key(None, "free", "nothing", above=0)
     "Minutes after which the run ends as done, at the end of a step; for example 90."
     dtype: Dtype = key("bf16", "never", "speed")
     "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
     seed: int = key(1, "never", "schedule")
     "Seed of the initial weights and of the order of the data; for example 1."
-    init: str | None = key(None, "never", "schedule", added=True)
+    init: str | None = key(None, "never", "schedule", added=True, of_our_loop=True)
     'A folder of transformers\' config.json and safetensors to begin from, instead of random weights; "Llama-3.2-1B".'
     deterministic: bool = key(False, "free", "speed")
     "Use deterministic kernels only: the same layout gives the same bits, more slowly."
@@ -270,9 +292,9 @@ class Train:
     "After the warm-up the learning rate falls as a cosine to min_lr, or stays."
     weight_decay: float = key(0.1, "never", "schedule", least=0)
     "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
-    beta1: float = key(0.9, "never", "schedule")
+    beta1: float = key(0.9, "never", "schedule", below=1)
     "AdamW's decay of the first moment, from 0 to 1."
-    beta2: float = key(0.95, "never", "schedule")
+    beta2: float = key(0.95, "never", "schedule", below=1)
     "AdamW's decay of the second moment, from 0 to 1."
     eps: float = key(1e-8, "never", "schedule", least=0)
     "AdamW's term beside the root of the second moment."
@@ -286,9 +308,9 @@ class Train:
     "Micro-batches a rank of one evaluation; for example 4."
     save_every: int = key(0, "free", "nothing", least=0)
     "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
-    save_minutes: float | None = key(None, "free", "nothing", added=True)
+    save_minutes: float | None = key(None, "free", "nothing", added=True, above=0, of_our_loop=True)
     "Minutes from one checkpoint to the next, while the disk has room; a new run that sets no other save has 30."
-    save_at: tuple[int, ...] = key((), "free", "nothing", added=True)
+    save_at: tuple[int, ...] = key((), "free", "nothing", added=True, of_our_loop=True)
     "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
     save_last: bool = key(True, "free", "nothing")
     "Save a checkpoint when an attempt ends."
@@ -304,7 +326,7 @@ class Train:
     "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
     until_loss: float | None = key(None, "free", "nothing")
     "End as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
-    profile_steps: tuple[int, ...] = key((), "free", "nothing", added=True)
+    profile_steps: tuple[int, ...] = key((), "free", "nothing", added=True, of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
     matmul_rate: bool = key(False, "free", "nothing")
     "Measure the device's own matrix product rate before and after the steps."

@@ -20,15 +20,13 @@ from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import check_split, default_tp
-from hpc_gpt.tables import LARGEST, toml_lines
+from hpc_gpt.tables import toml_lines
 from hpc_gpt.weights.config import read_config
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
 # Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
 SMALL = 10**9
-# Keys of [train] that only our own loop follows.
-_OF_OUR_LOOP = ("init", "save_minutes", "save_at", "profile_steps")
 # {source that needs a path: (what is missing without one, what to do)}
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
@@ -103,13 +101,12 @@ def _decided(run: Resolved) -> Resolved:
     facts = engine_named(engine.name)
     data = facts.data_of(run.data)
     facts.check_run(run.layout, run.model, run.train)
-    of_our_loop = [key for key in _OF_OUR_LOOP if facts.is_program and getattr(run.train, key) not in (None, ())]
-    if of_our_loop:
-        raise ConfigError(
-            f"train.{of_our_loop[0]} is {getattr(run.train, of_our_loop[0])}, but engine {engine.name} is another "
-            "program, which runs none of our code",
-            "use another engine, or give the program its own arguments",
-        )
+    for key, rules in key_rules(Train).items() if facts.is_program else ():
+        if rules.of_our_loop and (value := getattr(run.train, key)) not in (None, ()):
+            raise ConfigError(
+                f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
+                "use another engine, or give the program its own arguments",
+            )
     resolved = replace(run, data=data, engine=engine, train=resolve_optimizer(run.train, engine))
     facts.check_resolved(resolved)
     return resolved
@@ -223,28 +220,18 @@ def _nearest(
 
 
 def _check_train(train: Train, may_be_open: Collection[str]) -> None:
-    values = vars(train)
-    endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-    faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
-    huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
-    faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
-    for key, rules in key_rules(type(train)).items():
-        least = 0 if key in may_be_open else rules.least
-        if least is not None and rules.least is not None and key not in endless and values[key] < least:
-            must = f"be at least {rules.least}" if rules.least else "not be negative"
-            faults.append(f"train.{key} is {values[key]}, but must {must}")
+    faults = [
+        f"train.{key} {fault}"
+        for key, rules in key_rules(type(train)).items()
+        if (value := getattr(train, key)) or key not in may_be_open
+        if (fault := rules.fault(value))
+    ]
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
-    for key in ("minutes", "save_minutes"):
-        if values[key] is not None and values[key] <= 0:
-            faults.append(f"train.{key} is {values[key]}, but must be above 0")
     if early := [at for at in (*train.save_at, *train.profile_steps) if at < 1]:
         faults.append(f"step {early[0]} of train.save_at or train.profile_steps must be at least 1")
     if train.profile_steps and (len(train.profile_steps) != 2 or train.profile_steps[0] > train.profile_steps[1]):
         faults.append(f"train.profile_steps is {list(train.profile_steps)}, but must be [first step, last step]")
-    for key in ("beta1", "beta2"):
-        if key not in endless and not 0 <= values[key] < 1:
-            faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")
     raise_faults(dict.fromkeys(faults, "hpc-gpt help keys lists every key"))
 
 
