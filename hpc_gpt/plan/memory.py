@@ -140,7 +140,7 @@ class _Stages(Sequence[StageMemory]):
         # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
         self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
         logits = shape.seq * training.micro_batch / training.loss_chunks * rows
-        self._logits = logits * logit_bytes(training)
+        self._logits = logits * self._states.logit_bytes(training)
         self._keeps_logits = self._states.keeps_logits(training)
         self._evaluates = ours and not self._facts.is_program
         # Without gradients: one layer's forward pass, or the logits beside the input of the last norm and of the head.
@@ -223,11 +223,6 @@ class _Stages(Sequence[StageMemory]):
             evaluation=in_evaluation / GIB,
             moment=moment,
         )
-
-
-def logit_bytes(training: Training) -> float:
-    """Bytes of one logit at the peak of a backward pass, as the training's program holds them."""
-    return states_of(training).logit_bytes(training)
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

@@ -10,7 +10,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -124,7 +124,7 @@ class Candidate:
         return (self.needs_unknown_host, steps, self.is_tight, *plainness, -speed)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Searched:
     """`candidates`: those that fit, best first, at most KEPT of a layout. `too_large`: for every layout without one,
     the candidate nearest to fitting. `left_out`: the number of layouts by the reason why they cannot run.
@@ -134,12 +134,12 @@ class Searched:
 
     question: Question
     machine: Machine
-    candidates: Sequence[Candidate]
-    too_large: Sequence[Candidate]
-    left_out: Mapping[str, int]
-    fitting: int
-    not_fitting: int
-    asked: int
+    candidates: list[Candidate] = field(default_factory=list)
+    too_large: list[Candidate] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    fitting: int = 0
+    not_fitting: int = 0
+    asked: int = 0
 
     @property
     def best(self) -> Candidate | None:
@@ -156,78 +156,62 @@ class Searched:
         return list(found.values())
 
 
-@dataclass
-class _Tally:
-    left_out: Counter[str] = field(default_factory=Counter)
-    fitting: int = 0
-    not_fitting: int = 0
-    asked: int = 0
-
-
 def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
     limit_s: float = math.inf,
 ) -> Searched:  # fmt: skip
     """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
     speed. Raises TimeoutError after `limit_s` seconds."""
-    tally, candidates, too_large = _Tally(), [], []
+    found = Searched(question, machine)
     began = time.monotonic()
     for layout, obstacle in question.layouts():
         if time.monotonic() - began > limit_s:
             raise TimeoutError(f"the search is not over after {limit_s:g} s")
         if obstacle is not None:
-            tally.left_out[obstacle] += 1
+            found.left_out[obstacle] += 1
             continue
-        best, nearest = _search_layout(question, layout, machine, constants, keep, first, tally)
-        candidates += best
+        best, nearest = _search_layout(found, layout, constants, keep, first)
+        found.candidates += best
         if not best and nearest is not None:
-            too_large.append(nearest)
+            found.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
             break
-    return Searched(
-        question,
-        machine,
-        sorted(candidates, key=lambda candidate: candidate.rank),
-        sorted(too_large, key=lambda candidate: candidate.share),
-        dict(tally.left_out.most_common()),
-        tally.fitting,
-        tally.not_fitting,
-        tally.asked,
-    )
+    found.candidates.sort(key=lambda candidate: candidate.rank)
+    found.too_large.sort(key=lambda candidate: candidate.share)
+    found.left_out = Counter(dict(found.left_out.most_common()))
+    return found
 
 
 def _search_layout(
-    question: Question, layout: Layout, machine: Machine, constants: Constants, keep: int, first: bool, tally: _Tally
+    found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best candidates of a layout, the one nearest to fitting)."""
+    """(the best candidates of a layout, the one nearest to fitting). Counts in `found`."""
     heap: list[tuple[tuple[float, ...], int, Candidate]] = []
     nearest: Candidate | None = None
-    batches, ways = question.batches(layout.dp), list(question.ways(layout))
+    batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
     for way in ways:
-        for candidate, fit in _tried(question, way, batches, machine, tally):
+        for candidate, fit in _tried(found, way, batches):
             if not fit:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
                 continue
-            timed = replace(candidate, step=predict_step(candidate.training, machine, constants))
+            timed = replace(candidate, step=predict_step(candidate.training, found.machine, constants))
             if first and not timed.needs_unknown_host:
                 return [timed], None
             # The worst is on top of the heap; of equals the later one is worse.
-            entry = (tuple(-each for each in timed.rank), -tally.fitting, timed)
+            entry = (tuple(-each for each in timed.rank), -found.fitting, timed)
             if len(heap) < keep:
                 heapq.heappush(heap, entry)
             else:
                 heapq.heappushpop(heap, entry)
     if not ways:
-        tally.left_out[NO_ENGINE] += 1
+        found.left_out[NO_ENGINE] += 1
     elif not heap and nearest is None:
-        tally.left_out["the batch does not divide so"] += 1
+        found.left_out["the batch does not divide so"] += 1
     return [entry[2] for entry in heap], nearest
 
 
-def _tried(
-    question: Question, way: Training, batches: Sequence[tuple[int, int]], machine: Machine, tally: _Tally
-) -> Iterator[tuple[Candidate, bool]]:
+def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -> Iterator[tuple[Candidate, bool]]:
     """Each setting of a way with whether it fits: all that do, and of every series of growing micro-batches the first
     that does not.
 
@@ -236,7 +220,7 @@ def _tried(
     """
     # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
-    series = question.techniques(way.engine, way.tp)
+    series, machine = found.question.techniques(way.engine, way.tp), found.machine
     for place, (parallel, recompute) in enumerate(series):
         for number, (micro_batch, micro_batches) in enumerate(batches):
             training = replace(
@@ -247,19 +231,19 @@ def _tried(
                 sequence_parallel=parallel,
             )
             memory = predict_memory(training, machine)
-            tally.asked += 1
+            found.asked += 1
             host = host_need_gib(training, memory, machine)
             candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
             fit = fits_in_memory(memory, machine) and candidate.host_share <= 1
-            tally.fitting += fit
+            found.fitting += fit
             yield candidate, fit
             if fit:
                 continue
-            tally.not_fitting += len(batches) - number
+            found.not_fitting += len(batches) - number
             states = candidate.deciding
             if states.parameters + states.gradients + states.optimizer > machine.memory_gib:
                 # The states alone are larger than the card, so no setting of this way fits.
-                tally.not_fitting += len(batches) * (len(series) - place - 1)
+                found.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
 

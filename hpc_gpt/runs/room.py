@@ -22,30 +22,16 @@ from hpc_gpt.settings.resolved import Resolved
 _MOMENTS = {"adamw": 8, "sgd": 0}
 
 
-def bytes_a_parameter(resolved: Resolved) -> int:
-    """Bytes of a checkpoint for each parameter.
-
-    Measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1
-    (deepspeed-zero); not measured with the other engines.
-    """
-    train = resolved.train
-    states = 4 + _MOMENTS[train.optimizer]
-    if not engine_named(resolved.engine.name).saves_weights_again:
-        return states
-    return states + (4 if train.dtype == "fp32" else 2)
-
-
 def checkpoint_bytes(resolved: Resolved) -> int:
-    """The expected size of a checkpoint of a run."""
-    return resolved.model.params * bytes_a_parameter(resolved)
+    """The expected size of a checkpoint of a run.
 
-
-def newest_checkpoint_bytes(run: RunFolder) -> int | None:
-    """The size of a run's newest complete checkpoint; None without one, or if the size is not noted."""
-    step = newest_step(run)
-    if step is None:
-        return None
-    return bytes_of(run.checkpoints / checkpoint_folder_name(step)) or None
+    Bytes of a parameter, measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d),
+    16.1, 14.1 (deepspeed-zero); not measured with the other engines.
+    """
+    each = 4 + _MOMENTS[resolved.train.optimizer]
+    if engine_named(resolved.engine.name).saves_weights_again:
+        each += 4 if resolved.train.dtype == "fp32" else 2
+    return resolved.model.params * each
 
 
 def steps_between_saves(train: Train, step_s: float) -> int:
@@ -80,9 +66,9 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
 def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
     """(room for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
     predicted."""
-    step = (newest_step(run) if run else None) or 0
-    one = (newest_checkpoint_bytes(run) if run else None) or checkpoint_bytes(resolved)
-    count = checkpoints_to_come(resolved, step)
+    step = newest_step(run) if run else None
+    stored = bytes_of(run.checkpoints / checkpoint_folder_name(step)) if run and step is not None else 0
+    one, count = stored or checkpoint_bytes(resolved), checkpoints_to_come(resolved, step or 0)
     return (one / GIB if count else 0.0), count * one / GIB
 
 

@@ -64,11 +64,10 @@ def located(resolved: Resolved, beside: Path | None) -> Resolved:
     """The settings with data.path and a tokenizer's file in `beside`, the folder of the file that has data.path, if
     they are there."""
     data = resolved.data
-    found: dict[str, Any] = {}
-    if beside is not None and (here := _relative(data)) is not None and (beside / here).exists():
-        found["path"] = str(beside / str(data.path))
-    if beside is not None and (table := _relative_tokenizer(data)) is not None and (beside / table).exists():
-        found["tokenizer"] = str(beside / table)
+    if beside is None:
+        return resolved
+    files = {key: file for key, file in _relative_files(data).items() if (beside / file).exists()}
+    found: dict[str, Any] = {key: str(beside / getattr(data, key)) for key in files}
     return replace(resolved, data=replace(data, **found)) if found else resolved
 
 
@@ -78,30 +77,24 @@ def check_beside(data: Data, beside: Path) -> Path | None:
     Raises DataError if both `beside` and the current folder have a file of that name: the user must choose one before
     the run exists.
     """
-    searched = {"path": _relative(data), "tokenizer": _relative_tokenizer(data)}
-    for key, here in searched.items():
-        there = beside / here if here is not None else None
-        if here is not None and there is not None and there.exists() and here.exists() and not there.samefile(here):
+    files = _relative_files(data)
+    for key, here in files.items():
+        there = beside / here
+        if there.exists() and here.exists() and not there.samefile(here):
             raise DataError(
                 f"data.{key} {getattr(data, key)} is ambiguous: {there}, beside the file with the key, and "
                 f"{here.absolute()}",
                 f"remove one, or give an absolute path: --set data.{key}=PATH",
             )
-    return beside if any(here is not None for here in searched.values()) else None
+    return beside if files else None
 
 
-def _relative_tokenizer(data: Data) -> Path | None:
-    """The relative path of a tokenizer's file; None if it is absolute or data.tokenizer is a name."""
-    path = Path(data.tokenizer)
-    return path if path.suffix == ".json" and not path.expanduser().is_absolute() else None
-
-
-def _relative(data: Data) -> Path | None:
-    """The relative path to search in both folders; None if data.path is absolute or not a file."""
-    if data.path is None or data.source == "random" or _is_stdlib(data):
-        return None
-    path = Path(f"{data.path}.idx" if data.source == "megatron" else data.path)
-    return None if path.expanduser().is_absolute() else path
+def _relative_files(data: Data) -> dict[str, Path]:
+    """{key: its file} of data.path and data.tokenizer, as far as they name files by relative paths."""
+    found = {"tokenizer": Path(data.tokenizer)} if Path(data.tokenizer).suffix == ".json" else {}
+    if data.path is not None and data.source != "random" and not _is_stdlib(data):
+        found = {"path": Path(f"{data.path}.idx" if data.source == "megatron" else data.path), **found}
+    return {key: path for key, path in found.items() if not path.expanduser().is_absolute()}
 
 
 def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = None) -> Path | None:
@@ -115,7 +108,7 @@ def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = Non
     try:
         return _ensure(located(resolved, beside), make)
     except DataError as fault:
-        here = _relative(resolved.data)
+        here = _relative_files(resolved.data).get("path")
         if here is None or not (places := places_searched(str(here), beside)):
             raise
         raise DataError(str(fault), f"{places}; {fault.hint}") from None
