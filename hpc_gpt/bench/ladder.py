@@ -45,28 +45,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The ladder of the seed with that number: its rungs, and `techniques`, further rows that are measured after
-    them."""
+    """The ladder of the seed with that number: its rungs, then further rows that are measured after them."""
 
     seed: str
-    rungs: Group
-    techniques: Group | None = None
-
-    @property
-    def groups(self) -> list[Group]:
-        return [self.rungs, *([self.techniques] if self.techniques else [])]
+    groups: Sequence[Group]
 
 
 # Seed 004 compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its time). Its
 # last rung needs two GPUs, so the one before it is the last here.
 LADDERS: Mapping[str, Ladder] = {
-    "colab": Ladder("002", Group("colab-ladder", "baseline", "workers")),
+    "colab": Ladder("002", [Group("colab-ladder", "baseline", "workers")]),
     "memory": Ladder(
-        "004",
-        Group("memory-ladder", "batch128", "for-loop"),
-        Group("memory-techniques", "base", "all-of-these"),
+        "004", [Group("memory-ladder", "batch128", "for-loop"), Group("memory-techniques", "base", "all-of-these")]
     ),
-    "mingpt": Ladder("000", Group("mingpt-fsdp", "b1", "ckpt-prefetch-b64")),
+    "mingpt": Ladder("000", [Group("mingpt-fsdp", "b1", "ckpt-prefetch-b64")]),
 }
 
 
@@ -101,7 +93,7 @@ def ask_ladder(asked: BenchAsked, name: str, rows: str | None, gpus: int) -> Ask
     if not gpus:
         note = "note: no GPU here, so no memory is measured: a process's host memory is a different figure"
         notes.append(note + ("" if asked.smoke else "; --smoke runs the same rungs small"))
-    return AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
+    return AskedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
 
 
 def prepare_ladder(asked: BenchAsked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
@@ -254,7 +246,7 @@ class LadderOutcome:
 
 def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
     """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
-    lines = sweep_lines(ladder.rungs.sweep, [record for _, record in _measured(ladder.rungs, rungs, rows)])
+    lines = sweep_lines(ladder.groups[0].sweep, [record for _, record in _measured(ladder.groups[0], rungs, rows)])
     text = seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
     savings = savings_of(ladder, rungs, rows)
     if savings:
@@ -267,13 +259,13 @@ def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow],
 
 def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
-    own = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(outcome(ladder, rungs, rows))}
+    own = {"sweep": ladder.groups[0].sweep, "seed": ladder.seed, **vars(outcome(ladder, rungs, rows))}
     return dict(finite({**own, "savings": savings_of(ladder, rungs, rows)}))
 
 
 def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> LadderOutcome:
     """The last rung over the first. A --smoke run does not count as a measurement."""
-    group = ladder.rungs
+    group = ladder.groups[0]
     records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
     first, last = records.get(group.base), records.get(group.last)
     seeds: Mapping[str, Mapping[str, Any]] = {
