@@ -28,6 +28,7 @@ VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
 # The parser since March 2024, and before.
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 _OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
+_FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
 _INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
@@ -320,20 +321,11 @@ def known_options(parser: Path, package: Path) -> set[str]:
     """The options of a checkout's argument parser, read from its source.
 
     Some are written there, as "--name". Since 2025 others are the fields of dataclasses of the `package` that are
-    passed to `ArgumentGroupFactory(Class, …)`, and of their base classes. A field that the factory is told to leave out
-    counts as known.
+    passed to `ArgumentGroupFactory(Class, …)`; every field in the package counts as known.
     """
     source = parser.read_text(encoding="utf-8", errors="replace")
-    options, classes = set(_OPTION.findall(source)), re.findall(r"\bArgumentGroupFactory\(\s*(\w+)", source)
-    sources = [path.read_text(encoding="utf-8", errors="replace") for path in package.rglob("*.py")] if classes else []
-    bodies = {
-        name: (re.findall(r"\w+", bases), body)
-        for text in sources
-        for name, bases, body in re.findall(r"^class (\w+)(.*):\n((?:[ \t].*\n|\n)*)", text, re.MULTILINE)
-    }
-    while classes:
-        bases, body = bodies.pop(classes.pop(), ([], ""))
-        classes += bases
-        fields = re.findall(r"^    (\w+): ", body, re.MULTILINE)
-        options |= {f"--{field.replace('_', '-')}" for field in fields} | set(_OPTION.findall(body))
+    options = set(_OPTION.findall(source))
+    for path in package.rglob("*.py") if "ArgumentGroupFactory(" in source else ():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        options |= {f"--{field.replace('_', '-')}" for field in _FIELD.findall(text)} | set(_OPTION.findall(text))
     return options
