@@ -20,9 +20,8 @@ from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.measured import MeasuredStep
-from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
+from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.tables import toml_lines
 
 _FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metadata)
@@ -205,17 +204,6 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_whole(path, text)
     return path
-
-
-def stored_calibration(profile: ClusterProfile) -> Calibrated:
-    """The profile's [calibration] as `store_calibration` wrote it. ConfigError if it has none."""
-    stored = profile.calibration
-    if stored is None or not stored.constants:
-        raise ConfigError(
-            f"profile {profile.name} has no [calibration]",
-            f"hpc-gpt plan --calibrate RECORDS --cluster {profile.name} writes one",
-        )
-    return Calibrated(profile.name, constants_from(stored.constants), stored.residuals)
 
 
 def without_table(text: str, name: str) -> str:

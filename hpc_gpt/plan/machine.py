@@ -64,20 +64,6 @@ class Fabric:
     generation: int | None = None
 
 
-def machine_named(device: str, gpus_per_node: int, fabric: str | None) -> Machine:
-    """The machine with `gpus_per_node` of a known device on a host, and a `fabric` (`parse_fabric`; None: no network
-    between hosts). ConfigError for an unknown device or fabric."""
-    if device not in DEVICES:
-        raise ConfigError(
-            f"device {device!r:.60} is not known",
-            close_matches(device, DEVICES)
-            or f"known: {', '.join(DEVICES)}; a profile's [machine] can give its figures",
-        )
-    if gpus_per_node < 1:
-        raise ConfigError(f"gpus_per_node is {gpus_per_node}, but must be at least 1", "count the GPUs of one node")
-    return _joined(DEVICES[device], gpus_per_node, parse_fabric(fabric) if fabric is not None else Fabric())
-
-
 def machine_of(profile: ClusterProfile) -> Machine:
     """The machine of a cluster profile: figures of its device and fabric, or those in its [machine].
 
@@ -101,7 +87,7 @@ def machine_of(profile: ClusterProfile) -> Machine:
         )
     fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
     if profile.device in DEVICES:
-        machine = _joined(DEVICES[profile.device], profile.gpus_per_node, fabric)
+        machine = joined(DEVICES[profile.device], profile.gpus_per_node, fabric)
     else:
         lacking = [key for key in _OF_A_DEVICE if key not in given]
         if lacking:
@@ -138,7 +124,8 @@ def check_dtype(dtype: str, machine: Machine) -> None:
         )
 
 
-def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
+def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
+    """The machine with so many of a device on a host, and a fabric. ConfigError if they do not fit each other."""
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
     inside = fabric.inside or ("nvlink" if device.nvlink else "pcie")
     if inside == "nvlink" and fabric.generation is None and device.nvlink is None:

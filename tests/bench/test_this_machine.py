@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hpc_gpt.bench.preparation import BenchAsked, prepare_cells
 from hpc_gpt.bench.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.machines import machine_named
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
 SMALL = Training(ModelShape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)

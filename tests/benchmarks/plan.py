@@ -21,12 +21,12 @@ from pathlib import Path
 # The figures' own module lies among the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.machines import machine_named
 from tests.plan.published.compared import compare
 from tests.plan.published.figures import (
     CALIBRATED,

@@ -15,16 +15,16 @@ from hpc_gpt.plan.calibration import (
     calibration_path,
     fit,
     store_calibration,
-    stored_calibration,
     without_table,
 )
-from hpc_gpt.plan.machine import Machine, machine_named
+from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import list_profiles, load_profile
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.machines import machine_named
 from tests.plan.published import validation
-from tests.plan.published.clusters import calibrate, calibrate_clusters, chosen_for, fastest, named
+from tests.plan.published.clusters import calibrate, calibrate_clusters, chosen_for, fastest, named, stored_calibration
 from tests.plan.published.files import rows_of
 from tests.plan.published.validation import without_row, without_source
 from tests.plan.row_examples import row

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.machine import check_reach, link_gb_s, machine_named, machine_of, parse_fabric
+from hpc_gpt.plan.machine import check_reach, link_gb_s, machine_of, parse_fabric
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile, list_profiles, load_profile
+from tests.plan.machines import machine_named
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)
 

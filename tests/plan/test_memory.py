@@ -10,7 +10,6 @@ from hpc_gpt.engines import engine_of, engines, states_of
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.training import OptimizerMode, Training
 from hpc_gpt.plan.layers import stage_params
-from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import StageMemory, fits_in_memory, predict_memory
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import traits_of
@@ -18,6 +17,7 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA, SMALL, trainings
+from tests.plan.machines import machine_named
 from tests.plan.published.programs import PROGRAMS
 
 GIB = 2.0**30

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import LayoutError, UserError
 from hpc_gpt.plan import search as module
-from hpc_gpt.plan.machine import Machine, machine_named
+from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import fits_in_memory, predict_memory
 from hpc_gpt.plan.question import Question, question_of
 from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, family, largest, search
@@ -23,6 +23,7 @@ from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
+from tests.plan.machines import machine_named
 
 ENGINES = tuple(
     name

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.plan.machines import machine_named
 from tests.plan.published.programs import PROGRAMS
 
 GPT3 = ModelShape(12288, 96, 96, seq=2048)

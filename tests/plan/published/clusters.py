@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan import calibration
 from hpc_gpt.plan.calibration import Calibrated
-from hpc_gpt.plan.rates import Constants
+from hpc_gpt.plan.rates import Constants, constants_from
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.tables import close_matches
 from tests.plan.published.rows import PublishedRow
 
@@ -71,6 +72,17 @@ def named(clusters: Sequence[Cluster], name: str) -> Cluster:
         f"no cluster {name!r:.60} in the calibration; it has {', '.join(known[:20]) or 'none'}",
         close_matches(name, known) or "--calibration takes one of these names",
     )
+
+
+def stored_calibration(profile: ClusterProfile) -> Calibrated:
+    """The profile's [calibration] as `store_calibration` wrote it. ConfigError if it has none."""
+    stored = profile.calibration
+    if stored is None or not stored.constants:
+        raise ConfigError(
+            f"profile {profile.name} has no [calibration]",
+            f"hpc-gpt plan --calibrate RECORDS --cluster {profile.name} writes one",
+        )
+    return Calibrated(profile.name, constants_from(stored.constants), stored.residuals)
 
 
 def chosen_for(row: PublishedRow, clusters: Sequence[Cluster]) -> Cluster | None:

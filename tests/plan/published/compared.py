@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_gpt.plan.calibration import stored_calibration
 from hpc_gpt.settings.cluster import load_profile
-from tests.plan.published.clusters import DATA_SHEET, calibrate_clusters, named
+from tests.plan.published.clusters import DATA_SHEET, calibrate_clusters, named, stored_calibration
 from tests.plan.published.files import read_rows
 from tests.plan.published.rows import LeftOut
 from tests.plan.published.validation import (

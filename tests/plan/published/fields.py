@@ -62,13 +62,13 @@ def _read_text(name: str, value: object) -> str:
 
 # How a field is read, by its type: whole numbers from 1, measured numbers above 0, flags, text in lower case (of a
 # table, its keys and values), and objects that the function which uses them checks.
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "int": _read_count,
-    "float": _read_figure,
-    "bool | None": _read_flag,
-    "Stage | None": _read_stage,
-    "str": _read_text,
-    "object": lambda name, value: value,
+_READERS: dict[Any, Callable[[str, Any], Any]] = {
+    int: _read_count,
+    float: _read_figure,
+    bool | None: _read_flag,
+    Stage | None: _read_stage,
+    str: _read_text,
+    object: lambda name, value: value,
 }
 
 
@@ -150,7 +150,7 @@ class Fields:
 def read_fields(row: Mapping[str, Any]) -> Fields:
     """The fields of a row. Unknown fields are ignored. Raises Unusable for one that does not fit the schema."""
     stated = [entry for entry in fields(Fields)[1:] if row.get(entry.name) is not None]
-    return Fields(row, **{entry.name: _READERS[str(entry.type)](entry.name, row[entry.name]) for entry in stated})
+    return Fields(row, **{entry.name: _READERS[entry.type](entry.name, row[entry.name]) for entry in stated})
 
 
 def stage_figures(stage: str, value: object) -> tuple[float, float, float]:

@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.machine import machine_named
+from tests.plan.machines import machine_named
 from tests.plan.published.rows import Rows, row_of
 
 _ROWS_HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}: tests/plan/published/files.py shows one'

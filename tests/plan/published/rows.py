@@ -11,12 +11,13 @@ from typing import Any
 from hpc_gpt import formulas
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.plan.machine import Machine, machine_named
+from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.measured import MeasuredStep
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers, stage_layers
+from tests.plan.machines import machine_named
 from tests.plan.published.fields import (
     Fields,
     Unusable,
