@@ -182,13 +182,17 @@ def _request(values: dict[str, Any]) -> Request:
     for key in settings:
         if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
             click.echo(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
-    by_option, by_variable = (_with_file(_keys_given(given, by_variable=variable)) for variable in (False, True))
-    if ctx.get_parameter_source("settings") is click.core.ParameterSource.ENVIRONMENT:
-        by_variable, settings_on_line = settings | by_variable, {}
-    else:
-        settings_on_line = settings
+    keys: dict[bool, dict[str, Any]] = {False: {}, True: {}}  # by whether a variable gives their values
+    for option, value in given.items():
+        if value is not None:
+            keys[_is_by_variable(ctx, option)][option.replace("__", ".")] = value
+    by_option, by_variable = map(_with_file, keys.values())
+    on_line = by_option
     # Any option on the command line, --set included, wins over a variable; a key's own option wins over --set.
-    on_line = settings_on_line | by_option
+    if _is_by_variable(ctx, "settings"):
+        by_variable = settings | by_variable
+    else:
+        on_line = settings | by_option
     overrides = by_variable | on_line
     # Before anything can fail: an error may be of such a value, and names its key.
     if said := _by_environment(ctx, [key for key in by_variable if key not in on_line]):
@@ -209,21 +213,18 @@ def _request(values: dict[str, Any]) -> Request:
     )
     script, name = None, values.pop("experiment")
     if found := ctx.meta.get(META):
-        path, arguments, words = found
-        script, name, named = AskedScript(path, arguments, words), str(path), True
+        script = AskedScript(*found)
+        name, named = str(script.path), True
     return Request(
-        script=script,
-        experiment=DEFAULT_EXPERIMENT if name is None else name,
-        cluster=values.pop("cluster"),
-        template=values.pop("template", None),
-        overrides=overrides,
-        row=values.pop("row", None),
-        sweep=values.pop("sweep", False),
-        smoke=values.pop("smoke", False),
-        force=values.pop("force", False),
+        DEFAULT_EXPERIMENT if name is None else name,
+        values.pop("cluster"),
+        values.pop("template", None),
+        overrides,
         given=on_line,
         names_experiment=named,
         sized=sized,
+        script=script,
+        **{name: values.pop(name) for name in ("row", "sweep", "smoke", "force") if name in values},
     )
 
 
@@ -239,14 +240,8 @@ def words_of_small(overrides: Mapping[str, Any]) -> list[str]:
     return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
 
 
-def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
-    """Dotted key -> value of the options set by HPC_GPT_* variables, or on the command line."""
-    source = click.get_current_context().get_parameter_source
-    return {
-        name.replace("__", "."): value
-        for name, value in given.items()
-        if value is not None and (source(name) is click.core.ParameterSource.ENVIRONMENT) is by_variable
-    }
+def _is_by_variable(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
 
 
 def _with_file(given: dict[str, Any]) -> dict[str, Any]:
@@ -278,8 +273,8 @@ def _by_environment(ctx: click.Context, keys: Sequence[str]) -> list[str]:
             gives = not _is_found(find[name], ctx.params.get(name))
         else:
             gives = name.replace("__", ".") in keys if "__" in name else name != "settings" or bool(keys)
-        if gives and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT:
-            found += [f"{each}={os.environ[each]}" for each in _names(parameter) if os.environ.get(each)][:1]
+        if gives and _is_by_variable(ctx, name):
+            found += [f"{each}={os.environ[each]}" for each in _variables_for(parameter) if os.environ.get(each)][:1]
     return found
 
 
@@ -313,34 +308,27 @@ def on_command_line(*but: str) -> list[click.Parameter]:
 def check_variables(ctx: click.Context) -> None:
     """Prints each HPC_GPT_* variable that nothing reads; ConfigError if two variables of one option differ."""
     for parameter in ctx.command.params:
-        _check_one(parameter, ctx)
+        first, *others = [name for name in _variables_for(parameter) if os.environ.get(name)] or [""]
+        for other in others:
+            if _value(parameter, ctx, other) != _value(parameter, ctx, first):
+                both = f"{first}={os.environ[first]} and {other}={os.environ[other]}"
+                words = f"{both} both set {option_name(parameter)}, and differ"
+                raise ConfigError(words, f"unset {first}, or {other}")
     for line in _unread(ctx):
         click.echo(line, err=True)
 
 
-def _check_one(parameter: click.Parameter, ctx: click.Context) -> None:
-    given = {name: _value(parameter, ctx, os.environ[name]) for name in _names(parameter) if os.environ.get(name)}
-    first, *others = given or [""]
-    differ = [name for name in others if given[name] != given[first]]
-    if differ:
-        pair = (first, differ[0])
-        raise ConfigError(
-            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {option_name(parameter)}, "
-            "and differ",
-            f"unset {pair[0]}, or {pair[1]}",
-        )
-
-
-def _names(parameter: click.Parameter) -> Sequence[str]:
+def _variables_for(parameter: click.Parameter) -> Sequence[str]:
+    """The variables that an option or an argument reads."""
     return [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
 
 
-def _value(parameter: click.Parameter, ctx: click.Context, text: str) -> Any:
-    """A variable's text as its option reads it; the text itself if the option refuses it."""
+def _value(parameter: click.Parameter, ctx: click.Context, variable: str) -> Any:
+    """What a variable gives its option; the text itself if the option refuses it."""
     try:
-        return parameter.type.convert(text, parameter, ctx)
+        return parameter.type.convert(os.environ[variable], parameter, ctx)
     except click.BadParameter:
-        return text
+        return os.environ[variable]
 
 
 def _unread(ctx: click.Context) -> list[str]:
@@ -352,10 +340,9 @@ def _unread(ctx: click.Context) -> list[str]:
         return []
     group = ctx.find_root().command
     assert isinstance(group, click.Group)
-    for verb in _VERBS:
-        other = group.get_command(ctx, verb)
-        assert other is not None
-        known |= _of_options(other)
+    for command in (group.get_command(ctx, verb) for verb in _VERBS):
+        assert command is not None
+        known |= _of_options(command)
     ends = sorted(name.removeprefix(PREFIX) for name in known)  # the common prefix would make all alike
     lines = []
     for name in unread:
@@ -367,4 +354,4 @@ def _unread(ctx: click.Context) -> list[str]:
 
 
 def _of_options(command: click.Command) -> set[str]:
-    return {name for parameter in command.params for name in _names(parameter)}
+    return {name for parameter in command.params for name in _variables_for(parameter)}

@@ -301,27 +301,22 @@ def _print_waits(why: str) -> None:
 
 
 def _print_submitted(submitted: Submitted, wait: bool) -> None:
-    run = submitted.run
-    # Outside a job the user set SBATCH_* variables on purpose.
-    outside = submitted.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ
-    outside = outside and run.resolved().script is None
-    asked = [name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS"]
-    if leaked := sorted(name for name in asked if outside):
-        click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
-    if submitted.scheduler == "slurm":
-        if around := os.environ.get("SLURM_JOB_ID"):
-            words = f"note: this is within job {around}, but a new job is queued, with nodes of its own"
-            click.echo(f"{words}; --here runs on those of job {around}", err=True)
-        click.echo(f"submitted {run.run_id} as job {submitted.job_id}{_on_cluster(run)}")
-        if len(submitted.jobs) > 1:
-            click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
-    else:
-        click.echo(f"started {run.run_id} as process {submitted.job_id}")
+    run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
+    around = os.environ.get("SLURM_JOB_ID")
+    set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
+    if on_slurm and around is None and set_ and run.resolved().script is None:  # in a job, Slurm has set them
+        click.echo(f"not passed on: {', '.join(set_)}; use options or the cluster profile", err=True)
+    if on_slurm and around:
+        words = f"note: this is within job {around}, but a new job is queued, with nodes of its own"
+        click.echo(f"{words}; --here runs on those of job {around}", err=True)
+    words = f"submitted {run.run_id} as job {job_id}{_on_cluster(run)}"
+    click.echo(words if on_slurm else f"started {run.run_id} as process {job_id}")
+    if len(submitted.jobs) > 1:
+        click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     _print_waits(submitted.waits)
     click.echo(f"run folder {run.path}", err=True)
     if not wait:
-        name = submitted.job_id if submitted.scheduler == "slurm" else run.run_id
-        click.echo(f"next: hpc-gpt status {name}", err=True)
+        click.echo(f"next: hpc-gpt status {job_id if on_slurm else run.run_id}", err=True)
 
 
 # --- sweeps

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpc_gpt.ends.end_policy import shown_as
 from hpc_gpt.ends.state import SLURM_RUNS
@@ -40,8 +41,7 @@ _STEP = '"${here[@]}"'  # by which job.sh's step has its name and its nodes
 _NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=\d* GRES=(\S*)")
 
 
-@dataclass(frozen=True)
-class AllocatedNode:
+class AllocatedNode(NamedTuple):
     """What the allocation has of a node."""
 
     name: str
@@ -83,16 +83,14 @@ class Allocation:
                 f"({some([node.name for node in self.nodes], 4)}) with at most {most} each: {len(fit)} can hold them",
                 "a smaller --gpus or --nodes, or a larger allocation; without --here a job of its own is queued",
             )
-        left_s, lead_s = self.left_s(), resolved.job.signal_lead_s or 0
+        left_s = None if self.end is None else self.end - time.time()
+        lead_s = resolved.job.signal_lead_s or 0
         if left_s is not None and left_s <= lead_s:
             raise ConfigError(
                 f"allocation {self.job_id} ends in {max(0.0, left_s):.0f} s, and the run is to save {lead_s} s before",
                 "a new allocation, or a smaller --set job.signal_lead_s=…; without --here a job of its own is queued",
             )
         return fit[:wanted]
-
-    def left_s(self) -> float | None:
-        return None if self.end is None else self.end - time.time()
 
     def words(self, resolved: Resolved, script: str) -> str:
         """Where the run would run, and until when. Raises ConfigError as `place`."""

@@ -7,7 +7,7 @@ and bench. They share `load_row`, `resolve`, for a small run `shrunken`, and `fi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,69 +124,73 @@ def prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
     until = request.until
-    sets_length = until is not None and (until.steps or until.tokens) is not None
-    experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_length)
+    has_length = until not in (None, Until())
+    sets_steps = until is not None and (until.steps or until.tokens) is not None
+    experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_steps)
     given = keys_given(file, request.overrides, row)
     if experiment.command.script is not None and engine_named(experiment.engine.name).takes_command:
         prepared = _of_script(prepare_file(request, profile, experiment, given), request)
         return replace(prepared, text=file.text, file=file.path)
-    meant_for = of_full_size(request, profile)
-    if request.smoke and until is not None and until != Until():
+    if request.smoke and has_length:
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
     if request.smoke:
         refuse_command(experiment.engine.name, "it cannot be made small from here", "give its command smaller sizes")
-    if until is not None and until != Until():
+    if has_length:
         refuse_command(experiment.engine.name, "--until cannot tell it when to end", "say so in command.run")
+    # 1. The run at full size, with the batch of a run without an experiment.
+    meant_for = of_full_size(request, profile)
     short, cut = cut_warmup(experiment)
     real, batch = resolve(short, meant_for), ""
     if file.path is DEFAULTS:
         real, batch = with_batch(real, meant_for, given)
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
+    # 2. Made small; or with what the plan chooses, its length, and when it saves.
     inputs = None
     if request.smoke:
-        has_gpu = profile.scheduler != "local" or bool(list_gpus())
-        resolved, lines = shrunken(experiment, real, profile, has_gpu)
-        notes = (f"smoke: {experiment.name}", *(f"  {line}" for line in (*sizes_beside(real, resolved), *lines)))
+        resolved, lines = shrunken(experiment, real, profile, profile.scheduler != "local" or bool(list_gpus()))
+        notes = [f"smoke: {experiment.name}", *(f"  {line}" for line in (*sizes_beside(real, resolved), *lines))]
         train = experiment.train
     else:
-        resolved, notes = plan_open(real, profile, given)
-        if until is None or until == Until():
-            notes = (*notes, *cut)
-        else:
-            resolved, lines = lengthen(resolved, experiment, until, request.given)
-            notes = (*notes, *lines)
+        resolved, lines = plan_open(real, profile, given)
+        notes = [*lines]
+        if until is not None and has_length:
+            resolved, cut = lengthen(resolved, experiment, until, request.given)
+        notes += cut
         train = resolved.train
         if until is not None:
             inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given)
         resolved = with_automatic_saves(resolved, given)
     resolved = as_row(resolved, file, row)
+    # 3. What its user is to know of it.
     text = file.text
     if file.path is DEFAULTS:
         text = experiment_text(resolved, NO_EXPERIMENT)
-        notes = (words_of_defaults(request, meant_for, train, resolved, batch), *notes)
+        notes.insert(0, words_of_defaults(request, meant_for, train, resolved, batch))
     elif not request.names_experiment:
         where = f"{counted(resolved.gpus, 'GPU')} of {profile.name}"
         name = request.experiment if row is None else f"{request.experiment} --row {row}"
-        notes = (f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}", *notes)
-    if not can_resume(resolved.engine):
-        words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
-        notes = (*notes, f"note: {words}")
-    settings = resolved.train
-    if late := [at for at in (*settings.save_at, *settings.profile_steps[:1]) if at > settings.steps]:
-        words = f"step {late[0]} of train.save_at or train.profile_steps is not reached: the run has {settings.steps:,}"
-        notes = (*notes, f"note: {words} steps")
-    if experiment.train.init is not None and not request.smoke and "train.lr" not in given:
-        words = f"train.lr is {settings.lr:g}, the default for random weights"
-        notes = (*notes, f"note: {words}; usual for trained ones is --set train.lr={LR_OF_TRAINED:g}")
+        notes.insert(0, f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}")
     unread = unread_of(experiment, real.model.seq)
-    notes = (*notes, *(f"note: {line}" for line in unread))
+    notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
     # A run on this machine may be tried, and a smoke run only shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
-    prepared = finish(resolved, profile, text, notes, refuse, request.template, inputs)
+    prepared = finish(resolved, profile, text, tuple(notes), refuse, request.template, inputs)
     path = None if file.path is DEFAULTS else file.path
     beside = folder_beside(file, resolved, request.overrides, row)
     return replace(prepared, file=path, data_beside=beside, given=frozenset(given), unread=unread)
+
+
+def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:
+    train = resolved.train
+    if not can_resume(resolved.engine):
+        yield "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
+    if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
+        which = f"step {late[0]} of train.save_at or train.profile_steps"
+        yield f"{which} is not reached: the run has {train.steps:,} steps"
+    if train.init is not None and not smoke and "train.lr" not in given:
+        usual = f"usual for trained ones is --set train.lr={LR_OF_TRAINED:g}"
+        yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
