@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
-
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import hpc_gpt, in_process
 
 SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false",
          "--set", "train.dtype=fp32")  # fmt: skip
@@ -26,30 +24,3 @@ def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
     shown = in_process("report", tmp_path / "logs")
     assert "GPU Memory Peak (MB)" in shown.stdout
     assert shown.stdout.count("smoke run") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        (["memory", "demo"], "--ladder and EXPERIMENT do not go together", "without EXPERIMENT"),
-        (["memory", "--engines", "ddp"], "--ladder and --engines do not go together", "two commands"),
-        (["memory", "--mbs", "1,2"], "--ladder and --mbs do not go together", "--set"),
-        (["memory", "--peer", "a=b"], "--ladder and --peer do not go together", "two commands"),
-        (["colab", "--row", "flsh"], "no row 'flsh'", "flash"),
-        (["colab", "--steps", "0"], "--steps is 0", "above 0"),
-        (["colab", "--set", "train.stepss=3"], "train.stepss", "help keys"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_runs(tmp_path, words, message, hint):
-    done = in_process("bench", "--smoke", "--ladder", *words)
-    said, advice = error_of(done)
-    assert done.code == 2
-    assert message in said
-    assert hint in advice
-    assert not (tmp_path / "logs").exists()
-
-
-def test_a_ladder_there_is_not():
-    done = in_process("bench", "--ladder", "rope")
-    assert done.code == 2
-    assert "'colab', 'memory', 'mingpt'" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_gpt.bench import bench_run
 from tests.bench.test_measurement import good
-from tests.cli.command import error_of, in_process
+from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 
 SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false")
@@ -93,23 +93,6 @@ def test_ctrl_c_ends_a_peers_whole_group_and_keeps_the_rows_that_are_done(tmp_pa
     assert [row["cell"] for row in page["rows"]] == ["ddp", "fast"]
     (file,) = (tmp_path / "logs").rglob("bench.json")
     assert json.loads(file.read_text())["records"] == page["records"]
-
-
-def test_faults_of_peers_are_told_before_anything_runs(tmp_path):
-    done = in_process(
-        "bench", *SMALL, "--peer", "a=x", "--peer", "a=y", "--peer", "python train.py", "--peer-pattern", "("
-    )
-    message, hint = error_of(done)
-    assert done.code == 2
-    assert [line.split()[0] for line in message.splitlines()] == ["--peer", "--peer", "--peer-pattern"]
-    assert "NAME='COMMAND'" in message
-    assert "--peer nanogpt=" in hint
-    assert not (tmp_path / "logs").exists()
-
-
-def test_a_peer_does_not_go_by_a_name_of_ours():
-    message, _ = error_of(in_process("bench", *SMALL, "--peer", "ddp=true"))
-    assert message == "--peer ddp: another row has that name"
 
 
 def _child(tmp_path):

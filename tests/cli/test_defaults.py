@@ -11,7 +11,7 @@ import pytest
 from hpc_gpt.launch import submission
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.experiment_file import load_experiment
-from tests.cli.command import error_of, in_process
+from tests.cli.command import in_process
 from tests.cli.test_render_and_submit import resolved_of
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
@@ -102,25 +102,6 @@ def test_fp16_is_taken_if_the_device_is_known_to_have_no_bf16(profile, given, dt
     done = in_process("render", "--model", "gpt2", "--gpus", "1", "--cluster", "mine", *given)
     assert resolved_of(done)["train"]["dtype"] == dtype
     assert ("has no bf16" in done.stderr) is (dtype == "fp16")
-
-
-@pytest.mark.parametrize(
-    "given", [("--engine", "fsdp"), ("--set", "engine.name=ddp"), ("--engine", "ddp", "--set", "model.hidden=64")]
-)
-@pytest.mark.parametrize("verb", ["render", "submit", "plan", "rehearse"])
-def test_another_engine_without_a_model_is_refused(verb, given):
-    done = in_process(verb, *given, *JEAN_ZAY)
-    assert done.code == 2
-    message, hint = error_of(done)
-    assert message.startswith("no EXPERIMENT: gpt2-meg-ds-3d is of engine deepspeed-3d, and with ")
-    assert "--model gpt2" in hint
-
-
-@pytest.mark.parametrize("given", [("--row", "48b"), ("--sweep",)])
-def test_a_row_is_of_an_experiment(given):
-    done = in_process("submit", "--model", "gpt2", *given, *JEAN_ZAY)
-    assert done.code == 2
-    assert error_of(done)[0].startswith(f"{' '.join(given)} is of an EXPERIMENT")
 
 
 def test_without_a_model_it_is_the_default_experiment():

@@ -179,12 +179,6 @@ def test_all_rows_at_once_are_too_many():
     assert "\n  --sweep " not in in_process("doctor", "--help").stdout
 
 
-def test_no_run_and_no_experiment_of_that_name_is_a_users_mistake():
-    message, hint = error_of(in_process("doctor", "dem0"))
-    assert "no experiment 'dem0'" in message
-    assert "demo" in hint
-
-
 def test_detect_without_slurm_says_so(tmp_path):
     message, _ = error_of(hpc_gpt("profile", "detect", environment=without_slurm(tmp_path)))
     assert message == "no scontrol on this machine"

@@ -142,9 +142,3 @@ def test_a_layout_that_needs_an_unknown_host_memory_is_not_written_without_a_wor
     assert done.code == 0, done.stderr
     assert "note: nothing is known to fit, as all that fits on the cards offloads: tp" in done.stderr
     assert "give host_memory_gib in the profile's [machine]" in done.stderr
-
-
-def test_what_does_not_fit_is_refused_as_plan_refuses_it(tmp_path: Path) -> None:
-    message, hint = refused("big", "--model", "1t", "--gpus", "8", "--cluster", "a100-80g-8", cwd=tmp_path)
-    assert message.startswith("1t does not fit on 8 a100-80g")
-    assert "--gpus" in hint

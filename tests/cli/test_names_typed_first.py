@@ -14,37 +14,10 @@ def test_the_version(words):
     assert (done.code, done.stdout) == (0, f"hpc-gpt {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("verb", "near"),
-    [
-        ("ls", "status"),
-        ("run", "submit"),
-        ("kill", "cancel"),
-        ("convert", "export"),
-        ("sweep", "submit --sweep"),
-        ("sumbit", "submit"),
-    ],
-)
-def test_a_verb_of_another_program_is_answered_with_ours(verb, near):
-    done = in_process(verb)
-    assert done.code == 2
-    assert f"no verb {verb!r}" in done.stderr
-    assert near in done.stderr.partition("hint: ")[2]
-
-
 @pytest.mark.parametrize("verb", ["submit", "plan", "cancel"])
 def test_help_of_a_verb(verb):
     assert in_process("help", verb).stdout == in_process(verb, "--help").stdout
     assert in_process("help", "engines").stdout.startswith("deepspeed-3d")
-
-
-@pytest.mark.parametrize(
-    ("name", "near"), [("nothing", "topics: causes, "), ("statsu", "status"), ("key", "keys"), ("ls", "hpc-gpt status")]
-)
-def test_help_of_what_is_neither_a_topic_nor_a_verb_names_the_near_one(name, near):
-    done = in_process("help", name)
-    assert (done.code, f"no topic and no verb {name!r}" in done.stderr) == (2, True)
-    assert near in done.stderr.partition("hint: ")[2]
 
 
 def test_a_key_that_is_set_twice_is_said():
@@ -103,29 +76,3 @@ def test_the_empty_name_of_a_shells_unset_variable_is_no_run(verb):
     done = in_process(verb, "")
     assert (done.code, done.stderr.splitlines()[0]) == (5, "Error: the name of a run is empty")
     assert not list(run.path.glob("cancelled.*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("render", ""), "the name of an experiment is empty"),
-        (("render", "--gpus", "4", "--cluster", ""), "no cluster profile ''"),
-        (("render", "."), "no experiment '.'"),
-        (("render", "sub/.."), "folder sub/.. has 2 TOML files: mine.toml, site.toml"),
-        (("render", "mine.tml"), "did you mean mine.toml"),
-        (("render", "mine.toml", "--cluster", "sitr.toml"), "did you mean site.toml"),
-        (("render", "job.slurm"), "job.slurm has no #SBATCH lines"),
-        (("init", "--from", "train.py"), "train.py does not begin with #!"),
-        (("submit", "--resume"), "hint: hpc-gpt submit --help"),
-    ],
-)
-def test_a_name_that_is_not_meant_is_refused_with_the_near_one(tmp_path, words, said):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "job.slurm").write_text("#!/bin/bash\nsrun python train.py\n")
-    (tmp_path / "train.py").write_text("import torch\n")
-    here = tmp_path if words[1] != "." else tmp_path / "sub"
-    for name in ("mine.toml", "site.toml"):
-        (tmp_path / name).write_text("")
-    done = in_process(*words, cwd=here)
-    assert done.code == 2
-    assert said in done.stderr

@@ -256,13 +256,6 @@ def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
     assert error_of(short)[0].endswith(", offload full, needs 387 of 149 GiB of a host's memory")
 
 
-def test_the_largest_model_of_another_kind_is_refused():
-    done = in_process("plan", "--max-model", "--model", "qwen3-8b", "--gpus", "16", "--cluster", "h100-80g-8")
-    assert done.code == 2
-    assert "the largest model is searched among GPT-2's shapes" in done.stderr
-    assert "hint: name no --model, or one such as gpt2" in done.stderr
-
-
 def test_the_largest_model_with_offload_says_that_it_is_slow():
     asked = ("plan", "--max-model", "--offload", "full", "--engine", "fsdp", "--gpus", "16", "--cluster")
     done = in_process(*asked, own_profile(host_memory_gib=4000))
@@ -307,56 +300,6 @@ def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     assert "not a page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"
     assert not done.stdout
-
-
-BAD = [
-    (("--model", "48c"), "no model preset '48c'", "did you mean 48b?"),
-    (("--cluster", "jeanzay"), "no cluster profile 'jeanzay'", "did you mean"),
-    (("--cluster", "generic-slurm"), "profile generic-slurm names no device", "device"),
-    (("--tp", "3"), "tp does not divide 64", "open"),
-    (("--tp", "8"), "tp would span nodes", "open, or --allow-tp-across-nodes"),
-    (("--tp", "8", "--pp", "16", "--dp", "1"), "needs 128 GPUs", "use --tp 4 (tp4-pp16-dp1), or --tp 8 --pp 8"),
-    (("--tp", "4", "--pp", "16", "--dp", "2"), "needs 128 GPUs (4 x 16 x 2 = 128), but there are 64", "--gpus 128"),
-    (("--pp", "5"), "no layout of 48b can run on 64 GPUs with pp 5: pp does not divide 64", "--gpus 20 or 40 or 80"),
-    (("--gpus", "6"), "6 GPUs do not fill whole nodes of 4", "--gpus 4 or --gpus 8"),
-    (("--gpus", "0"), "layout.gpus is 0", "positive"),
-    (("--gpus", "-4"), "layout.gpus is -4", "positive"),
-    (("--gbs", "7", "--dp", "64"), "dp does not divide the global batch", "the batch open"),
-    (("--gbs", "1" + "0" * 30), "layout.global_batch is over 1,000,000,000", "real"),
-    (("--layers", "1" + "0" * 400), "model.layers is over 1,000,000,000", "real"),
-    (("--hidden", "100", "--heads", "3"), "hidden 100 is not a multiple of heads 3", "divide"),
-    (("--zero-stage", "3", "--pp", "2"), "pp 2 with ZeRO-3 cannot run", "--zero-stage 1"),
-    (("--engine", "ddp", "--pp", "2"), "pp 2 cannot run on engine ddp", "deepspeed-3d"),
-    (("--engine", "deepspeed-4d"), "engine.name: input should be", "keys"),
-    (("--recompute", "some"), "engine.recompute: input should be", "keys"),
-    (("--set", "train.dtype=bf16"), "v100-32g has no unit for train.dtype bf16", "fp16"),
-    (("--set", "engine.tiles=2", "--engine", "fsdp"), "engine.tiles is 2, which engine fsdp does not have", "zero"),
-    (("--tp", "1", "--set", "engine.sequence_parallel=true"), "but tp is 1", "--tp 2"),
-    (("--tokens", "nan"), "--tokens is nan", "300e9"),
-    (("--tokens", "-1"), "--tokens is -1", "300e9"),
-    (("--why", "best"), "--why 'best' is no layout", "tp4-pp16-dp1"),
-    (("--why", "tp4-pp16-dp1", "--tp", "2"), "contradict each other", "--tp"),
-    (("--why", "tp4-pp16-dp2"), "needs 128 GPUs", "--gpus 128"),
-    (("--why", "tp8-pp8-dp1"), "a tensor-parallel group would span nodes", "--allow-tp-across-nodes"),
-    (("--why", "tp4-pp16-dp1", "--max-model"), "do not go together", "two commands"),
-    (("--html", "/nowhere/plan.html"), "/nowhere is not a folder", "mkdir"),
-    (("--sweep",), "No such option", "--help"),
-    (("--gpus", "28", "--tp", "4", "--pp", "7"), "needs ", "--gpus"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message", "hint"), BAD, ids=[" ".join(case[0])[:40] for case in BAD])
-def test_bad_input_is_one_line_and_a_hint(arguments, message, hint):
-    given = {"--model", "--gpus", "--cluster"} & set(arguments)
-    pairs = [("--model", "48b"), ("--gpus", "64"), JEAN_ZAY]
-    base = [word for pair in pairs if pair[0] not in given for word in pair]
-    done = in_process("plan", *base, *arguments)
-    assert done.code == 2
-    assert not done.stdout
-    said, hinted = error_of(done)
-    assert message in said
-    assert hint in hinted
-    assert "nan" not in said.replace("--tokens is nan", "")
 
 
 def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():

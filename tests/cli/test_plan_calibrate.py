@@ -85,12 +85,3 @@ def test_what_does_not_go_with_it(logs, words):
     done = in_process("plan", "--calibrate", logs, "--cluster", NAME, *words)
     assert done.code == 2
     assert f"{words[0]} does not go with --calibrate" in error_of(done)[0]
-
-
-@pytest.mark.parametrize("words", [("--validate", "rows.json"), ("--cross-validate",)])
-def test_options_of_earlier_versions_are_refused_with_what_to_use(words):
-    done = in_process("plan", *words)
-    assert done.code == 2
-    message, hint = error_of(done)
-    assert f"{words[0]} is no longer an option" in message
-    assert "tests/benchmarks/plan.py" in hint

@@ -69,38 +69,6 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
     assert (tmp_path / "scripts" / "two.sh").read_text() == in_process("render", table, "--row", "two").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words", "hint"),
-    [
-        (("render", "TABLE", "--sweep"), "--sweep makes a script for each row", "-o FOLDER"),
-        (("render", "TABLE", "-o", "x"), "-o is the folder for the scripts of a sweep", "> job.sh"),
-        (("render", "demo", "--sweep", "-o", "x"), "demo is no sweep", "--sweep out"),
-        (("render", "TABLE", "--sweep", "--row", "two", "-o", "x"), "--row asks for one row", "one of the two"),
-        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel needs --sweep", "add --sweep"),
-        (("submit", "TABLE", "--skip-unfit"), "--skip-unfit needs --sweep", "add --sweep"),
-        (("submit", "TABLE", "--sweep", "--resume", "x"), "--resume", ""),
-    ],
-)
-def test_options_that_contradict_each_other(table, tmp_path, arguments, words, hint):
-    done = in_process(*(str(table) if word == "TABLE" else word for word in arguments), cwd=tmp_path)
-    message, said = error_of(done)
-    assert words in message
-    assert hint in said
-    assert not (tmp_path / "x").exists()
-
-
-def test_the_faults_of_every_row_come_at_once_and_nothing_is_written(table):
-    done = in_process("submit", table, "--sweep", "--cluster", "local", "--tp", "3")
-    message, _ = error_of(done)
-    assert all(repr(row) in message for row in ("bad", "two", "good"))
-    settings = ("--set", "data.source=tokens", "--set", "data.path=nosuch.tokens")
-    message, _ = error_of(in_process("submit", table, "--sweep", "--cluster", "local", *settings))
-    # The same is wrong with all of them.
-    assert message.startswith("rows 'bad', 'two', 'good': ")
-    assert len(message.splitlines()) == 1
-    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
-
-
 def test_rows_that_are_refused_are_left_out_where_that_is_asked_for(table, tmp_path):
     table.write_text(TABLE + '"odd" = { layout.gpus = 3, layout.tp = 2 }\n')
     message, hint = error_of(in_process("submit", table, "--sweep", "--cluster", "local"))

@@ -4,9 +4,7 @@ import os
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.cli.test_predictions import profile_of
 from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
 
@@ -39,25 +37,6 @@ def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
     assert done.code == 0, done.stderr
     assert "by singleton jobs" in done.stderr
     assert re.search(r"--job-name=…-RUN --dependency=singleton .* with HPC_GPT_RUN, \d+ times", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (("--until", "epochs=3"), "none of tokens=, steps= and loss="),
-        (("--until", "steps=10", "--set", "train.steps=20"), "train.steps = 20"),
-        (("--until", "steps=10", "--smoke"), "--smoke trains 5 steps"),
-        (("--until", "steps=1000", "--time", "00:30"), "job.time 00:30 (30 s)"),
-        (("--until", "steps=1000", "--max-gpu-hours", "0.016"), "job.max_gpu_hours = 0.016 are 0.9 s on 64 GPUs"),
-        (("--until", "loss=2", "--engine", "megatron-lm", "--model", "48b"), "not at a loss"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, asked, words):
-    done = in_process(
-        "submit", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER, *asked, environment=without_slurm(tmp_path)
-    )
-    assert done.code == 2
-    assert words in error_of(done)[0]
 
 
 def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):

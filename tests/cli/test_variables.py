@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt import cli
 from hpc_gpt.cli.experiment_options import variables_of
 from hpc_gpt.slurm.clients import OWN_VARIABLES
-from tests.cli.command import error_of, in_process
+from tests.cli.command import in_process
 from tests.cli.test_render_and_submit import resolved_of
 from tests.conftest import REPOSITORY
 
@@ -42,16 +42,6 @@ def test_every_long_option_has_its_variable(verb):
             continue
         read = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
         assert sorted(variables_of(option.opts)) == sorted(read), option.opts
-
-
-@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
-def test_two_that_differ_are_refused_by_both_names(verb):
-    done = in_process(verb, "demo", environment={SHORT: "2", LONG: "4"})
-    assert done.code == 2
-    message, hint = error_of(done)
-    assert message == f"{LONG}=4 and {SHORT}=2 both set --tp, and differ"
-    assert hint == f"unset {LONG}, or {SHORT}"
-    assert not done.stdout
 
 
 def test_an_option_that_is_no_key_is_named_too_and_a_name_if_nothing_has_it():
