@@ -227,7 +227,7 @@ class Life:
         if self._begins("started", run, first):
             lead_s = self._bring_limit_forward(first)
             if lead_s is not None:
-                self._until("signal", "the signal", lambda: self._job_of(first).limit_signalled)
+                self._until("signal", "the signal", lambda: first.ended() or self._job_of(first).limit_signalled)
             ahead = f"{lead_s} s ahead of" if lead_s is not None else "at"
             self.say("signal", f"{ahead} the time limit (brought forward)")
             self._ends("ended", first, ("walltime", "done"))
