@@ -1,11 +1,13 @@
 """The command as a user has it, in a process of its own; and the same within the test's process, which starts none."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -65,3 +67,27 @@ def without_slurm(tmp_path: Path) -> dict[str, str]:
             if (Path(folder) / name).exists() and not (tools / name).exists():
                 (tools / name).symlink_to(Path(folder) / name)
     return {"PATH": str(tools)}
+
+
+def profile_of(name: str, text: str, default: bool = False) -> str:
+    """A profile of the test's own user, by its name; with `default`, the one that they have chosen."""
+    config = Path(os.environ["HPC_GPT_CONFIG"])
+    (config / "clusters").mkdir(parents=True, exist_ok=True)
+    (config / "clusters" / f"{name}.toml").write_text(text)
+    if default:
+        (config / "config.toml").write_text(f'cluster = "{name}"\n')
+    return name
+
+
+def resolved_of(done: Done) -> dict[str, Any]:
+    """The settings in a script that was printed."""
+    assert done.code == 0, done.stderr
+    document = done.stdout.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1]
+    return json.loads(document.split("\nHPC_GPT_RESOLVED\n", 1)[0])
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    """What `plan ARGUMENTS --json` prints."""
+    done = in_process("plan", *arguments, "--json")
+    assert done.code == 0, done.stderr
+    return json.loads(done.stdout)

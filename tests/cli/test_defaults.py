@@ -11,20 +11,11 @@ import pytest
 from hpc_gpt.launch import submission
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.experiment_file import load_experiment
-from tests.cli.command import in_process
-from tests.cli.test_render_and_submit import resolved_of
+from tests.cli.command import in_process, planned, profile_of, resolved_of
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
 GPT2_DDP = ("--engine", "ddp", "--model", "gpt2", "--gpus", "8", "--pp", "1", "--tp", "1")
 SIZES = ("--set", "model.hidden=64", "--set", "model.layers=2", "--set", "model.heads=2")
-
-
-def own_profile(text, default=False):
-    config = Path(os.environ["HPC_GPT_CONFIG"])
-    (config / "clusters").mkdir(parents=True, exist_ok=True)
-    (config / "clusters" / "mine.toml").write_text(text)
-    if default:
-        (config / "config.toml").write_text('cluster = "mine"\n')
 
 
 def test_with_a_model_no_setting_of_the_default_experiment_leaks():
@@ -98,7 +89,7 @@ def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_seeds():
     ],
 )
 def test_fp16_is_taken_if_the_device_is_known_to_have_no_bf16(profile, given, dtype):
-    own_profile(profile)
+    profile_of("mine", profile)
     done = in_process("render", "--model", "gpt2", "--gpus", "1", "--cluster", "mine", *given)
     assert resolved_of(done)["train"]["dtype"] == dtype
     assert ("has no bf16" in done.stderr) is (dtype == "fp16")
@@ -113,12 +104,6 @@ def test_without_a_model_it_is_the_default_experiment():
     named = in_process("render", "gpt2-meg-ds-3d", "--model", "18b", *JEAN_ZAY)
     assert resolved_of(named)["train"]["lr"] == 1.5e-4
     assert "no EXPERIMENT" not in named.stderr
-
-
-def planned(*arguments):
-    done = in_process("plan", *arguments, "--json")
-    assert done.code == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +140,7 @@ def test_the_largest_model_is_of_any_engine_and_its_next_command_keeps_it():
 
 
 def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
-    own_profile('extends = "a100-80g-8"\n', default=True)
+    profile_of("mine", 'extends = "a100-80g-8"\n', default=True)
     done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--script")
     assert "would run: bash job.sh, for each of 4 ranks\n" in done.stderr
     assert resolved_of(done)["cluster"]["name"] == "local"

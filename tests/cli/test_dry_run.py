@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from tests.cli.command import Done, error_of, in_process, without_slurm
-from tests.cli.test_predictions import profile_of
+from tests.cli.command import Done, error_of, in_process, profile_of, without_slurm
 from tests.made_runs import unsubmitted_run
 from tests.weights.test_folder import LLAMA, write_folder
 

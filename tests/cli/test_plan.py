@@ -2,27 +2,18 @@
 
 import json
 import math
-import os
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from hpc_gpt import cli
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
-from tests.cli.test_render_and_submit import resolved_of
+from tests.cli.command import error_of, hpc_gpt, in_process, planned, profile_of, resolved_of, without_slurm
 from tests.megatron_lm.checkout import make_checkout
 from tests.terminal import on_a_terminal
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
-SEED = ("plan", "--model", "48b", "--gpus", "64", *JEAN_ZAY)
-
-
-def planned(*arguments):
-    done = in_process(*arguments, "--json")
-    assert done.code == 0, done.stderr
-    return json.loads(done.stdout)
+SEED = ("--model", "48b", "--gpus", "64", *JEAN_ZAY)
 
 
 def test_it_is_the_first_verb():
@@ -30,7 +21,7 @@ def test_it_is_the_first_verb():
 
 
 def test_a_short_table_best_first_and_the_next_command():
-    done = in_process(*SEED)
+    done = in_process("plan", *SEED)
     assert done.code == 0, done.stderr
     head, empty, headings, first, *rest = done.stdout.splitlines()
     assert head.startswith("48b (52.0e9 parameters) on 64 v100-32g (")
@@ -49,7 +40,7 @@ def test_a_short_table_best_first_and_the_next_command():
 
 
 def test_json_is_one_object_with_every_figure():
-    done = in_process(*SEED, "--json")
+    done = in_process("plan", *SEED, "--json")
     assert not done.stderr
     page = json.loads(done.stdout)
     assert page["schema"] == 1
@@ -77,12 +68,8 @@ def test_json_is_one_object_with_every_figure():
     assert finite(page)
 
 
-def test_constants_are_the_profiles_own_or_anothers_that_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path))
-    (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "mine.toml").write_text(
-        'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n'
-    )
+def test_constants_are_the_profiles_own_or_anothers_that_is_named():
+    profile_of("mine", 'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n')
     slow = planned(*SEED[:-1], "mine")
     assert slow["constants"]["source"] == "calibration of mine"
     assert slow["constants"]["gemm"] == 0.4
@@ -91,7 +78,7 @@ def test_constants_are_the_profiles_own_or_anothers_that_is_named(tmp_path, monk
     assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]
     named = planned(*SEED, "--calibration", "mine")
     assert named["candidates"] == slow["candidates"]
-    done = in_process(*SEED, "--calibration", "jean-zay-v100-16g")
+    done = in_process("plan", *SEED, "--calibration", "jean-zay-v100-16g")
     assert done.code == 2
     assert error_of(done)[0] == "profile jean-zay-v100-16g has no [calibration]"
 
@@ -105,7 +92,7 @@ def in_submits_words(command):
 @pytest.mark.parametrize(
     "arguments",
     [
-        SEED[1:],
+        SEED,
         ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
         ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY),
         ("--model", "7.5b", "--gpus", "4", *JEAN_ZAY),
@@ -118,7 +105,7 @@ def in_submits_words(command):
     ids=["seed", "demo", "fsdp", "offload", "ddp", "sizes", "nodes", "row", "megatron"],
 )
 def test_the_next_command_runs_what_was_planned(arguments, tmp_path):
-    page = planned("plan", *arguments)
+    page = planned(*arguments)
     best = page["candidates"][0]
     there = without_slurm(tmp_path) | {"MEGATRON_LM": str(make_checkout(tmp_path / "megatron-lm"))}
     done = in_process("submit", *in_submits_words(page["next"]), "--dry-run", "--script", environment=there)
@@ -151,13 +138,13 @@ def test_what_an_option_settles_is_not_searched(monkeypatch):
 
 
 def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
-    page = planned("plan", "gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY)
+    page = planned("gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY)
     assert page["engines"] == ["deepspeed-zero"]
     assert len({(each["tp"], each["dp"]) for each in page["candidates"]}) > 1
 
 
 def test_why_explains_one_layout_with_its_arithmetic():
-    done = in_process(*SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
+    done = in_process("plan", *SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
     assert done.code == 0, done.stderr
     text = done.stdout
     assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d, ZeRO-1, recompute full")
@@ -182,7 +169,7 @@ def test_why_explains_a_layout_that_does_not_fit():
 @pytest.mark.parametrize("more", [(), ("--why", "tp4-pp16-dp1")], ids=["table", "why"])
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_terminal_gets_lines_that_fit_it(columns, more):
-    words = [*SEED, *more]
+    words = ["plan", *SEED, *more]
     program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({words!r})"
     code, shown = on_a_terminal("-c", program, NO_COLOR="1")
     assert code == 0
@@ -193,14 +180,14 @@ def test_a_terminal_gets_lines_that_fit_it(columns, more):
 
 
 def test_bars_are_ascii_where_nothing_else_can_be_shown():
-    done = hpc_gpt(*SEED, environment={"PYTHONIOENCODING": "ascii"})
+    done = hpc_gpt("plan", *SEED, environment={"PYTHONIOENCODING": "ascii"})
     assert done.code == 0, done.stderr
     assert done.stdout.isascii()
     assert "###" in done.stdout
 
 
 def test_the_largest_model():
-    page = planned("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
+    page = planned("--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
     assert 3e9 < page["model"]["params"] < 20e9
     assert page["next_larger"]["params"] > page["model"]["params"]
     assert {each["micro_batch"] for each in page["candidates"]} == {1}
@@ -221,48 +208,44 @@ def test_the_largest_model():
     ids=["plain", "offload", "batch", "experiment"],
 )  # fmt: skip
 def test_the_command_after_the_largest_model_shows_it_again(asked):
-    page = planned("plan", "--max-model", *asked)
+    page = planned("--max-model", *asked)
     words = shlex.split(page["next"])
     assert words[:2] == ["hpc-gpt", "plan"]
-    again = planned(*words[1:])
+    again = planned(*words[2:])
     assert again["candidates"] == page["candidates"]
     assert again["model"]["params"] == page["model"]["params"]
 
 
 def own_profile(**machine):
     """The name of a profile of nodes of 4 V100 16 GB with these figures in [machine]."""
-    clusters = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
-    clusters.mkdir(parents=True, exist_ok=True)
     figures = "\n".join(f"{key} = {value}" for key, value in machine.items())
-    text = f'device = "v100-16g"\nfabric = "omni-path 4x100G"\n[machine]\n{figures}\n'
-    (clusters / "mine.toml").write_text(text)
-    return "mine"
+    return profile_of("mine", f'device = "v100-16g"\nfabric = "omni-path 4x100G"\n[machine]\n{figures}\n')
 
 
 def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
-    asked = ("plan", "--model", "48b", "--gpus", "8", "--cluster")
-    done = in_process(*asked, own_profile())
+    asked = ("--model", "48b", "--gpus", "8", "--cluster")
+    done = in_process("plan", *asked, own_profile())
     assert (done.code, done.stderr) == (0, "")  # no next command
     said = " ".join(done.stdout.split())
     assert "nothing is known to fit, as all that fits on the cards offloads: tp1-pp1-dp8 needs 387 GiB in the" in said
     assert ", or use --gpus 128, on which a layout fits" in said
     assert planned(*asked, "mine")["next"] == ""
-    assert "next: " not in in_process(*asked, "mine", "--why", "tp1-pp1-dp8").stderr
-    assert "host must hold 387 GiB" in in_process(*asked, "mine", "--why", "tp1-pp1-dp8").stdout
-    known = in_process(*asked, own_profile(host_memory_gib=500))
+    assert "next: " not in in_process("plan", *asked, "mine", "--why", "tp1-pp1-dp8").stderr
+    assert "host must hold 387 GiB" in in_process("plan", *asked, "mine", "--why", "tp1-pp1-dp8").stdout
+    known = in_process("plan", *asked, own_profile(host_memory_gib=500))
     assert "engine.offload=full" in known.stderr
-    short = in_process(*asked, "jean-zay-v100-16g")
+    short = in_process("plan", *asked, "jean-zay-v100-16g")
     assert short.code == 2
     assert error_of(short)[0].endswith(", offload full, needs 387 of 149 GiB of a host's memory")
 
 
 def test_the_largest_model_with_offload_says_that_it_is_slow():
-    asked = ("plan", "--max-model", "--offload", "full", "--engine", "fsdp", "--gpus", "16", "--cluster")
-    done = in_process(*asked, own_profile(host_memory_gib=4000))
+    asked = ("--max-model", "--offload", "full", "--engine", "fsdp", "--gpus", "16", "--cluster")
+    done = in_process("plan", *asked, own_profile(host_memory_gib=4000))
     assert done.stdout.startswith("largest with offload full: 409e9 parameters")
     assert re.search(r"slow: the largest without offload, 11\.6e9 parameters, has 3,\d+ tokens/s, \d\d times",
                      done.stdout)  # fmt: skip
-    assert "slow: " not in in_process(*asked, "jean-zay-v100-16g").stdout
+    assert "slow: " not in in_process("plan", *asked, "jean-zay-v100-16g").stdout
 
 
 @pytest.mark.parametrize("more", [(), ("--why", "tp1-pp1-dp8"), ("--max-model",)])
@@ -281,21 +264,18 @@ def test_without_a_cluster_a_plan_is_for_nodes_of_a100_and_nothing_is_submitted(
 
 
 def test_the_users_own_cluster_without_a_device_is_refused_as_before():
-    own_profile()
-    config = Path(os.environ["HPC_GPT_CONFIG"])
-    (config / "clusters" / "mine.toml").write_text('partition = "gpu"\n')
-    (config / "config.toml").write_text('cluster = "mine"\n')
+    profile_of("mine", 'partition = "gpu"\n', default=True)
     done = in_process("plan", "--model", "gpt2", "--gpus", "8")
     assert error_of(done)[0] == "profile mine names no device"
 
 
 def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     file = tmp_path / "plan.html"
-    assert in_process(*SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
+    assert in_process("plan", *SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
     assert file.read_text().startswith("<!DOCTYPE html>")
-    assert in_process(*SEED, "--html", file).code == 0
+    assert in_process("plan", *SEED, "--html", file).code == 0
     file.write_text("mine")
-    done = in_process(*SEED, "--html", file)
+    done = in_process("plan", *SEED, "--html", file)
     assert done.code == 2
     assert "not a page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"

@@ -20,19 +20,11 @@ from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from tests.cli.command import error_of, in_process, without_slurm
+from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line
 
 SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 SMALL = {"model.preset": "gpt2-xl", "model.seq": 1024, "layout.gpus": 4, "layout.tp": 4, "layout.pp": 1}
-
-
-def profile_of(name: str, text: str) -> str:
-    """A profile of the test's own user."""
-    folder = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.toml").write_text(text)
-    return name
 
 
 def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> RunFolder:

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import hpc_gpt, in_process, without_slurm
+from tests.cli.command import hpc_gpt, in_process, profile_of, resolved_of, without_slurm
 from tests.conftest import REPOSITORY
-
-
-def resolved_of(done) -> dict:
-    assert done.code == 0, done.stderr
-    return json.loads(
-        done.stdout.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("\nHPC_GPT_RESOLVED\n", 1)[0]
-    )
 
 
 def test_render_prints_a_script_and_nothing_else():
@@ -72,10 +65,7 @@ def test_steps_of_the_command_line_may_hold_a_warm_up_that_the_files_own_do_not(
 
 def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
     assert resolved_of(in_process("render", "demo"))["cluster"]["name"] == "generic-slurm"
-    config = Path(os.environ["HPC_GPT_CONFIG"])
-    (config / "clusters").mkdir(parents=True)
-    (config / "clusters" / "mine.toml").write_text('extends = "a100-80g-8"\npartition = "p"\n')
-    (config / "config.toml").write_text('cluster = "mine"\n')
+    profile_of("mine", 'extends = "a100-80g-8"\npartition = "p"\n', default=True)
     assert resolved_of(in_process("render", "demo"))["job"]["partition"] == "p"
     variable = {"HPC_GPT_CLUSTER": "jean-zay-v100-16g"}
     assert resolved_of(in_process("render", "demo", environment=variable))["cluster"]["name"] == "jean-zay-v100-16g"
@@ -84,9 +74,7 @@ def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
 
 
 def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
-    folder = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
-    folder.mkdir(parents=True)
-    (folder / "generic-slurm.toml").write_text('extends = "generic-slurm"\naccount = "mine"\n')
+    profile_of("generic-slurm", 'extends = "generic-slurm"\naccount = "mine"\n')
     assert resolved_of(in_process("render", "demo"))["job"]["account"] == "mine"
 
 

@@ -4,8 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from tests.cli.command import hpc_gpt, in_process, without_slurm
-from tests.cli.test_predictions import profile_of
+from tests.cli.command import hpc_gpt, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
 
 FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run", "--script")

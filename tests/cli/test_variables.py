@@ -9,8 +9,7 @@ import pytest
 from hpc_gpt import cli
 from hpc_gpt.cli.experiment_options import variables_of
 from hpc_gpt.slurm.clients import OWN_VARIABLES
-from tests.cli.command import in_process
-from tests.cli.test_render_and_submit import resolved_of
+from tests.cli.command import in_process, resolved_of
 from tests.conftest import REPOSITORY
 
 SHORT, LONG = "HPC_GPT_TP", "HPC_GPT_TENSOR_MODEL_PARALLEL_SIZE"
