@@ -46,6 +46,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import wait_for, wait_for_all
@@ -244,7 +245,8 @@ def _resume(name: str, request: Request, from_start: bool, how: _How) -> Submitt
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
     has_cluster = "cluster" in [one.name for one in given]
     profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
-    if how.allocation is not None and settings.cluster.chain != "none":  # its job.sh would requeue the allocation
+    if how.allocation is not None and not way_of(settings.cluster).why_not(settings.cluster):
+        # Its job.sh would requeue the allocation.
         profile = replace(profile or settings.cluster, chain="none")
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and changes_nothing(settings, request.given, profile):
@@ -286,7 +288,7 @@ def _resume_same(run: RunFolder, until: Until, how: _How) -> Submitted | None:
     where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
     notes = [f"note: {note}" for note in (point.notes if point else ())]
     _print_lines((*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}"))
-    jobs = forecast.jobs if forecast and resolved.cluster.chain == "singleton" else 1
+    jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1
     return _start(run, resolved, how, where, jobs)
 
 

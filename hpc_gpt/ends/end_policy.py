@@ -20,6 +20,7 @@ from hpc_gpt.ends.state import BY_ITSELF, SLURM_RUNS, start_class
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of
 
 # slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
 LATE_SIGNAL_S = 300.0
@@ -159,8 +160,8 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 
 def cannot_continue(resolved: Resolved) -> str:
     """Why no job of a run can follow another one; empty if one can."""
-    if resolved.cluster.chain == "none":
-        return f'chain = "none" in profile {resolved.cluster.name}'
+    if why := way_of(resolved.cluster).why_not(resolved.cluster):
+        return why
     return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
 
 

@@ -19,6 +19,7 @@ from hpc_gpt.runs.room import checkpoint_bytes, steps_between_saves
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of, ways
 from hpc_gpt.words import counted, show_duration
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: fl
         raise _no_room(resolved, _slower(figures, -1), lead_s)
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
-        chain = 'set chain = "requeue" or "singleton" in the profile'
+        able = [f'"{name}"' for name, way in ways().items() if not way.why_not(resolved.cluster)]
+        chain = f"set chain = {' or '.join(able)} in the profile"
         other = chain if can_resume(resolved.engine) else "offload to the host's memory"
         raise ConfigError(
             f"it needs {least.jobs} jobs of {job.time}, but {why}",
@@ -316,7 +318,7 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
         said.append(
             f"warning: no train.save_minutes or train.save_every: a job that fails loses {show_duration(total.job_s)}"
         )
-    if total.jobs > _MOST_AT_ONCE and resolved.cluster.chain == "singleton":
+    if total.jobs > _MOST_AT_ONCE and way_of(resolved.cluster).at_once:
         said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
     if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
         said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
@@ -325,7 +327,7 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
 
 def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
-    how = {"requeue": " by requeue", "singleton": " by singleton jobs"}.get(resolved.cluster.chain, "")
+    how = way_of(resolved.cluster).words
     jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"

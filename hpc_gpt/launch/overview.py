@@ -12,6 +12,7 @@ from hpc_gpt.runs.room import checkpoint_bytes, free_gib, room_needed_gib
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.directives import script_directives
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted, cut, show_bytes
 
@@ -45,7 +46,7 @@ def _command(prepared: Prepared, here: bool) -> str:
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     if prepared.job_script is not None:
         return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.words)])} … job.sh RUN"
-    chained = "--job-name=…-RUN --dependency=singleton " if run.cluster.chain == "singleton" else ""
+    chained = way_of(run.cluster).shown
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 

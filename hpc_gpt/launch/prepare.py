@@ -38,6 +38,7 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.weights.config import unread_keys
 from hpc_gpt.words import counted
 
@@ -90,8 +91,8 @@ class Prepared:
     @property
     def jobs(self) -> int:
         """The number of jobs to submit at once."""
-        singleton = self.resolved.cluster.chain == "singleton"
-        return max(1, self.forecast.jobs) if self.forecast is not None and singleton else 1
+        at_once = way_of(self.resolved.cluster).at_once
+        return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
 
 
 def prepare(request: Request, queueing: bool = False) -> Prepared:

@@ -25,6 +25,7 @@ from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import quote_directive
 from hpc_gpt.slurm.options import OF_JOB, OF_SITE
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.tables import check_tables, close_matches
 
@@ -106,8 +107,7 @@ def prepare_script(
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
     lead = _lead(resolved.job, found.get("time"), "signal_lead_s" in job)
     resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=lead))
-    requeue = "--no-requeue" if chain == "none" else "--requeue"
-    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue]
+    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", way_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.words)) for option in read_options(words)]  # an option a line
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
@@ -242,7 +242,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
     pattern = resolved.command.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")
-    elif resolved.cluster.chain != "none":
+    elif not way_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
             "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
             f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"

@@ -21,7 +21,8 @@ from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import check_dependency, check_output_path, check_reachable, has_sbatch
+from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_start
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.weights.folder import check_weights, read_folder
@@ -66,7 +67,7 @@ def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False, be
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:
-            check_dependency(row.resolved)
+            way_of(row.resolved.cluster).check(row.resolved)
         if not dry:
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:

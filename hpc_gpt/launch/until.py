@@ -13,6 +13,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -130,8 +131,8 @@ def wants_forecast(resolved: Resolved, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
     if resolved.command is not None:
         return False  # nobody knows how many steps it takes, or how long
-    singleton = resolved.cluster.scheduler == "slurm" and resolved.cluster.chain == "singleton"
-    return until != Until() or resolved.job.max_gpu_hours is not None or singleton
+    counted = resolved.cluster.scheduler == "slurm" and way_of(resolved.cluster).at_once
+    return until != Until() or resolved.job.max_gpu_hours is not None or counted
 
 
 def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> tuple[Resolved, Forecast]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.files import clusters_dir, config_dir
@@ -19,6 +19,13 @@ from hpc_gpt.tables import check_tables, close_matches, flat, merge_tables, read
 
 FALLBACK = "generic-slurm"
 _DEVICES_FILE = Path(__file__).with_name("devices.toml")
+
+# A way to get another job is a module of hpc_gpt/slurm/requeue, and its name is the file's.
+CHAINS = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "slurm" / "requeue").glob("[a-z]*.py")))
+if TYPE_CHECKING:
+    Chain = str
+else:
+    Chain = Literal[CHAINS]
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class ClusterProfile:
     'A node\'s memory for a job; for example "160G".'
     exclusive: bool = False
     "Whether a job has its nodes to itself."
-    chain: Literal["requeue", "singleton", "none"] = "requeue"
+    chain: Chain = "requeue"
     "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or not."
     signal_lead_s: int = 120
     "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved."

@@ -202,16 +202,6 @@ def check_output_path(logs: Path) -> None:
         )
 
 
-def check_dependency(resolved: Resolved) -> None:
-    """ConfigError for a job.dependency that cannot be joined with the singleton of a job chain."""
-    asked = resolved.job.dependency
-    if asked and "?" in asked and resolved.cluster.chain == "singleton":
-        raise ConfigError(
-            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
-            "separate the conditions with commas, or leave it out",
-        )
-
-
 def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     """The exception for an sbatch that failed, with its message."""
     if answer.unreachable:

@@ -10,6 +10,7 @@ from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.options import OF_JOB, options_of
+from hpc_gpt.slurm.requeue import way_of
 
 _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -81,7 +82,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     lines += [text for key, text in texts.items() if key in _LATER]
     if job.exclusive:
         lines.append("--exclusive")
-    lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
+    lines += [way_of(profile).flag, "--open-mode=append"]
     # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")

@@ -12,17 +12,17 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import (
     OF_ONE_JOB,
     ask,
-    check_dependency,
     job_python,
     sbatch_failed,
     submission_environment,
     without_choice,
     words_of_scancel,
 )
+from hpc_gpt.slurm.requeue import way_of
 
 ARRAY_SCRIPT = "array.sh"
 
@@ -97,9 +97,8 @@ def submit_own(
     """Submit the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
     `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
     with a link to each, and the interpreter. `output` is a pattern in it."""
-    requeue = "--no-requeue" if resolved.cluster.chain == "none" else "--requeue"
     path = f"{_no_pattern(folder)}/{output}"
-    flags = [*words, requeue, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    flags = [*words, way_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
     script = next(iter(runs.values())).job_script
     command = ["sbatch", *flags, str(script), str(folder), *([python] if python else [])]
@@ -117,10 +116,10 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
     output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
     if resolved.script is not None:
         return [submit_own(run.path, output, resolved, {"": run}, words)]
-    is_singleton = resolved.cluster.chain == "singleton"
-    flags = [f"--output={_no_pattern(run.path)}/{output}", *(singleton_flags(run, resolved) if is_singleton else ())]
+    way = way_of(resolved.cluster)
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *way.flags(resolved, run.run_id)]
     executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
-    if not is_singleton:
+    if not way.at_once:
         return [executor.submit_script()]
     accepted: list[str] = []
     for number in range(1, jobs + 1):
@@ -132,16 +131,6 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
                 raise
             break
     return accepted
-
-
-def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
-    """The flags with which the jobs of one run wait for each other: a unique name, and --dependency=singleton."""
-    check_dependency(resolved)
-    asked = resolved.job.dependency
-    return [
-        f"--job-name={folder_name(resolved.job.name or resolved.name)}-{run.run_id}",
-        f"--dependency={f'{asked},' if asked else ''}singleton",
-    ]
 
 
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:

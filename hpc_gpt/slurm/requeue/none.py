@@ -1,0 +1,16 @@
+"""A run has one job. Also that of `submit --here`: a requeue would put the user's allocation back."""
+
+from __future__ import annotations
+
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.slurm.requeue import Way
+
+
+class Alone(Way):
+    flag = "--no-requeue"
+
+    def why_not(self, profile: ClusterProfile) -> str:
+        return f'chain = "none" in profile {profile.name}'
+
+
+WAY = Alone()

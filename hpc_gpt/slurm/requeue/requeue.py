@@ -1,0 +1,12 @@
+"""Slurm puts the job back into its queue, by scontrol requeue."""
+
+from __future__ import annotations
+
+from hpc_gpt.slurm.requeue import Way
+
+
+class Requeue(Way):
+    words = " by requeue"
+
+
+WAY = Requeue()

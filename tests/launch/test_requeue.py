@@ -1,0 +1,28 @@
+"""A way to get another job is a module of slurm/requeue with the macros of its name in templates/slurm/requeue."""
+
+import re
+
+import pytest
+
+from hpc_gpt.settings.cluster import CHAINS
+from hpc_gpt.slurm.requeue import ways
+from tests.conftest import REPOSITORY
+
+TEMPLATES = REPOSITORY / "templates" / "slurm" / "requeue"
+DEFINED = re.compile(r"\{% (?:macro|set) (\w+)")
+
+
+def test_a_profile_may_name_each_way_that_is_there():
+    assert tuple(sorted(ways())) == CHAINS
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_way_defines_what_the_scripts_take(name):
+    taken = {name for file in TEMPLATES.parents[1].rglob("*.j2") for name in re.findall(r"\bway\.(\w+)", file.read_text())}
+    assert set(DEFINED.findall((TEMPLATES / f"{name}.sh.j2").read_text())) == taken
+
+
+def test_a_run_can_continue_if_and_only_if_its_script_can():
+    for name, way in ways().items():
+        continues = "{% set continues = true %}" in (TEMPLATES / f"{name}.sh.j2").read_text()
+        assert continues == (way.flag == "--requeue")
