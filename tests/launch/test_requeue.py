@@ -18,7 +18,8 @@ def test_a_profile_may_name_each_way_that_is_there():
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_way_defines_what_the_scripts_take(name):
-    taken = {name for file in TEMPLATES.parents[1].rglob("*.j2") for name in re.findall(r"\bway\.(\w+)", file.read_text())}
+    texts = [file.read_text() for file in TEMPLATES.parents[1].rglob("*.j2")]
+    taken = {each for text in texts for each in re.findall(r"\bway\.(\w+)", text)}
     assert set(DEFINED.findall((TEMPLATES / f"{name}.sh.j2").read_text())) == taken
 
 
