@@ -5,9 +5,9 @@ from collections import defaultdict
 
 from tests.test_imports import MODULES
 
-# Each module that is found by being there has its own: of dialects, engines, verbs, programs, and what has a version;
-# and the type variable of a function.
-FOUND_BY_NAME = {"DIALECT", "ENGINE", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
+# Each module that is found by being there has its own: of dialects, engines, ways to requeue, verbs, programs, and
+# what has a version; and the type variable of a function.
+FOUND_BY_NAME = {"DIALECT", "ENGINE", "WAY", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
 # The two sides of one thing: an engine without torch and its training; a kernel and the plain function that it equals;
 # the weights of each kind of checkpoint.
 TWINS = {

@@ -27,6 +27,7 @@ from hpc_gpt.runs.program_checkpoints import saved_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import class_and_words, counted
@@ -165,7 +166,7 @@ class Life:
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         how = ""
-        if self.resolved.cluster.chain == "none":
+        if way_of(self.resolved.cluster).why_not(self.resolved.cluster):
             self._until("ended", "the job's end", lambda: self._job_of(attempt).is_over)
             resume_run(run)
             how = " by submit --resume, as the profile's chain is none"
@@ -231,7 +232,9 @@ class Life:
             ahead = f"{lead_s} s ahead of" if lead_s is not None else "at"
             self.say("signal", f"{ahead} the time limit (brought forward)")
             self._ends("ended", first, ("walltime", "done"))
-            comes_back = first.ended().get("ended") == "walltime" and self.resolved.cluster.chain != "none"
+            comes_back = first.ended().get("ended") == "walltime" and not way_of(self.resolved.cluster).why_not(
+                self.resolved.cluster
+            )
             if comes_back and not quick:
                 waits, job = self._spare_waits(run, second), self._jobs()[-1]
                 how = f"job {job.id} is back in the queue" if job.restarts else f"job {job.id} continues"
