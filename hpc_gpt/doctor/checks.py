@@ -30,8 +30,8 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_inputs, dry_run
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
+from hpc_gpt.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.runs.provenance import collect, list_gpus
-from hpc_gpt.runs.room import free_gib, room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolved import Resolved
@@ -230,7 +230,7 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
     """Whether there is room for the checkpoints to come, each as large as the newest one or as predicted."""
-    one, every = room_needed_gib(resolved, run)
+    one, every = space_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]

@@ -24,9 +24,9 @@ from hpc_gpt.ends.state import class_of
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.disk_space import free_space_text, is_full
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step, work_folder
-from hpc_gpt.runs.room import free_room, has_no_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 
@@ -74,19 +74,19 @@ def _says_more(found: str | None, cause: str) -> bool:
     return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
 
 
-def with_room(run: RunFolder, end: End) -> End:
+def with_free_space(run: RunFolder, end: End) -> End:
     """The end of a script; if a disk was full, with what is free where it writes. If it is the run's own disk, the log
     had no room for what the script said."""
     command = command_of(run)
     if command is None or command.script is None:
         return end
-    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and has_no_room(run.path):
+    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and is_full(run.path):
         end = replace(end, ended="disk_full")
     if end.ended != "disk_full":
         return end
     saved = newest_checkpoint(run, command)
     places = (run.path, saved.parent if saved else work_folder(run, command))
-    return replace(end, cause=f"{end.cause} ({free_room(*places)})")
+    return replace(end, cause=f"{end.cause} ({free_space_text(*places)})")
 
 
 def conclude(

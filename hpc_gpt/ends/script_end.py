@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_gpt.ends.decisions import ReadCause, classify, with_room
+from hpc_gpt.ends.decisions import ReadCause, classify, with_free_space
 from hpc_gpt.ends.end_policy import (
     STOP,
     End,
@@ -112,6 +112,6 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     end_script(run, attempt, code, "")
     end = attempt.ended()
     if not end and code:
-        found = with_room(run, classify(attempt, "error", f"exit code {code}", read_cause))
+        found = with_free_space(run, classify(attempt, "error", f"exit code {code}", read_cause))
         attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
     return 0

@@ -23,7 +23,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.decisions import NEXT_MARK, ReadCause, classify, conclude, forget_stop, job_of, other_jobs, with_room
+from hpc_gpt.ends.decisions import (
+    NEXT_MARK,
+    ReadCause,
+    classify,
+    conclude,
+    forget_stop,
+    job_of,
+    other_jobs,
+    with_free_space,
+)
 from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
 from hpc_gpt.ends.failures import LONGEST_PAUSE_S
 from hpc_gpt.ends.script_end import end_script
@@ -55,7 +64,7 @@ def decide_next(
         pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
     else:
         resolved = run.resolved()
-        end = with_room(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
+        end = with_free_space(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.program.work_folder import describe_copy
-from hpc_gpt.runs.room import checkpoint_bytes, free_gib, room_needed_gib
+from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.directives import script_directives
@@ -114,7 +114,7 @@ def saves(run: Resolved, logs: Path) -> list[str]:
     if not when:
         return ["none: train.save_last is false"]
     kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
-    one, (_, every) = checkpoint_bytes(run), room_needed_gib(run)
+    one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
     room = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
     free = free_gib(logs)
     lines = [f"{' and '.join(when)}{kept}: {room}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]

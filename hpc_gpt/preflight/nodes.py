@@ -26,8 +26,8 @@ from hpc_gpt.files import write_once
 from hpc_gpt.preflight.lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, preflight_limit_s
 from hpc_gpt.preflight.probe import Probe
 from hpc_gpt.preflight.verdict import Finding, NodeReport, choose_nodes, judge_devices, judge_exchanges, judge_space
+from hpc_gpt.runs.disk_space import space_needed_gib
 from hpc_gpt.runs.record import finite
-from hpc_gpt.runs.room import room_needed_gib
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import without_secrets
 from hpc_gpt.words import NOTHING, Grid, counted, plain
@@ -95,7 +95,7 @@ class Preflight:
 
     def _space(self, reports: Mapping[str, NodeReport]) -> list[Finding]:
         free = [found for report in reports.values() if (found := report.worst("free_gib")) is not None]
-        return judge_space(min(free, default=None), *room_needed_gib(self.resolved, self.run), str(self.run.path))
+        return judge_space(min(free, default=None), *space_needed_gib(self.resolved, self.run), str(self.run.path))
 
     def _run_exchanges(self, sound: Sequence[str], limit_s: float) -> None:
         """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""

@@ -12,7 +12,7 @@ from hpc_gpt.ends.end_policy import End
 from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
-from hpc_gpt.runs.room import checkpoint_bytes, free_gib
+from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal
 from hpc_gpt.supervision.signals import Inbox

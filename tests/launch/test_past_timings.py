@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.launch.past_timings import Earlier, measure_run
-from hpc_gpt.runs.room import checkpoint_bytes, room_needed_gib
+from hpc_gpt.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.settings.resolved import speed_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
@@ -114,10 +114,10 @@ def test_the_size_of_a_checkpoint_is_as_the_last_one_says_else_as_the_engine_kee
     resolved = run.resolved()
     half = replace(resolved, train=replace(resolved.train, dtype="bf16", steps=1000))
     assert checkpoint_bytes(half) == 14 * resolved.model.params, "16-bit weights, fp32 weights, two moments"
-    assert room_needed_gib(half, run)[0] * 2**30 == checkpoint_bytes(half)
+    assert space_needed_gib(half, run)[0] * 2**30 == checkpoint_bytes(half)
     for step, size in ((10, 5), (20, 7)):
         folder = run.checkpoints / f"step-{step:08d}"
         folder.mkdir(parents=True)
         files = {"a": {"bytes": size, "crc32": 0}, "b": {"bytes": 100, "crc32": 0}}
         (folder / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "files": files}))
-    assert room_needed_gib(half, run)[0] * 2**30 == 107
+    assert space_needed_gib(half, run)[0] * 2**30 == 107

@@ -24,10 +24,10 @@ from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, cod
 from hpc_gpt.program.rank import OVER, ForeignRank, ProgramStart, Stop
 from hpc_gpt.program.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.readers.live import LiveLines
+from hpc_gpt.runs.disk_space import free_space_text
 from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.program_checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
-from hpc_gpt.runs.room import free_room
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.secrets import hide_secrets
@@ -261,7 +261,7 @@ class CommandRank(ForeignRank):
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         ended, cause, lost_peer = self._failure(code)
-        return ended, f"{cause} ({free_room(self._run.path)})" if ended == "disk_full" else cause, lost_peer
+        return ended, f"{cause} ({free_space_text(self._run.path)})" if ended == "disk_full" else cause, lost_peer
 
     def _failure(self, code: int) -> tuple[str, str, bool]:
         if code in _NOT_RUN and (found := self._last.find(_NOT_FOUND)):

@@ -1,4 +1,4 @@
-"""How large checkpoints are, how many a run will have at once, and the room on a disk."""
+"""How large checkpoints are, how many a run will have at once, and the space on a disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
     """How many checkpoints a run after `step` steps will have at once, in addition to those that it has.
 
     The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
-    `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs room for one.
+    `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs one more.
     How often `save_minutes` saves is not known: with `keep_last` it counts as often enough, without as once.
     """
     train = resolved.train
@@ -63,8 +63,8 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
     return min(written, stay + 1 + marked + len(train.save_at))
 
 
-def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """(room for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
+def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
+    """(space for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
     predicted."""
     step = newest_step(run) if run else None
     stored = bytes_of(run.checkpoints / checkpoint_folder_name(step)) if run and step is not None else 0
@@ -85,7 +85,7 @@ def free_gib(folder: Path) -> float | None:
     return None
 
 
-def free_room(*places: Path) -> str:
+def free_space_text(*places: Path) -> str:
     """What is free of the disks that a program writes to, as text: those of the places, and of temporary files."""
     found: dict[int, str] = {}
     for place in (*places, Path(tempfile.gettempdir())):
@@ -95,8 +95,8 @@ def free_room(*places: Path) -> str:
     return ", ".join(found.values())
 
 
-def has_no_room(place: Path) -> bool:
-    """Whether a disk has not even room for a page of text."""
+def is_full(place: Path) -> bool:
+    """Whether a disk has not even the space for a page of text."""
     try:
         return shutil.disk_usage(place).free < 4096
     except OSError:

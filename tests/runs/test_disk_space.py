@@ -3,7 +3,7 @@
 import pytest
 
 from hpc_gpt.formulas import GIB
-from hpc_gpt.runs.room import checkpoints_to_come, free_gib, room_needed_gib, steps_between_saves
+from hpc_gpt.runs.disk_space import checkpoints_to_come, free_gib, space_needed_gib, steps_between_saves
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -42,7 +42,7 @@ def test_checkpoints_to_come(train, step, count):
 
 def test_room_is_that_of_weights_and_optimizer():
     run = resolved(steps=100, save_every=0, dtype="fp32")
-    one, every = room_needed_gib(run)
+    one, every = space_needed_gib(run)
     assert one == every
     assert 12 * run.model.params / GIB <= one <= 16 * run.model.params / GIB
 
