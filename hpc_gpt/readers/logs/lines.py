@@ -53,8 +53,6 @@ OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 OTHER_BARS = "bars with another goal than the steps"
 BARS, GENERIC = "tqdm", "generic"
-# Attributes of a reader that are kept on disk in addition to its parts and rows.
-BOUNDS = ("full", "most_rows", "kept", "taken", "timer_lines")
 
 
 class LineReader:

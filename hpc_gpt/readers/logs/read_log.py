@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.logs import Part, Place
-from hpc_gpt.readers.logs.kept import KeptState
+from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, LineKind, kinds_for_a_log, zeroed
 from hpc_gpt.readers.logs.lines import (
     ALL_TIMERS,
@@ -69,21 +69,25 @@ def read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
-        kept = KeptState(source, path)
-        reader = BlockReader(kept.reader, kept.lines, kept.begun)
+        about = (source.device, source.inode, source.size, source.changed_ns)
+        kept = None if source.is_stdin else kept_file(path, about, source.bytes_at)
+        # Compressed data cannot be read from the middle.
+        begin, state = (0, None) if kept is None else kept.load(grows=not source.compressed)
+        lines, newlines, begun, source.left_out = state or (LineReader(source.file), 0, False, source.left_out)
+        reader = BlockReader(lines, newlines, begun)
         held = b""
-        if not (kept.offset and source.compressed):
-            for chunk in source.chunks(kept.offset):
+        if not (begin and source.compressed):
+            for chunk in source.chunks(begin):
                 reader.take(held)
                 held = chunk
         # An incomplete last line is read now, and again when it is complete.
-        if source.torn and not source.compressed:
-            kept.keep(kept.reader, source.offset, reader.newlines, reader.begun)
+        if not source.torn or source.compressed:
             reader.take(held)
-        else:
-            reader.take(held)
-            offset = source.size if source.compressed else source.offset
-            kept.keep(kept.reader, offset, reader.newlines, reader.begun)
+            held = b""
+        end = source.size if source.compressed else source.offset
+        if kept is not None and end > begin:
+            kept.store(end, (lines, reader.newlines, reader.begun, source.left_out))
+        reader.take(held)
         return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.logs.kept import FAULTS, KeptFile, kept_file
+from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.readers.steps import Places, StepColumn, StepTable
 from hpc_gpt.runs.run_folder import Attempt
@@ -116,7 +116,7 @@ def _read(path: Path) -> _Lines:
         about = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         kept = kept_file(path, about, lambda start, size: os.pread(file.fileno(), size, start), _LEAST_KEPT)
         if kept is not None:
-            lines = _kept(kept)
+            lines = kept.load()[1] or lines
         file.seek(lines.offset)
         began, tail = lines.offset, b""
         while chunk := file.readlines(_CHUNK):
@@ -124,23 +124,10 @@ def _read(path: Path) -> _Lines:
                 tail = chunk.pop()
             lines.take(chunk)
         if kept is not None and lines.offset > began:
-            columns, line = lines.joined()
-            state = {"peaks": lines.peaks, "damaged": lines.damaged, "passed": lines.passed}
-            kept.store(lines.offset, state, {"columns": np.stack([columns[key] for key in KEYS]), "line": line})
+            kept.store(lines.offset, lines)
         if tail:
             lines.take([tail])
     return lines
-
-
-def _kept(kept: KeptFile) -> _Lines:
-    """Return the lines that were kept of a file; none if it changed other than by growing."""
-    with contextlib.suppress(*FAULTS):
-        if (found := kept.load()) is not None:
-            state, arrays = found
-            columns = {key: [column] for key, column in zip(KEYS, arrays["columns"], strict=True)}
-            passed, offset = state["passed"], int(state["offset"])
-            return _Lines(columns, [arrays["line"]], state["peaks"], state["damaged"], passed, offset)
-    return _Lines()
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:
