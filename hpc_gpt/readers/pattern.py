@@ -51,11 +51,11 @@ Kind = Literal[
 class Pattern:
     """One kind of line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
 
-    `literal` is in every line that matches: a search for it is cheap, so `regex` is tried on few lines. A line can
-    have several matches. `keys` is for lines of `key: value | key: value`: the text after a match of `regex` is split
-    at `separator`, and each key in `keys` gives a field. `closed`: the separator also ends the last value, so a value
-    without one was cut off and is not taken. `facts` are true if the pattern matches; those named in STEP_FIELDS go
-    into the row of a step.
+    `literal` is in every line that matches: a search for it is cheap, so `regex` is tried on few lines. One of seven
+    characters or more is found fastest. A line can have several matches. `keys` is for lines of `key: value | key:
+    value`: the text after a match of `regex` is split at `separator`, and each key in `keys` gives a field. `closed`:
+    the separator also ends the last value, so a value without one was cut off and is not taken. `facts` are true if the
+    pattern matches; those named in STEP_FIELDS go into the row of a step.
     """
 
     kind: Kind
@@ -208,21 +208,8 @@ MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")
 # Fields whose value is text.
 TEXT_FIELDS = frozenset(
     (
-        "engine",
-        "device",
-        "dtype",
-        "recompute",
-        "name",
-        "job_id",
-        "node",
-        "node_list",
-        "rank_name",
-        "torch_version",
-        "framework_version",
-        "deepspeed_version",
-        "words",
-        "key",
-        "value",
+        *("engine", "device", "dtype", "recompute", "name", "job_id", "node", "node_list", "rank_name"),
+        *("torch_version", "framework_version", "deepspeed_version", "words", "key", "value"),
     )
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}

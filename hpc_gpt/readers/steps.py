@@ -259,23 +259,7 @@ def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
 
 MOST_STEP = 2.0**53  # above it floats skip whole numbers
 _LONGEST_S = 1e9
-_NOT_NEGATIVE = frozenset(
-    (
-        "tokens_per_s",
-        "tokens_per_s_gpu",
-        "samples_per_s",
-        "samples_per_s_gpu",
-        "tflops",
-        "mfu",
-        "consumed_samples",
-        "consumed_tokens",
-        "consumed",
-        "throughput",
-        "elapsed_s",
-        "skipped",
-        "nan",
-    )
-)
+_MAY_BE_NEGATIVE = frozenset(("step", "loss", "loss_eval", "grad_norm", "lr", "skipped_so_far", "epoch", "at"))
 # A diverging training prints infinite values: they are NaN in the columns, and no fault of the log.
 _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
@@ -289,7 +273,7 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
             wrong = np.zeros(len(column), np.bool_) if name in _MAY_OVERFLOW else infinite
             if name == "step_s":
                 wrong = wrong | (column <= 0) | (column > _LONGEST_S)
-            elif name in _NOT_NEGATIVE:
+            elif name not in _MAY_BE_NEGATIVE:
                 wrong = wrong | (column < 0)
         count = int(wrong.sum())
         if count:

@@ -16,7 +16,9 @@ DIALECT = Dialect(
     name="collectives",
     patterns=(
         failure(
-            "collective_timeout", "NCCL", rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})"
+            "collective_timeout",
+            "NCCL",
+            rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})",
         ),
         failure(
             "collective_timeout",
@@ -26,8 +28,7 @@ DIALECT = Dialect(
         failure(
             "collective_timeout",
             "rror",
-            r"(?P<words>Timed out initializing process group in store based barrier "
-            r"on rank:? (?P<rank>\d{1,7}).{0,300})",
+            r"(?P<words>Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,7}).{0,300})",
         ),
         failure(
             "collective_timeout",
@@ -56,11 +57,10 @@ DIALECT = Dialect(
         echo(
             "collective_timeout",
             "NCCL",
-            rf"{_RANK}(?P<words>Received a dump signal due to a collective timeout"
-            r".{0,300})",
+            rf"{_RANK}(?P<words>Received a dump signal due to a collective timeout.{{0,300}})",
         ),
-        echo("collective_timeout", "NCCL", rf"{_RANK}(?P<words>Timeout at NCCL work.{{0,300}})"),
-        echo("collective_timeout", "NCCL", rf"{_RANK}(?P<words>Some NCCL operations have failed.{{0,200}})"),
+        echo("collective_timeout", "Timeout at NCCL work", rf"{_RANK}(?P<words>Timeout at NCCL work.{{0,300}})"),
+        echo("collective_timeout", "Some NCCL", rf"{_RANK}(?P<words>Some NCCL operations have failed.{{0,200}})"),
         echo(
             "collective_timeout",
             "NCCL",
@@ -70,18 +70,17 @@ DIALECT = Dialect(
         echo(
             "error",
             "NCCL",
-            rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread "
-            r"terminated with exception.{0,300})",
+            rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread terminated with exception.{{0,300}})",
         ),
         echo(
             "node_failure",
-            "NCCL",
+            "NCCL WARN NET/IB",
             r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL WARN NET/IB ?:? ?Got "
             r"(?:completion|async|fatal).{0,300})",
         ),
         echo(
             "error",
-            "NCCL",
+            "NCCL WARN ",
             r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL "
             rf"WARN (?!NET/IB ?:? ?Got|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})",
         ),
@@ -101,7 +100,7 @@ DIALECT = Dialect(
                 r"|unhandled system error|[Cc]onnection refused",
             ),
         ),
-        echo("error", "rror", EXCEPTION_START + r"(?P<words>ncclRemoteError: .{0,300})"),
+        echo("error", "ncclRemoteError: ", EXCEPTION_START + r"(?P<words>ncclRemoteError: .{0,300})"),
         echo("error", "c10d", r"(?P<words>The client socket has (?:failed to connect|timed out).{0,200})"),
         echo("error", "MPI_ABORT", r"(?P<words>MPI_ABORT was invoked on rank (?P<rank>\d{1,7}).{0,200})"),
     ),

@@ -11,7 +11,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "memory",
-            "Max_MA",
+            "Max_MA ",
             rf"\bMA {_GB} GB {{1,20}}Max_MA (?P<memory_allocated_gib>{_GB}) GB {{1,20}}CA {_GB} GB {{1,20}}"
             rf"Max_CA (?P<memory_reserved_gib>{_GB}) GB",
         ),

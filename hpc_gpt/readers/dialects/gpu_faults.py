@@ -12,23 +12,23 @@ DIALECT = Dialect(
     patterns=(
         failure(
             "node_failure",
-            "NVRM",
+            "NVRM: Xid (",
             rf"(?:(?P<node>[a-z][\w.-]{{0,60}}) kernel: .{{0,40}})?(?P<words>NVRM: Xid "
             rf"\([^)]{{1,80}}\): {_HARDWARE_XID}\b.{{0,300}})",
         ),
-        failure("error", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})"),
-        echo("error", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})"),
+        failure("error", "NVRM: Xid (", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})"),
+        echo("error", "NVRM: Xid (", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})"),
         failure("node_failure", "NVRM", r"(?P<words>GPU \S{0,80} ?has fallen off the bus.{0,100})"),
         failure("node_failure", "GPU is lost", r"(?P<words>.{0,120}GPU is lost.{0,120})"),
         failure(
             "node_failure",
-            "NVML",
+            "Failed to initialize NVML: ",
             r"(?P<words>Failed to initialize NVML: (?:Driver/library version mismatch"
             r"|Unknown Error|GPU).{0,100})",
         ),
         failure(
             "node_failure",
-            "rror",
+            " error: ",
             r"(?P<words>(?:CUDA|HIP|Cuda) error: (?:uncorrectable (?:ECC|NVLink) error|unspecified launch failure"
             r"|hardware stack error|unknown error|system not yet initialized|device not ready|driver shutting down"
             r"|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no CUDA-capable device"
@@ -36,12 +36,12 @@ DIALECT = Dialect(
         ),
         failure(
             "error",
-            "rror",
+            " error: ",
             r"(?P<words>(?:CUDA|HIP) error: (?:an )?(?:illegal memory access|illegal instruction"
             r"|misaligned address|invalid program counter|the launch timed out|invalid configuration"
             r"|CUBLAS_STATUS_(?!ALLOC)|CUDNN_STATUS_(?!ALLOC)|invalid argument).{0,300})",
         ),
-        failure("data", "rror", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})"),
+        failure("data", "device-side", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})"),
         failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     ),
     specimen="""\

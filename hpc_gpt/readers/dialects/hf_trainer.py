@@ -235,7 +235,7 @@ DIALECT = Dialect(
         Pattern(
             "end", "Training completed. Do not forget to share", r"\bTraining completed\. Do not forget", ended="done"
         ),
-        Pattern("fact", "Using ", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
+        Pattern("fact", " backend", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
         Pattern(
             "fact",
             "Detected DeepSpeed ZeRO-",

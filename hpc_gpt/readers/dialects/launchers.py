@@ -9,30 +9,30 @@ DIALECT = Dialect(
     patterns=(
         # torchelastic's report: one line each for host, rank and exit code, which causes.py joins
         echo("error", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))"),
-        echo("error", "rror", raised("ChildFailedError")),
+        echo("error", "ChildFailedError", raised("ChildFailedError")),
         echo("error", "host  ", r"^.{0,60}?(?P<words>host {2,10}: (?P<node>[A-Za-z][\w.-]{0,80}))\s{0,4}$"),
         echo("error", "(local_rank", r"^.{0,60}?(?P<words>rank {2,10}: (?P<rank>\d{1,7}) \(local_rank: \d{1,7}\))"),
-        echo("error", "exit", r"^.{0,60}?(?P<words>exitcode {2,10}: (?!-15\b)-?\d{1,4} \(pid: \d{1,10}\))"),
-        echo("cancelled", "exit", r"^.{0,60}?(?P<words>exitcode {2,10}: -15 \(pid: \d{1,10}\))"),
+        echo("error", "exitcode ", r"^.{0,60}?(?P<words>exitcode {2,10}: (?!-15\b)-?\d{1,4} \(pid: \d{1,10}\))"),
+        echo("cancelled", ": -15 (pid: ", r"^.{0,60}?(?P<words>exitcode {2,10}: -15 \(pid: \d{1,10}\))"),
         echo(
             "error",
-            "exit",
+            "failed (exitcode: ",
             r"(?P<words>failed \(exitcode: -?\d{1,4}\) local_rank: \d{1,7} \(pid: "
             r"\d{1,10}\).{0,200})",
         ),
-        echo("cancelled", "ignal", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
+        echo("cancelled", "Sending process ", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
         echo(
             "cancelled",
-            "ignal",
+            "SignalException: Process ",
             r"(?P<words>(?:\w{1,60}\.){0,8}SignalException: Process \d{1,10} got signal: "
             r"\d{1,3})",
         ),
         # deepspeed's
-        echo("error", "exit", r"(?P<words>exits with return code = (?!0\b)-?\d{1,4})"),
-        echo("cancelled", "Kill", r"(?P<words>Killing subprocess \d{1,10})"),
+        echo("error", "exits with return code = ", r"(?P<words>exits with return code = (?!0\b)-?\d{1,4})"),
+        echo("cancelled", "Killing subprocess ", r"(?P<words>Killing subprocess \d{1,10})"),
         echo(
             "error",
-            "exit",
+            ": ssh exited with exit code ",
             r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): (?P<words>ssh exited with "
             r"exit code (?!0\b)\d{1,3})",
         ),
@@ -63,16 +63,16 @@ DIALECT = Dialect(
         ),
         failure(
             "error",
-            "rror",
+            "Fatal Python error: ",
             r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating|init|Py|none_dealloc|deallocating).{0,200})",
         ),
-        echo("error", "rror", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
-        failure("error", "ignal", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})"),
+        echo("error", "Fatal Python error: Aborted", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
+        failure("error", "Caught signal ", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})"),
         failure(
-            "error", "ignal", r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))"
+            "error", "Signal: ", r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))"
         ),
-        echo("error", "ignal", r"(?P<words>Signal: Aborted \(6\))"),
+        echo("error", "Signal: Aborted (6)", r"(?P<words>Signal: Aborted \(6\))"),
         echo(
             "cancelled",
             "SIGTERM",
@@ -82,7 +82,7 @@ DIALECT = Dialect(
         # mpirun's
         echo(
             "error",
-            "exit",
+            " exited on signal ",
             r"(?P<words>process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node (?P<node>[\w.-]{1,80}) exited on signal "
             r"(?!15\b)\d{1,3}.{0,60})",
         ),
@@ -101,7 +101,7 @@ DIALECT = Dialect(
             r"(?P<words>\brank (?P<rank>\d{1,7}) on (?P<node>[\w.-]{1,80}) (?:was ended by SIG[A-Z0-9]{1,10}"
             r"|ended with exit code \d{1,3})\b.{0,80})",
         ),
-        failure("user_error", "rror", r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})"),
+        failure("user_error", ": Error: ", r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})"),
     ),
     specimen="""\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:

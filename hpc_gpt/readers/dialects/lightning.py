@@ -53,12 +53,12 @@ DIALECT = Dialect(
         ),
         Pattern(
             "step",
-            " • ",
+            "Epoch 0",
             r"\bEpoch 0(?:/\d{1,6})?"
             + _RICH.replace("(?P<elapsed_s>", "(?:")
             + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
         ),
-        Pattern("progress", " • ", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
+        Pattern("progress", "Epoch 0", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
         Pattern(
             "step",
             "v_num=",

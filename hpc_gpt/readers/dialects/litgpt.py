@@ -22,7 +22,7 @@ DIALECT = Dialect(
         ),
         Pattern(
             "step",
-            " time:",
+            ": loss ",
             rf"\biter \d{{1,12}}(?: \|)? step (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), (?:iter|train) time: {NUMBER} ?ms",
         ),
         # lit-llama counts micro-batches only.

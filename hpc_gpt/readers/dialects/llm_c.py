@@ -19,7 +19,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " tok/s",
+            "| norm ",
             rf"{_STEP} \| (?:train )?loss {{1,12}}(?P<loss>{NUMBER}){_Z} ?\| norm {{1,12}}(?P<grad_norm>{NUMBER}){_Z} ?\| "
             rf"lr (?P<lr>{NUMBER}) \| \(? {{0,8}}(?P<step_ms>{NUMBER}) ms \|"
             rf"(?: {{1,8}}(?:-100\.0|-?nan|(?P<mfu_percent>\d{{1,3}}\.\d))% [\w ]{{1,20}} MFU \|)? {{1,8}}(?P<tokens_per_s>{NUMBER}) tok/s",

@@ -7,7 +7,7 @@ from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, failure,
 DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
-        failure("gpu_memory", "rror", raised(r"OutOfMemoryError")),
+        failure("gpu_memory", "OutOfMemoryError", raised(r"OutOfMemoryError")),
         failure(
             "gpu_memory",
             "out of memory",
@@ -23,7 +23,7 @@ DIALECT = Dialect(
                 r"|RESOURCE_EXHAUSTED: ",
             ),
         ),
-        failure("host_memory", "rror", raised(r"\w{0,20}MemoryError")),
+        failure("host_memory", "MemoryError", raised(r"\w{0,20}MemoryError")),
         failure(
             "host_memory",
             "rror",
@@ -38,11 +38,11 @@ DIALECT = Dialect(
         ),
         failure(
             "host_memory",
-            "Kill",
+            ": Killed process ",
             r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed "
             r"process \d{1,10}.{0,200})",
         ),
-        failure("host_memory", "Kill", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
+        failure("host_memory", "OOMKilled", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
     ),
     specimen="""\
 torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.88 GiB (GPU 3; 31.86 GiB total capacity; 29.30 GiB already allocated)

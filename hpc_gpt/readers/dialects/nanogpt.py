@@ -18,7 +18,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "ms",
+            ": loss ",
             rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?:(?P<loss_bits>{NUMBER}) BPC|(?P<loss>{NUMBER})), time (?P<step_ms>{NUMBER})ms"
             rf"(?:, mfu (?:-100\.00|(?P<mfu_percent>{NUMBER}))%)?",
         ),

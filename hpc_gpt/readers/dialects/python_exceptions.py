@@ -39,11 +39,11 @@ DIALECT = Dialect(
             ),
         ),
         # of two that match, the first counts
-        failure("data", "rror", raised("FileNotFoundError", _DATA_FILE)),
-        failure("user_error", "rror", raised("FileNotFoundError")),
+        failure("data", "FileNotFoundError", raised("FileNotFoundError", _DATA_FILE)),
+        failure("user_error", "FileNotFoundError", raised("FileNotFoundError")),
         failure(
             "user_error",
-            "rror",
+            ": error: ",
             r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
             r"|the following arguments|invalid choice|ambiguous option).{0,300})",
         ),

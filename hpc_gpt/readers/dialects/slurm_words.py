@@ -17,7 +17,7 @@ def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
 
 
 def _task(how: str, ended: str, echo: bool = False) -> Pattern:
-    return failure(ended, "srun: ", rf"(?P<words>{_TASK}(?:{how}).{{0,120}})", echo)
+    return failure(ended, "srun: error: ", rf"(?P<words>{_TASK}(?:{how}).{{0,120}})", echo)
 
 
 def _row(literal: str, state: str, ended: str) -> Pattern:
@@ -25,7 +25,7 @@ def _row(literal: str, state: str, ended: str) -> Pattern:
 
 
 def _state(state: str, ended: str) -> Pattern:
-    return failure(ended, "Job", rf"(?P<words>JobState=(?:{state})\b.{{0,200}})")
+    return failure(ended, "JobState=", rf"(?P<words>JobState=(?:{state})\b.{{0,200}})")
 
 
 DIALECT = Dialect(
@@ -40,42 +40,44 @@ DIALECT = Dialect(
         # srun also cancels a step if one of its tasks failed.
         _cancelled("STEP", "(?!DUE TO [TPNJ])", "cancelled", echo=True),
         failure(
-            "host_memory", "rror", r"(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in \S{1,60}.{0,120})"
+            "host_memory",
+            "rror",
+            r"(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in \S{1,60}.{0,120})",
         ),
         failure(
             "host_memory",
-            "rror",
-            r"slurmstepd\S{0,80}: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?"
-            r"memory limit.{0,200})",
+            "memory limit",
+            r"slurmstepd\S{0,80}: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?memory limit.{0,200})",
         ),
         failure(
             "node_failure",
             "rror",
-            r"(?P<words>\*\*\* (?:JOB|STEP) \S{1,40} STEPD TERMINATED ON "
-            r"(?P<node>[\w.-]{1,80}).{0,200})",
+            r"(?P<words>\*\*\* (?:JOB|STEP) \S{1,40} STEPD TERMINATED ON (?P<node>[\w.-]{1,80}).{0,200})",
         ),
         _task("Out Of Memory", "host_memory"),
         _task("Segmentation fault|Illegal instruction|Floating point exception|Bus error", "error"),
         _task("Exited with exit code|Killed|Aborted|Hangup|Unknown", "error", echo=True),
         _task("Terminated|Interrupt|User defined signal|Trace", "cancelled", echo=True),
-        failure("node_failure", "srun: ", r"(?P<words>srun: error: Node failure on (?P<node>[\w.-]{1,80}).{0,100})"),
+        failure(
+            "node_failure", "Node failure", r"(?P<words>srun: error: Node failure on (?P<node>[\w.-]{1,80}).{0,100})"
+        ),
         failure(
             "node_failure",
-            "srun: ",
+            "srun: error: ",
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
             r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
         ),
-        echo("node_failure", "srun: ", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
+        echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
         failure(
             "user_error",
-            "srun: ",
+            "srun: error: ",
             r"(?P<words>srun: error: (?:Unable to (?:create step|allocate resources"
             r"|confirm allocation)|Invalid |[Nn]o partition|Requested node|\S{1,200}: execve|Job request"
             r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})",
         ),
-        failure("user_error", "rror", r"(?P<words>sbatch: error: .{0,300})"),
-        failure("user_error", "rror", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})"),
-        echo("cancelled", "srun: ", r"(?P<words>srun: Job step aborted.{0,100})"),
+        failure("user_error", "sbatch: error: ", r"(?P<words>sbatch: error: .{0,300})"),
+        failure("user_error", ": error: execve(): ", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})"),
+        echo("cancelled", "srun: Job step aborted", r"(?P<words>srun: Job step aborted.{0,100})"),
         echo(
             "cancelled",
             "srun: ",
@@ -83,21 +85,21 @@ DIALECT = Dialect(
             r"_step_signal|Terminating|interrupt|got SIGCONT).{0,100})",
         ),
         _row("TIMEOUT", "(?:TIMEOUT|DEADLINE)", "walltime"),
-        _row("FAIL", "NODE_FAIL", "node_failure"),
-        _row("FAIL", "BOOT_FAIL", "node_failure"),
+        _row("NODE_FAIL", "NODE_FAIL", "node_failure"),
+        _row("BOOT_FAIL", "BOOT_FAIL", "node_failure"),
         _row("PREEMPTED", "PREEMPTED", "preempted"),
         _row("OUT_OF_ME", r"OUT_OF_ME(?:MORY|\+)?", "host_memory"),
         _row("CANCELLED", r"CANCELLED\+?", "cancelled"),
-        echo("error", "FAIL", _ROW + "FAILED" + _ROW_END),
+        echo("error", "FAILED", _ROW + "FAILED" + _ROW_END),
         Pattern("end", "COMPLETED", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, ended="done"),
         _state("TIMEOUT|DEADLINE", "walltime"),
         _state("NODE_FAIL|BOOT_FAIL", "node_failure"),
         _state("PREEMPTED", "preempted"),
         _state("OUT_OF_MEMORY", "host_memory"),
         _state("CANCELLED", "cancelled"),
-        echo("error", "Job", r"(?P<words>JobState=FAILED\b.{0,200})"),
-        Pattern("end", "Job", r"JobState=COMPLETED\b", ended="done"),
-        Pattern("fact", "Job", r"^JobId=(?P<job_id>\d{1,12}) "),
+        echo("error", "JobState=FAILED", r"(?P<words>JobState=FAILED\b.{0,200})"),
+        Pattern("end", "JobState=COMPLETED", r"JobState=COMPLETED\b", ended="done"),
+        Pattern("fact", "JobId=", r"^JobId=(?P<job_id>\d{1,12}) "),
     ),
     specimen="""\
 slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO TIME LIMIT ***

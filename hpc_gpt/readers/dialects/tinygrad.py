@@ -19,7 +19,7 @@ DIALECT = Dialect(
         ),
         Pattern(
             "step",
-            " LR, ",
+            " s run, ",
             START
             + rf"(?P<step>\d{{1,12}}) {{1,8}}(?P<step_s>{NUMBER}) s run, {{1,8}}(?P<loss>{NUMBER}) loss, (?P<lr>{NUMBER}) LR, ",
         ),

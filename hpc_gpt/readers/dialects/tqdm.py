@@ -50,7 +50,9 @@ DIALECT = Dialect(
         ),
         # The count of an epoch's bar restarts with each epoch: it is no step number.
         # Cut, it may be fairseq's, in bits, or Lightning's.
-        Pattern("step", "%|", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"),
+        Pattern(
+            "step", "poch", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"
+        ),
     ),
     specimen="""\
  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it]

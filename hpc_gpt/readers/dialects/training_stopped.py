@@ -24,7 +24,7 @@ DIALECT = Dialect(
                 "Exception", "Current loss scale already at minimum|found NaN|[Ll]oss (?:has become|is) (?:nan|NaN)"
             ),
         ),
-        failure("nan", "NaN", r"(?:[Rr]ank (?P<rank>\d{1,7})\b.{0,200}?)?(?P<words>found NaN in .{0,300})"),
+        failure("nan", "found NaN in ", r"(?:[Rr]ank (?P<rank>\d{1,7})\b.{0,200}?)?(?P<words>found NaN in .{0,300})"),
         failure(
             "nan",
             "nexpected result",
@@ -32,7 +32,7 @@ DIALECT = Dialect(
             r"(?P<words>[Uu]nexpected result (?:nan|-?inf).{0,200})",
         ),
         failure("nan", "stopping training", r"(?P<words>[Ll]oss is -?(?:nan|inf)\S{0,20} stopping training.{0,60})"),
-        failure("nan", "NaN", r"(?P<words>Loss has become NaN.{0,200})"),
+        failure("nan", "Loss has become NaN", r"(?P<words>Loss has become NaN.{0,200})"),
         # no step is made
         failure(
             "hang",
@@ -49,12 +49,12 @@ DIALECT = Dialect(
         ),
         failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
         # PBS and LSF
-        failure("walltime", "PBS", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
-        failure("host_memory", "PBS", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),
-        failure("cancelled", "PBS", r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})"),
-        failure("walltime", "TERM_", r"^(?P<words>TERM_RUNLIMIT: .{0,100})"),
+        failure("walltime", "=>> PBS: job killed: walltime ", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
+        failure("host_memory", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),
+        failure("cancelled", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})"),
+        failure("walltime", "TERM_RUNLIMIT: ", r"^(?P<words>TERM_RUNLIMIT: .{0,100})"),
         failure("host_memory", "TERM_", r"^(?P<words>TERM_(?:MEMLIMIT|SWAP): .{0,100})"),
-        failure("preempted", "TERM_", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
+        failure("preempted", "TERM_PREEMPT: ", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
         failure("cancelled", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})"),
     ),
     specimen="""\

@@ -199,7 +199,7 @@ class LineReader:
         if not part.failures and "job_id" not in values:
             return False
         known = part.fact("job_id")
-        if "job_id" in values and known is not None and each.pattern.literal == "Job":
+        if "job_id" in values and known is not None and each.pattern.literal == "JobId=":
             return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
         over = bool(part.failures) and part.failures[-1].words.startswith(JOB_OVER)
         return over and each.dialect.engine is not None

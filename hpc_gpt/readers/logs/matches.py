@@ -216,10 +216,7 @@ class LiteralScan:
         common = _commonness()
         self.groups: dict[bytes, list[DialectPattern]] = {}
         for each in patterns:
-            text = each.pattern.literal
-            if len(text) < _WINDOWS[0][0]:
-                text = max(text, required_text(each.pattern.regex), key=len)
-            self.groups.setdefault(text.encode().translate(ZEROS), []).append(each)
+            self.groups.setdefault(each.pattern.literal.encode().translate(ZEROS), []).append(each)
         self._short = tuple(literal for literal in self.groups if len(literal) < 4)
         self._literals = [b"", *(literal for literal in self.groups if len(literal) >= 4)]
         entries: dict[bytes, list[_Entry]] = {}
@@ -344,51 +341,3 @@ def _commonness() -> Callable[[bytes], int]:
 def literal_scan() -> LiteralScan:
     """Return the scan for all patterns of all dialects."""
     return LiteralScan(all_patterns())
-
-
-_REPEATED = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
-
-
-def required_text(regex: str) -> str:
-    """Return the longest text that is in every line a pattern matches, by the form of its regex; "" if none is found.
-
-    >>> required_text(r"\\biteration +(?P<step>\\d+)/ *(?P<steps_planned>\\d+) *\\|"), required_text("(?i)loss|step")
-    ('iteration ', '')
-    """
-    if regex.startswith("(?i)"):
-        return ""
-    try:
-        from re import _parser  # type: ignore[attr-defined]
-
-        parsed = _parser.parse(regex)
-    except (ImportError, AttributeError, re.error):
-        return ""
-    if parsed.state.flags & re.IGNORECASE:
-        return ""
-    runs = [""]
-    _add_runs(parsed, runs)
-    return max(runs, key=len)
-
-
-def _add_runs(parsed: Any, runs: list[str]) -> None:
-    """Append the literal texts of a parsed pattern to `runs`; the first one continues the last run."""
-    for operator, argument in parsed:
-        name = str(operator)
-        if name == "LITERAL":
-            runs[-1] += chr(argument)
-        elif name == "AT" or name in ("ASSERT", "ASSERT_NOT"):
-            continue  # no width
-        elif name == "SUBPATTERN":
-            _, added, removed, inner = argument
-            if added or removed:
-                runs.append("")
-            else:
-                _add_runs(inner, runs)
-        elif name == "ATOMIC_GROUP":
-            _add_runs(argument, runs)
-        elif name in _REPEATED and argument[0] >= 1:
-            # At least once: the first repetition continues the run before; the text after it begins a new run.
-            _add_runs(argument[2], runs)
-            runs.append("")
-        else:
-            runs.append("")
