@@ -20,7 +20,7 @@ from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.runs.live import read_heartbeats
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.terminal import width

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpc_gpt.errors import UserError
 from hpc_gpt.preflight.lines import PREFLIGHT
 from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.live import read_heartbeats, slow_nodes
+from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 

@@ -38,7 +38,7 @@ from hpc_gpt.ends.failures import LONGEST_PAUSE_S
 from hpc_gpt.ends.script_end import end_script
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import lock
-from hpc_gpt.runs.live import read_heartbeats, slow_nodes
+from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.slurm.hosts import expand_hosts
 

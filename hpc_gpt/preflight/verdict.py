@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
-from hpc_gpt.runs.live import SLOW
+from hpc_gpt.runs.heartbeats import SLOW
 from hpc_gpt.words import show_bytes
 
 # Seconds by which a node's clock differs from the others': the first gives a warning, the second a bad node.

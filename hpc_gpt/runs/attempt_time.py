@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hpc_gpt.runs.live import read_heartbeats
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 

@@ -66,8 +66,8 @@ class Attempt:
     metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
     rendezvous = _In("rendezvous")
     ranks = _In("ranks")
-    asked = _In("asked")  # the requests to the attempt; see `runs.live`
-    heartbeats = _In("beats")  # of each rank; see `runs.live`
+    asked = _In("asked")  # the requests to the attempt; see `runs.requests`
+    heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
 
     @property

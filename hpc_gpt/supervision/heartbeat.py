@@ -1,7 +1,7 @@
 """The heartbeat of a rank with its time limits, and the verdict whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
-them to the rank's file (`runs.live`).
+them to the rank's file (`runs.heartbeats`).
 
 Time limits are multiples of `train.hang_floor_s` and of times measured in this attempt. A step may take `hang_multiple`
 medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_gpt.runs.live import RankHeartbeat
+from hpc_gpt.runs.heartbeats import RankHeartbeat
 
 STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from hpc_gpt.ends.end_policy import SIGNALS
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.live import RunRequest, answer, open_requests
+from hpc_gpt.runs.requests import RunRequest, answer, open_requests
 from hpc_gpt.runs.run_folder import Attempt
 
 INTERRUPTED_TWICE = 130
@@ -111,7 +111,7 @@ def show_job(job_id: str | None) -> str:
 
 
 class Inbox:
-    """The requests in an attempt's folder (`runs.live`), which rank 0 reads at the end of a step; none for None."""
+    """The requests in an attempt's folder (`runs.requests`), which rank 0 reads at the end of a step; none for None."""
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt

@@ -36,7 +36,7 @@ from typing import IO, Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
-from hpc_gpt.runs.live import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, Seen, judge_heartbeats, name_ranks, next_watch_s
 

@@ -23,7 +23,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.live import RunRequest, answer_of, write_request
+from hpc_gpt.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_gpt.cli.requests import ask_verb as ask_named
 from hpc_gpt.process import start_time
-from hpc_gpt.runs.live import VERBS, RunRequest, answer, open_requests, write_request
+from hpc_gpt.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.supervision.signals import Inbox

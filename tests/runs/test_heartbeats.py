@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.live import LINE_BYTES, RankHeartbeat, read_c_dump, read_heartbeats, slow_nodes, write_heartbeat
+from hpc_gpt.runs.heartbeats import LINE_BYTES, RankHeartbeat, read_c_dump, read_heartbeats, slow_nodes, write_heartbeat
 
 BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
 

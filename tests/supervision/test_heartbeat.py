@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.runs.live import RankHeartbeat
+from hpc_gpt.runs.heartbeats import RankHeartbeat
 from hpc_gpt.supervision.heartbeat import (
     COMPILING,
     EVALUATING,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.live import open_requests, write_request
+from hpc_gpt.runs.requests import open_requests, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.supervision.signals import Inbox, Signals, show_job
 from tests.train.filling import fill

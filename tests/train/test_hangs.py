@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.live import read_heartbeats, write_request
+from hpc_gpt.runs.heartbeats import read_heartbeats
+from hpc_gpt.runs.requests import write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
 

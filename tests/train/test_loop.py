@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpc_gpt.ends.end_policy import REASONS, SIGNALS, End, end_for
-from hpc_gpt.runs.live import answer_of, write_request
+from hpc_gpt.runs.requests import answer_of, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.tokens.run_data import Samples
