@@ -128,10 +128,10 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
     from hpc_gpt.plan.calibration import calibrate as fit_constants
     from hpc_gpt.plan.calibration import store_calibration
-    from hpc_gpt.plan.measured import read_measured
+    from hpc_gpt.plan.measured_steps import read_measured_steps
 
     profile = load_profile(cluster)
-    read = [read_measured(path, profile) for path in paths]
+    read = [read_measured_steps(path, profile) for path in paths]
     measured = [step for steps, _ in read for step in steps]
     left_out = [entry for _, entries in read for entry in entries]
     for entry in left_out:

@@ -14,20 +14,20 @@ from hpc_gpt.readers.logs import Part, PeakMemory
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.readers.runs.derived import (
+from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
+from hpc_gpt.readers.runs.discovery import WANDB_RUN, Discovered, is_general, telling_folders
+from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
+from hpc_gpt.readers.runs.grouping import RunParts, group_logs
+from hpc_gpt.readers.runs.inferred import (
     add_batch,
     add_gpus,
     add_params,
     add_seq,
     add_stages,
-    derive,
+    infer_fields,
     is_on,
     step_tokens,
 )
-from hpc_gpt.readers.runs.discovery import WANDB_RUN, Discovered, is_general, telling_folders
-from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
-from hpc_gpt.readers.runs.evidence import doubt_rates, doubt_step_time
-from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.log_steps import LogSteps, has_steps, run_steps, steps_to_show
 from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
@@ -156,7 +156,7 @@ def read_foreign(
     add_batch(draft, steps)
     add_gpus(draft, steps, parts)
     add_stages(draft, parts)
-    derive(draft, present, arguments)
+    infer_fields(draft, present, arguments)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)
     doubt_step_time(draft, steps)

@@ -19,9 +19,9 @@ from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.lines import JOB_OVER
 from hpc_gpt.readers.runs.attempts import iso
-from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.grouping import RunParts
+from hpc_gpt.readers.runs.inferred import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, log_interval, main_steps, reaches, step_span
 from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTimes, time_steps
 from hpc_gpt.words import counted

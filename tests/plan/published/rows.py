@@ -12,7 +12,7 @@ from hpc_gpt import formulas
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.measured import MeasuredStep
+from hpc_gpt.plan.measured_steps import MeasuredStep
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape

@@ -3,8 +3,8 @@
 import pytest
 
 from hpc_gpt.readers.logs import Fact, Part, Place
-from hpc_gpt.readers.runs.derived import add_params, shape_of
 from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.inferred import add_params, shape_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import params_of_stages
 

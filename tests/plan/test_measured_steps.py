@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.measured import read_measured
+from hpc_gpt.plan.measured_steps import read_measured_steps
 from hpc_gpt.readers.runs.own_run import figures_asked
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import load_profile
@@ -27,11 +27,11 @@ def profile():
 
 
 def rows(path, profile):
-    return read_measured(path, profile)[0]
+    return read_measured_steps(path, profile)[0]
 
 
 def left_out(path, profile):
-    return read_measured(path, profile)[1]
+    return read_measured_steps(path, profile)[1]
 
 
 def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
@@ -145,7 +145,7 @@ def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, prof
         (run / "record.json").write_text(dataclasses.replace(record, run=name).to_json())
         cluster = "local" if name == "other" else NAME
         (run / "resolved.json").write_text(json.dumps({"cluster": {"name": cluster}}))
-    measured, others = read_measured(tmp_path / "logs", profile)
+    measured, others = read_measured_steps(tmp_path / "logs", profile)
     assert [entry.id for entry in measured] == ["foreign", "same"]
     assert {entry.id: entry.reason for entry in others} == {
         "other": f"it ran on cluster 'local', not on {NAME}",
@@ -160,10 +160,10 @@ def test_what_is_neither(tmp_path, profile, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
-        read_measured(path, profile)
+        read_measured_steps(path, profile)
     assert raised.value.hint
 
 
 def test_a_folder_without_records(tmp_path, profile):
     with pytest.raises(ConfigError, match=r"no record\.json"):
-        read_measured(tmp_path, profile)
+        read_measured_steps(tmp_path, profile)

@@ -48,7 +48,7 @@ class LeftOut:
     reason: str
 
 
-def read_measured(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
+def read_measured_steps(path: Path, profile: ClusterProfile) -> tuple[list[MeasuredStep], list[LeftOut]]:
     """The records of a file or folder as steps of the profile's machine, as no record states the network of its nodes.
 
     A record of another cluster or device, or of our own run on a CPU, is left out; one of another program that states

@@ -33,7 +33,7 @@ _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this
 _ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
 
 
-def derive(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
+def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
     """Add what follows from what is stated."""
     _words(draft)
     _engine(draft, dialects)
