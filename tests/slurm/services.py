@@ -59,6 +59,7 @@ class Services:
             "--no-defaults",
             "--user=root",
             f"--datadir={data}",
+            f"--tmpdir={self.folder}",  # a server that starts removes the temporary tables of others in its own
             "--innodb-flush-log-at-trx-commit=0",
             "--innodb-log-file-size=8M",
             "--innodb-buffer-pool-size=32M",
