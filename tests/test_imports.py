@@ -98,7 +98,7 @@ MAY_IMPORT = {
 }
 TRAINER = {"model", "train"}
 # On the nodes, too: modules of other packages.
-ON_NODES = {"preflight.measurements"}
+ON_NODES = {"preflight.measurements", "weights.reading", "weights.writing"}
 HEAVY = {"torch", "deepspeed"}
 NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2", "rich", "markdown_it"}
 

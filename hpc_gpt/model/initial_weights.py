@@ -1,4 +1,5 @@
-"""The weights a model starts from: a function of the seed and of each parameter's name, drawn on several threads."""
+"""The weights a model starts from: a function of the seed and of each parameter's name, drawn on several threads, or
+those of a folder."""
 
 from __future__ import annotations
 
@@ -11,6 +12,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.weights.folder import WeightsFolder
+from hpc_gpt.weights.reading import SliceReader
 
 STD = 0.02  # GPT-2's standard deviation of initial weights
 # What is drawn ahead takes at most so much of the host's memory, 4 GiB in fp32, and a smaller weight is not worth a
@@ -183,3 +188,20 @@ class DrawnLater(PutLater):
     def close(self) -> None:
         self._last = None
         self._ahead.clear()
+
+
+class GivenWeights(PutLater):
+    """The weights of a folder by our names: each rank reads its own slices, a few megabytes at a time."""
+
+    def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
+        super().__init__(0, shape.layers)
+        self._reader = SliceReader(folder, shape)
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN or infinity."""
+        count = max(1, AT_ONCE // max(1, target[:1].numel()))
+        for first in range(0, len(target), count):
+            self._reader.read(name, target[first : first + count], row + first, column)
+
+    def close(self) -> None:
+        self._reader.close()

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.weights.folder import read_folder

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
-from hpc_gpt.train.export import write_hf
 from hpc_gpt.weights.folder import read_folder
+from hpc_gpt.weights.writing import write_hf
 from tests.distributed.given_memory_worker import LARGE, Most
 from tests.train.test_hf_folders import FAMILIES, write
 
@@ -76,7 +76,7 @@ _MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.model_shape import ModelShape
@@ -88,7 +88,7 @@ folder, tp = Path(sys.argv[1]), int(sys.argv[2])
 def held():
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 if tp == 0:
-    from hpc_gpt.train.export import write_hf
+    from hpc_gpt.weights.writing import write_hf
     model = Gpt(shape, 1)
     write_hf(shape, model.named_parameters(), folder, dtype=sys.argv[3])
     sys.exit()

@@ -19,9 +19,10 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train import export
 from hpc_gpt.train.engines.protocol import module_of
-from hpc_gpt.train.export import _write_weights, export_hf, main, write_hf
+from hpc_gpt.train.export import export_hf, main
 from hpc_gpt.weights.config import Begun, architecture_in, config_of, read_config
 from hpc_gpt.weights.names import size_of, to_hf
+from hpc_gpt.weights.writing import _write_weights, write_hf
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train

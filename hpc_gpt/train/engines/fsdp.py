@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from hpc_gpt.model.given_weights import GivenWeights
 from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.settings.layout import Layout

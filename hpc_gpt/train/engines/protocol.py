@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.given_weights import GivenWeights
+from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.requirements import check_package

@@ -1,4 +1,4 @@
-"""Initial weights from a folder: each rank reads its own slices of the files, a few megabytes at a time."""
+"""Slices of a folder's weights, read on the nodes: each rank reads its own part of the files."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ from typing import Any
 from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.initial_weights import AT_ONCE, PutLater
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.weights.folder import WeightsFolder, check_weights
 from hpc_gpt.weights.names import parts_of, size_of
 
 
-class GivenWeights(PutLater):
-    """The weights of a folder by our names, read as slices of transformers' parameters (`hf_names`).
+class SliceReader:
+    """Reads weights by our names, as slices of transformers' parameters (`names.parts_of`).
 
     The files are mapped, so a node's ranks share their pages, and stay open until `close`.
     """
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
         check_weights(folder, shape)
-        super().__init__(0, shape.layers)
         self._folder = folder
         self._shape = shape
         self._files: dict[str, Any] = {}
 
-    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN or infinity."""
-        count = max(1, AT_ONCE // max(1, target[:1].numel()))
-        for first in range(0, len(target), count):
-            self._read(name, target[first : first + count], row + first, column)
+    def read(self, name: str, target: Tensor, row: int, column: int) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
 
-    def _read(self, name: str, target: Tensor, row: int, column: int) -> None:
+        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        """
         rows = size_of(self._shape, name)[0]
         last = min(rows, row + target.shape[0])
         target[max(0, last - row) :] = 0
@@ -54,7 +50,6 @@ class GivenWeights(PutLater):
                 )
 
     def close(self) -> None:
-        """Closes the files."""
         self._files.clear()
 
     def _slice(self, name: str) -> Any:
