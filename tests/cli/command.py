@@ -62,7 +62,22 @@ def without_slurm(tmp_path: Path) -> dict[str, str]:
     """A PATH on which no Slurm is."""
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
-    for name in ("bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail"):
+    for name in (
+        "bash",
+        "git",
+        "uname",
+        "nproc",
+        "mkdir",
+        "cat",
+        "ln",
+        "rm",
+        "cmp",
+        "date",
+        "env",
+        "sed",
+        "tail",
+        "stat",
+    ):
         for folder in ("/bin", "/usr/bin"):
             if (Path(folder) / name).exists() and not (tools / name).exists():
                 (tools / name).symlink_to(Path(folder) / name)
