@@ -18,7 +18,6 @@ from hpc_gpt.launch.prepare import Prepared, as_row, finish, folder_beside, load
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import optimizer_faults
 from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
@@ -148,7 +147,7 @@ def prepare_cell(
     """
     notes: list[str] = []
     experiment = _load(asked, file, row, over)
-    refuse_command(experiment.engine.name, _NO_BENCH, "name trainers with --engines")
+    engine_named(experiment.engine.name).refuse_program(_NO_BENCH, "name trainers with --engines")
     experiment = _possible(experiment, asked, notes)
     if name is None:
         micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
@@ -176,7 +175,7 @@ def parse_engines(text: str | None) -> list[str]:
         if name not in known:
             raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
         facts = engine_named(name)
-        refuse_command(name, _NO_BENCH, "compare its run with others: hpc-gpt compare")
+        facts.refuse_program(_NO_BENCH, "compare its run with others: hpc-gpt compare")
         if colon and not (facts.has_zero and stage in map(str, facts.zero_stages)):
             stages = ", ".join(f"{name}:{each}" for each in facts.zero_stages)
             hint = f"use one of {stages}" if facts.has_zero else f"use {name}; deepspeed-zero has stages 0 to 3"
@@ -239,8 +238,8 @@ def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Ex
         return next(optimizer_faults(engine, train), None)
 
     lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
-    if engine_named(engine.name).is_program:
-        train = replace(train, save_last=True, matmul_rate=False)
+    if fixed := engine_named(engine.name).fixed_train:
+        train = replace(train, **fixed)
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
     if engine.compile != "none":
         if is_lacking("engine.compile", lambda each: "compile" not in engine_named(each.name).switches):

@@ -30,6 +30,11 @@ def engine_named(name: str) -> EngineFacts:
     return engines()[name]
 
 
+def trainers() -> dict[str, EngineFacts]:
+    """Those that train a model that we know: all but a program of the user's own."""
+    return {name: facts for name, facts in engines().items() if not facts.takes_command}
+
+
 def engine_of(training: Training) -> EngineFacts:
     """The engine of a training."""
     return engines()[training.engine]

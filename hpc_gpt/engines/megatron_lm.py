@@ -39,6 +39,8 @@ class MegatronLm(EngineFacts):
     axes = frozenset({"tp", "pp"})
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
+    fixed_train = {"save_last": True, "matmul_rate": False}
+    counts_evaluation = False
     switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"})
     instead = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
     compiles_edges = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
@@ -14,7 +15,6 @@ from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.rates import Constants
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.model_shape import ModelShape
@@ -74,8 +74,8 @@ def ask_plan(
     file = read_asked(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    refuse_command(
-        experiment.engine.name, "plan knows neither its memory nor its time", "submit it; report has its figures"
+    engine_named(experiment.engine.name).refuse_program(
+        "plan knows neither its memory nor its time", "submit it; report has its figures"
     )
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)

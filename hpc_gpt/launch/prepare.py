@@ -31,7 +31,6 @@ from hpc_gpt.plan.prediction import Prediction, faster_notes, plan_open, predict
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
@@ -129,15 +128,16 @@ def prepare_row(
     sets_steps = until is not None and (until.steps or until.tokens) is not None
     experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_steps)
     given = keys_given(file, request.overrides, row)
-    if experiment.command.script is not None and engine_named(experiment.engine.name).takes_command:
+    facts = engine_named(experiment.engine.name)
+    if facts.starts_script(experiment.command):
         prepared = _of_script(prepare_file(request, profile, experiment, given), request)
         return replace(prepared, text=file.text, file=file.path)
     if request.smoke and has_length:
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
     if request.smoke:
-        refuse_command(experiment.engine.name, "it cannot be made small from here", "give its command smaller sizes")
+        facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
     if has_length:
-        refuse_command(experiment.engine.name, "--until cannot tell it when to end", "say so in command.run")
+        facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
     # 1. The run at full size, with the batch of a run without an experiment.
     meant_for = of_full_size(request, profile)
     short, cut = cut_warmup(experiment)
@@ -208,7 +208,7 @@ def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved
     keys `given` says when to save, or its engine cannot save by the clock or resume."""
     train = resolved.train
     says = {"train.save_every", "train.save_minutes"} & set(given) or not train.save_last
-    if says or engine_named(resolved.engine.name).is_program or not can_resume(resolved.engine):
+    if says or not engine_named(resolved.engine.name).follows("save_minutes") or not can_resume(resolved.engine):
         return resolved
     kept = train.keep_last if "train.keep_last" in given else AUTOMATIC_KEPT
     return replace(resolved, train=replace(train, save_minutes=AUTOMATIC_MINUTES, keep_last=kept))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends.failures import MOST_UNSEEN
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import AskedScript, Request
@@ -19,7 +20,6 @@ from hpc_gpt.program.job_script import JobScript, check_options, last_values, re
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
@@ -64,7 +64,7 @@ def prepare_file(
     """The run of an experiment whose `command.script` names a script; its keys of [job] and [layout] count as options
     of the command line."""
     if request.smoke:
-        refuse_command(experiment.engine.name, "it cannot be made small from here", "submit it")
+        engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
     asked = AskedScript(Path(command.script), command.args)

@@ -151,7 +151,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "python": profile.python or ("python" if profile.venv else "python3"),
         "container": profile.container,
         "environment": profile.environment,
-        "sets_allocator": not engine_named(resolved.engine.name).is_program
+        "sets_allocator": engine_named(resolved.engine.name).sets_allocator
         and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment),
         "node_suffix": profile.node_suffix,
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from hpc_gpt.engines import engine_named, engines
+from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, OsErrorAs, UserError
 from hpc_gpt.files import json_in, read_json
@@ -141,7 +141,7 @@ def _layout(record: Mapping[str, Any]) -> Layout:
 
 def _engine(name: object, zero_stage: int, pp: int) -> str:
     """The engine that is predicted: the record's, else the one of ours that another program's ZeRO stage is nearest."""
-    if isinstance(name, str) and name in engines() and not engine_named(name).takes_command:
+    if isinstance(name, str) and name in trainers():
         return name
     if zero_stage >= 2 and pp > 1:
         raise ConfigError(f"zero_stage {zero_stage} with pp {pp}: no engine shards gradients across a pipeline")

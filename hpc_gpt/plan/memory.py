@@ -142,7 +142,7 @@ class _Stages(Sequence[StageMemory]):
         logits = shape.seq * training.micro_batch / training.loss_chunks * rows
         self._logits = logits * self._states.logit_bytes(training)
         self._keeps_logits = self._states.keeps_logits(training)
-        self._evaluates = ours and not self._facts.is_program
+        self._evaluates = ours and self._facts.counts_evaluation
         # Without gradients: one layer's forward pass, or the logits beside the input of the last norm and of the head.
         in_layers, in_loss = self._facts.gathered(training, gradients=False)
         self._layer_evaluated, self._loss_evaluated = layer.kept + in_layers, 2 * layer.stream + in_loss

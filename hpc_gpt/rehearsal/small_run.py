@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, shrunken
 from hpc_gpt.launch.request import Request, choose_profile
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import experiment_of
 from hpc_gpt.settings.resolved import Resolved
@@ -80,8 +80,8 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     It has two nodes if the real one has several, and uses GPUs if there is one for every rank. Raises LayoutError or
     ConfigError if it cannot be made so small.
     """
-    refuse_command(
-        real.engine.name, "a rehearsal trains a small model of ours", "hpc-gpt submit --cluster local tries it"
+    engine_named(real.engine.name).refuse_program(
+        "a rehearsal trains a small model of ours", "hpc-gpt submit --cluster local tries it"
     )
     profile, missing = _profile_here(real.cluster)
     ranks = 1

@@ -19,7 +19,6 @@ from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, save
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.command import refuse_command
 from hpc_gpt.settings.experiment import Experiment, Job, key_rules
 from hpc_gpt.settings.experiment_file import OF_A_MODEL
 from hpc_gpt.settings.presets import preset
@@ -143,8 +142,8 @@ def descend(
     """
     name = str(changes.get("engine.name") or parent.engine.name)
     for each in (parent.engine.name, name):
-        refuse_command(
-            each, "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
+        engine_named(each).refuse_program(
+            "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
         )
     if name != parent.engine.name and parent.engine.name not in engine_named(name).reads:
         raise ConfigError(

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError, raise_faults
+from hpc_gpt.errors import raise_faults
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
 from hpc_gpt.tables import close_matches
@@ -31,12 +30,6 @@ _VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 def check_command(command: Command) -> None:
     """ConfigError with every fault of `[command]`."""
     raise_faults(dict(_faults(command)))
-
-
-def refuse_command(engine: str, words: str, hint: str) -> None:
-    """ConfigError if an engine starts a program of the user's own, which `words` says is not for it."""
-    if engine_named(engine).takes_command:
-        raise ConfigError(f"engine {engine} starts a program of your own: {words}", hint)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

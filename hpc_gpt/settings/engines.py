@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.engines import engine_named, trainers
+from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
@@ -38,11 +38,6 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
     return engine
 
 
-def _trainers() -> list[tuple[str, EngineFacts]]:
-    """The engines to name in a hint: all but a program of the user's own."""
-    return [(name, facts) for name, facts in engines().items() if not facts.takes_command]
-
-
 def resolve_optimizer(train: Train, engine: Engine) -> Train:
     """[train] with the optimizer's mode: by default fused kernels, or the host's own if its states are offloaded."""
     mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
@@ -55,7 +50,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     for axis in ("tp", "pp"):
         size = getattr(layout, axis)
         if size > 1 and axis not in facts.axes:
-            others = " or ".join(name for name, other in _trainers() if axis in other.axes)
+            others = " or ".join(name for name, other in trainers().items() if axis in other.axes)
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
                         f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
     if stage not in (0, 1, 2, 3):
@@ -83,7 +78,7 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
         value = getattr(engine, entry.name)
         if entry.name in facts.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
             continue
-        takers = [name for name, other in _trainers() if entry.name in other.switches]
+        takers = [name for name, other in trainers().items() if entry.name in other.switches]
         hint = facts.instead.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
         yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
     yield from facts.own_faults(engine, layout, train)
@@ -147,7 +142,7 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     if train.optimizer_mode != "compiled":
         return
     if not engine_named(engine.name).compiles_update:
-        takers = [name for name, other in _trainers() if other.compiles_update]
+        takers = [name for name, other in trainers().items() if other.compiles_update]
         yield Fault(f"train.optimizer_mode is compiled, which engine {engine.name} does not have",
                     f"leave train.optimizer_mode out, or use --engine {' or '.join(takers)}")  # fmt: skip
         return
@@ -166,7 +161,7 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
 
 def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
     if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
-        able = [name for name, other in _trainers() if other.shape_fault(shape) is None]
+        able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
         hint = f"use --engine {' or '.join(able)}" if able else "no engine here trains it; use another model"
         yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
     if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):

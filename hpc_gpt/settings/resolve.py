@@ -101,8 +101,8 @@ def _decided(run: Resolved) -> Resolved:
     facts = engine_named(engine.name)
     data = facts.data_of(run.data)
     facts.check_run(run.layout, run.model, run.train)
-    for key, rules in key_rules(Train).items() if facts.is_program else ():
-        if rules.of_our_loop and (value := getattr(run.train, key)) not in (None, ()):
+    for key in key_rules(Train):
+        if not facts.follows(key) and (value := getattr(run.train, key)) not in (None, ()):
             raise ConfigError(
                 f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
                 "use another engine, or give the program its own arguments",
@@ -154,7 +154,7 @@ def _resolve_layout(
             gpus = per_node
     tp = asked.tp
     facts = engine_named(engine.name)
-    if tp is None and (facts.takes_command or not facts.splits("pp")) and not (asked.dp and facts.splits("tp")):
+    if tp is None and not facts.splits_unasked and not (asked.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
         if gpus % pp:

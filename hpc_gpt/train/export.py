@@ -55,11 +55,7 @@ def export_hf(
     """
     check_export(folder)
     resolved = run.resolved()
-    if engine_named(resolved.engine.name).is_program:
-        raise ConfigError(
-            f"engine {resolved.engine.name} keeps checkpoints in its own format, which hpc-gpt does not read",
-            "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
-        )
+    engine_named(resolved.engine.name).check_export()
     if architecture_of(resolved.model) is None:
         raise ConfigError(
             "transformers has no class of this model's shape", "the checkpoints under the run's folder are the weights"

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from hpc_gpt.engines.base.states import StateBytes, States, plain_states
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Train
+from hpc_gpt.settings.experiment import Command, Data, Engine, Train, key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
@@ -67,6 +68,7 @@ class EngineFacts(States):
     compiles_update: ClassVar[bool] = False
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0
+    fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
     # --- its checkpoints
@@ -75,6 +77,7 @@ class EngineFacts(States):
     saves_weights_again: ClassVar[bool] = False  # beside the fp32 master weights
 
     # --- memory and time
+    counts_evaluation: ClassVar[bool] = True  # whether an evaluation is predicted as our loop does it
     has_dropout: ClassVar[bool] = False
     has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
     has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
@@ -95,11 +98,42 @@ class EngineFacts(States):
         """The module that trains."""
         return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
 
+    @property
+    def sets_allocator(self) -> bool:
+        """Whether its job sets PyTorch's allocator, unless the profile does."""
+        return not self.is_program
+
     def splits(self, axis: str) -> bool:
         """Whether it splits the model over `axis` (tp or pp)."""
         return axis in self.axes
 
+    @property
+    def splits_unasked(self) -> bool:
+        """Whether a model is split over tp if no layout is given."""
+        return self.splits("pp") and not self.takes_command
+
+    def follows(self, key: str) -> bool:
+        """Whether it follows a key of [train], which may be our loop's alone."""
+        return not (self.is_program and key_rules(Train)[key].of_our_loop)
+
+    def starts_script(self, command: Command) -> bool:
+        """Whether `[command]` names a job script, and it starts that."""
+        return self.takes_command and command.script is not None
+
     # --- rules
+
+    def refuse_program(self, words: str, hint: str) -> None:
+        """ConfigError if it starts a program of the user's own, which `words` says is not for it."""
+        if self.takes_command:
+            raise ConfigError(f"engine {self.name} starts a program of your own: {words}", hint)
+
+    def check_export(self) -> None:
+        """ConfigError if its checkpoints are in a format of another program's."""
+        if self.is_program:
+            raise ConfigError(
+                f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
+                "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
+            )
 
     def stage_that_runs(self, stage: int, dtype: str) -> int:
         """The ZeRO stage that runs if `stage` is requested."""
