@@ -65,7 +65,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB of its own."""
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a file system of its own needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 

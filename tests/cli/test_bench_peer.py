@@ -71,6 +71,7 @@ def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(t
     }
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_peers_whole_group_and_keeps_the_rows_that_are_done(tmp_path):
     line = [sys.executable, "-m", "hpc_gpt", "bench", *SMALL, "--rounds", "1", "--json"]
     line += [

@@ -143,12 +143,10 @@ INDUCTOR = {
 }
 HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
 ALL = CASES | COMPILED | OFFLOADED | LOGITS | (INDUCTOR if HAS_COMPILER else {})
-# Each engine and each kind of loss once, in every run of the tests; nothing by Inductor.
+# The states of each engine and some losses, in every run of the tests; nothing by Inductor.
 SHORT = (
-    *("ddp bf16 foreach", "zero 1 bf16 for-loop", "llama zero 2 fp32", "llama 3d fp32 zero 1", "qwen3 zero 3 bf16"),
-    *("llama fsdp bf16 foreach", "qwen3 hf-deepspeed zero 3 bf16", "zero 3 bf16 offloaded"),
-    *("ddp bf16 loss", "ddp fp32 loss in 4 chunks", "ddp fp32 loss in one pass and 4 chunks", "fsdp bf16 loss"),
-    *("zero 3 fp32 loss", "3d bf16 loss", "hf bf16 loss", "zero 1 bf16 loss over two"),
+    *("ddp bf16 foreach", "llama 3d fp32 zero 1", "qwen3 zero 3 bf16", "llama fsdp bf16 foreach"),
+    *("zero 3 bf16 offloaded", "ddp fp32 loss in one pass and 4 chunks", "zero 3 fp32 loss", "3d bf16 loss"),
 )
 TOO_LONG = [name for name in CASES | COMPILED | OFFLOADED | LOGITS | INDUCTOR if name not in SHORT]
 

@@ -153,6 +153,7 @@ def test_labels_of_charts_have_the_size_of_text(browser, page, width):
     assert max(beyond for _, beyond in sizes) <= 0
 
 
+@pytest.mark.long
 def test_it_prints(browser, page):
     browser.open(page)
     assert browser.pdf().startswith(b"%PDF")

@@ -351,6 +351,7 @@ def test_the_table_is_not_clipped_at_1280_and_all_columns_are_a_click_away(brows
         assert browser.run(heads) >= few + 8
 
 
+@pytest.mark.long
 def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
     browser.open(pages.many)
     assert browser.console == []
