@@ -43,7 +43,7 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(REPOSITORY / name, target / name)
 
 
-def run_tests(tree: Path, tests: list[str], long: bool) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: list[str], long: bool = False) -> tuple[int | None, str]:
     """(pytest's exit code, None if it did not end; its output) of tests in a copy of the tree; `long` ones, too."""
     environment = {
         **os.environ,
@@ -80,7 +80,7 @@ def judge(tree: Path, fault: Fault) -> tuple[str, str]:
     except (ValueError, SyntaxError) as gone:
         return "NO LONGER APPLIES", str(gone)
     try:
-        code, output = run_tests(tree, list(fault.tests), long=False)
+        code, output = run_tests(tree, list(fault.tests))
         in_time = code not in (0, _NONE_SELECTED)
         if not in_time:
             code, output = run_tests(tree, list(fault.tests), long=True)
