@@ -21,7 +21,6 @@ from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest, Train
-from hpc_gpt.settings.resolve import experiment_text, resolve
 
 _PEER = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*=(?P<command>.*\S.*)", re.DOTALL)
 _EXAMPLE = "for example --peer nanogpt='python ~/nanoGPT/train.py --compile=True'"
@@ -72,9 +71,7 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
         job=Job(signal_lead_s=10),  # from SIGTERM to SIGKILL: torchrun needs time to end its workers
         command=Command(run=run, per="job", snapshot=False),
     )
-    resolved = resolve(experiment, profile)
-    prepared = finish(resolved, profile, experiment_text(resolved, "a bench's peer"), ())
-    return BenchCell(name, prepared, pattern)
+    return BenchCell(name, finish(experiment, profile, "a bench's peer"), pattern)
 
 
 def peer_record(record: Record, log: Path, pattern: str | None) -> Record:

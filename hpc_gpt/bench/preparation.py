@@ -14,16 +14,16 @@ from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import Prepared, as_row, finish, folder_beside, load_row, shrunken
+from hpc_gpt.launch.prepare import Prepared, finish, folder_beside, load_row
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import optimizer_faults
-from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment
+from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, folder_name
-from hpc_gpt.settings.smoke import sizes_beside
+from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
 
@@ -154,16 +154,20 @@ def prepare_cell(
         name = f"{engine or experiment.engine.name}{micro_batch}"
     if row is None:
         experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{folder_name(name)}")
+    whole, cut = cut_warmup(experiment)
     if asked.smoke:
-        resolved = _shrunken(experiment, asked, "layout.micro_batch" in over, notes)
+        real = resolve(whole, load_profile(FALLBACK))
+        small = shrink(experiment, real, asked.has_gpu)
+        last = _as_asked(small.experiment, experiment, asked, "layout.micro_batch" in over)
+        prepared = finish(last, asked.profile, file=file, row=row)
+        sizes = "; ".join(" ".join(line.split()) for line in sizes_beside(real, prepared.resolved)[1:2])
+        steps = counted(last.train.steps, "step")
+        notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *small.notes]
     else:
-        experiment, cut = cut_warmup(experiment)
+        prepared = finish(whole, asked.profile, file=file, row=row)
         notes += cut
-        resolved = resolve(experiment, asked.profile)
-    resolved = as_row(resolved, file, row)
-    prepared = finish(resolved, asked.profile, file.text, tuple(notes))
-    beside = folder_beside(file, resolved, {**over, **asked.overrides}, row)
-    return BenchCell(name, replace(prepared, data_beside=beside))
+    beside = folder_beside(file, prepared.resolved, {**over, **asked.overrides}, row)
+    return BenchCell(name, replace(prepared, notes=tuple(notes), data_beside=beside))
 
 
 def parse_engines(text: str | None) -> list[str]:
@@ -258,25 +262,11 @@ def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Ex
     return replace(experiment, engine=engine, train=train)
 
 
-def _shrunken(experiment: Experiment, asked: BenchAsked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
-    """The smoke run, with the steps and the micro-batch that the user asked for."""
-
-    def as_asked(small: Experiment) -> Experiment:
-        layout, train = small.layout, small.train
-        if holds_micro_batch:
-            layout = replace(layout, micro_batch=experiment.layout.micro_batch)
-        steps = asked.steps if asked.steps is not None else train.steps
-        job = replace(small.job, time=experiment.job.time)
-        return replace(small, layout=layout, train=replace(train, steps=steps, log_every=steps), job=job)
-
-    real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
-    resolved, lines = shrunken(experiment, real, asked.profile, asked.has_gpu, as_asked)
-    sizes = "; ".join(" ".join(line.split()) for line in sizes_beside(real, resolved)[1:2])
-    notes += [
-        f"smoke: {sizes}, {counted(resolved.train.steps, 'step')}: its figures show that it runs, no speed",
-        *lines,
-    ]
-    return resolved
+def _as_asked(small: Experiment, real: Experiment, asked: BenchAsked, holds_micro_batch: bool) -> Experiment:
+    """The small experiment with the steps, the micro-batch and the time limit that the user asked for."""
+    steps = asked.steps if asked.steps is not None else small.train.steps
+    keys = {"train.steps": steps, "train.log_every": steps, "job.time": real.job.time}
+    return with_keys(small, keys | ({"layout.micro_batch": real.layout.micro_batch} if holds_micro_batch else {}))
 
 
 def _name(asked: BenchAsked, file: ExperimentFile, experiment: Experiment) -> str:

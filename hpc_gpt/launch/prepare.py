@@ -1,7 +1,7 @@
 """Prepare a run: load its settings, resolve them, plan what is open, predict, render.
 
 Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor, rehearse
-and bench. They share `load_row`, `resolve`, for a small run `shrunken`, and `finish`.
+and bench. They share `load_row` and `finish`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.engines import engine_named
+from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.prepare_script import PreparedScript, SbatchRequest, prepare_file, prepare_script
@@ -21,9 +22,9 @@ from hpc_gpt.launch.request import (
     DEFAULTS,
     Request,
     choose_profile,
+    default_batch,
     of_full_size,
     read_asked,
-    with_batch,
     words_of_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
@@ -32,9 +33,9 @@ from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment
+from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
-from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, with_tables
+from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.slurm.requeue import way_of
@@ -123,63 +124,73 @@ def _of_script(script: PreparedScript, request: Request) -> Prepared:
 def prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
-    until = request.until
-    has_length = until not in (None, Until())
-    sets_steps = until is not None and (until.steps or until.tokens) is not None
-    experiment = load_row(file, request.overrides, row, steps_elsewhere=request.smoke or sets_steps)
+    """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
+    # 1. What is asked for.
+    until = request.until or Until()
+    steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
+    experiment = load_row(file, request.overrides, row, steps_elsewhere)
     given = keys_given(file, request.overrides, row)
     facts = engine_named(experiment.engine.name)
     if facts.starts_script(experiment.command):
         prepared = _of_script(prepare_file(request, profile, experiment, given), request)
         return replace(prepared, text=file.text, file=file.path)
-    if request.smoke and has_length:
-        raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
-    if request.smoke:
-        facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
-    if has_length:
-        facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
-    # 1. The run at full size, with the batch of a run without an experiment.
-    meant_for = of_full_size(request, profile)
-    short, cut = cut_warmup(experiment)
-    real, batch = resolve(short, meant_for), ""
+    _check_asked(request, facts, until)
+    # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
+    meant_for, batch = of_full_size(request, profile), ""
+    sized = resolve(cut_warmup(experiment)[0], meant_for)
     if file.path is DEFAULTS:
-        real, batch = with_batch(real, meant_for, given)
+        keys, batch = default_batch(sized, meant_for, given)
+        experiment = with_keys(experiment, keys)
+        sized = resolve(cut_warmup(experiment)[0], meant_for)
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
-    # 2. Made small; or with what the plan chooses, its length, and when it saves.
-    inputs = None
+    # 3. Made small; or with what the plan chooses, its length, and when it saves.
+    small, inputs, notes = None, None, list[str]()
     if request.smoke:
-        resolved, lines = shrunken(experiment, real, profile, profile.scheduler != "local" or bool(list_gpus()))
-        notes = [f"smoke: {experiment.name}", *(f"  {line}" for line in (*sizes_beside(real, resolved), *lines))]
-        train = experiment.train
+        small = shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
     else:
-        resolved, lines = plan_open(real, profile, given)
-        notes = [*lines]
-        if until is not None and has_length:
-            resolved, cut = lengthen(resolved, experiment, until, request.given)
-        notes += cut
-        train = resolved.train
-        if until is not None:
+        keys, planned = plan_open(sized, profile, given)
+        experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given)
+        experiment = with_keys(experiment, automatic_saves(experiment, given))
+        notes += [*planned, *length]
+        if request.until is not None:
             inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given)
-        resolved = with_automatic_saves(resolved, given)
-    resolved = as_row(resolved, file, row)
-    # 3. What its user is to know of it.
-    text = file.text
-    if file.path is DEFAULTS:
-        text = experiment_text(resolved, NO_EXPERIMENT)
-        notes.insert(0, words_of_defaults(request, meant_for, train, resolved, batch))
+    # 4. Resolved, with the signal's lead by its forecast. A run on this machine may be tried, and a smoke run only
+    # shows that it starts.
+    refuse = not (request.force or request.smoke or profile.scheduler == "local")
+    own = None if file.path is DEFAULTS else file
+    last = small.experiment if small is not None else experiment
+    prepared = finish(last, profile, file=own, row=row, refuse=refuse, template=request.template, inputs=inputs)
+    # 5. What its user is to know of it.
+    resolved = prepared.resolved
+    if small is not None:
+        notes += [f"smoke: {experiment.name}"]
+        notes += [f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes)]
+    if own is None:
+        notes.insert(0, words_of_defaults(request, meant_for, experiment.train, resolved, batch))
     elif not request.names_experiment:
         where = f"{counted(resolved.gpus, 'GPU')} of {profile.name}"
         name = request.experiment if row is None else f"{request.experiment} --row {row}"
         notes.insert(0, f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}")
-    unread = unread_of(experiment, real.model.seq)
+    unread = unread_of(experiment, sized.model.seq)
     notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
-    # A run on this machine may be tried, and a smoke run only shows that it starts.
-    refuse = not (request.force or request.smoke or profile.scheduler == "local")
-    prepared = finish(resolved, profile, text, tuple(notes), refuse, request.template, inputs)
-    path = None if file.path is DEFAULTS else file.path
-    beside = folder_beside(file, resolved, request.overrides, row)
-    return replace(prepared, file=path, data_beside=beside, given=frozenset(given), unread=unread)
+    return replace(
+        prepared,
+        notes=(*notes, *prepared.notes),
+        file=own.path if own is not None else None,
+        data_beside=folder_beside(file, resolved, request.overrides, row),
+        given=frozenset(given),
+        unread=unread,
+    )
+
+
+def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
+    if request.smoke and until != Until():
+        raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
+    if request.smoke:
+        facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
+    if until != Until():
+        facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
 
 
 def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:
@@ -203,15 +214,15 @@ def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
     return tuple(filter(None, lines))
 
 
-def with_automatic_saves(resolved: Resolved, given: Collection[str]) -> Resolved:
-    """The run with a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; unless one of the
-    keys `given` says when to save, or its engine cannot save by the clock or resume."""
-    train = resolved.train
-    says = {"train.save_every", "train.save_minutes"} & set(given) or not train.save_last
-    if says or not engine_named(resolved.engine.name).follows("save_minutes") or not can_resume(resolved.engine):
-        return resolved
-    kept = train.keep_last if "train.keep_last" in given else AUTOMATIC_KEPT
-    return replace(resolved, train=replace(train, save_minutes=AUTOMATIC_MINUTES, keep_last=kept))
+def automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
+    """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; empty if
+    one of the keys `given` says when to save, or its engine cannot save by the clock or resume."""
+    says = {"train.save_every", "train.save_minutes"} & set(given) or not experiment.train.save_last
+    facts = engine_named(experiment.engine.name)
+    if says or not facts.follows("save_minutes") or not can_resume(experiment.engine):
+        return {}
+    kept = {} if "train.keep_last" in given else {"train.keep_last": AUTOMATIC_KEPT}
+    return {"train.save_minutes": AUTOMATIC_MINUTES, **kept}
 
 
 def earlier_runs() -> Earlier:
@@ -243,61 +254,56 @@ def load_row(
     if None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch) or not (batch_follows or len(asked) == 1):
         return experiment
     follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
-    return load_experiment(file, {**overrides, follows: None}, row, steps_elsewhere)
+    return with_keys(experiment, {follows: None})
 
 
 def lengthen(
-    resolved: Resolved, experiment: Experiment, until: Until, on_line: Mapping[str, Any]
-) -> tuple[Resolved, tuple[str, ...]]:
-    """(the run with the length that `until` asks for, notes), its warm-up being the experiment's as far as it fits.
+    experiment: Experiment, until: Until, sized: Resolved, on_line: Mapping[str, Any]
+) -> tuple[Experiment, tuple[str, ...]]:
+    """(the experiment with the length that `until` asks for, and a warm-up that fits it; notes).
 
-    `on_line` is what the command line gives beside `until`. Raises LayoutError or ConfigError as `resolve` does.
+    `sized` has its batch, and `on_line` is what the command line gives beside `until`. Raises ConfigError.
     """
-    length = length_settings(until, resolved, on_line)
-    whole, cut = cut_warmup(replace(experiment, train=replace(experiment.train, **length)))
-    words = until.words(resolved.batch, resolved.model.seq)
-    return with_tables(resolved, train=whole.train), (f"until: {words}", *cut)
-
-
-def shrunken(
-    experiment: Experiment,
-    real: Resolved,
-    profile: ClusterProfile,
-    has_gpu: bool,
-    change: Callable[[Experiment], Experiment] = lambda small: small,
-) -> tuple[Resolved, tuple[str, ...]]:
-    """(the small run on `profile`, notes on what had to change), `real` being the run at full size. `change` may change
-    the small experiment further."""
-    smoke = shrink(experiment, real, has_gpu)
-    return resolve(change(smoke.experiment), profile), smoke.notes
-
-
-def as_row(resolved: Resolved, file: ExperimentFile, row: str | None) -> Resolved:
-    """The run with the names of its sweep and row, if its file is a sweep."""
-    return replace(resolved, sweep=file.name, row=row) if file.rows is not None else resolved
+    length = length_settings(until, sized, on_line)
+    whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
+    words = until.words(sized.batch, sized.model.seq)
+    return whole, (*([f"until: {words}"] if words else []), *cut)
 
 
 def finish(
-    resolved: Resolved,
+    experiment: Experiment,
     profile: ClusterProfile,
-    text: str,
-    notes: tuple[str, ...],
+    title: str = NO_EXPERIMENT,
+    *,
+    file: ExperimentFile | None = None,
+    row: str | None = None,
     refuse: bool = False,
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
+    planner: ClusterProfile | None = None,
 ) -> Prepared:
-    """The run with its prediction, its script and, if `inputs` is given, the forecast of its job chain.
+    """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
+    lead, then its settings and its script. Nothing changes these.
 
-    `refuse`: LayoutError if it is predicted not to fit. Raises ConfigError and RenderError as `render_script` does.
+    `file` has the experiment's text, and `row` is one of its rows; without a file it is the settings' text under a
+    `title`. `planner`: the profile with the planner's keys, if `profile` lacks them. `refuse`: LayoutError if it is
+    predicted not to fit. Raises LayoutError, ConfigError and RenderError as `resolve` and `render_script` do.
     """
-    prediction = predict(resolved, profile, refuse)
-    forecast = None
-    if inputs is not None and wants_forecast(resolved, inputs.until):
-        resolved, forecast = forecast_chain(resolved, prediction, inputs)
-    script = render_script(resolved, template)
-    if inputs is not None:
-        notes = (*notes, *short_of_time(resolved, inputs.earlier))
-    return Prepared(resolved, script, text, notes, prediction, forecast)
+    trial = resolve(experiment, profile)
+    prediction, forecast = predict(trial, planner or profile, refuse), None
+    if inputs is not None and wants_forecast(trial, inputs.until):
+        forecast = forecast_chain(trial, prediction, inputs)
+        if forecast.lead_s is not None:
+            experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
+    resolved = resolve(experiment, profile, file.name if file is not None and row is not None else None, row)
+    return Prepared(
+        resolved,
+        render_script(resolved, template),
+        file.text if file is not None else experiment_text(resolved, title),
+        short_of_time(resolved, inputs.earlier) if inputs is not None else (),
+        prediction,
+        forecast,
+    )
 
 
 def folder_beside(

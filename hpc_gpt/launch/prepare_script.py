@@ -20,7 +20,7 @@ from hpc_gpt.program.job_script import JobScript, check_options, last_values, re
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
-from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s
+from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import quote_directive
@@ -104,9 +104,9 @@ def prepare_script(
     if "job-name" not in found:
         words.append(f"--job-name={title}")
     experiment = _experiment(name or folder_name(Path(title).stem), tables, found, sizes, asked)
+    lead = _lead(experiment.job, profile, found.get("time"))
+    experiment = with_keys(experiment, {"job.signal_lead_s": lead})
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
-    lead = _lead(resolved.job, found.get("time"), "signal_lead_s" in job)
-    resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=lead))
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", way_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.words)) for option in read_options(words)]  # an option a line
@@ -206,19 +206,18 @@ def _resolve(
     )
     if profile.scheduler == "local" and sizes.nodes > 1:
         raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
-    resolved = resolve(experiment, bare)
     given = {key: found.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
-    return replace(resolved, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
+    return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
 
 
-def _lead(job: Job, time: str | None, is_given: bool) -> int | None:
+def _lead(job: Job, profile: ClusterProfile, time: str | None) -> int | None:
     """Seconds ahead of the time limit; None if so short a job has none to give."""
-    lead, limit = job.signal_lead_s, None
+    lead, limit = profile.signal_lead_s if job.signal_lead_s is None else job.signal_lead_s, None
     with contextlib.suppress(ConfigError):
         limit = limit_s(time)
-    if lead is not None and limit is not None and lead >= limit and is_given:
+    if limit is not None and lead >= limit and job.signal_lead_s is not None:
         raise ConfigError(f"job.signal_lead_s {lead} s leaves no time of the time limit {time}", "use less")
-    return None if lead is None or lead < 1 or (limit is not None and lead >= limit) else lead
+    return None if lead < 1 or (limit is not None and lead >= limit) else lead
 
 
 def _array(text: str | None, here: bool) -> list[int]:

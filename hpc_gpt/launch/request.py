@@ -13,11 +13,9 @@ from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
-from hpc_gpt.settings.resolve import with_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.slurm.clients import has_sbatch
@@ -119,13 +117,13 @@ def usual_batch() -> int:
     return int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
 
 
-def with_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[Resolved, str]:
-    """(the run with a global batch, why it is that); without a reason if any size of the batch is given.
+def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[dict[str, int], str]:
+    """({dotted key: the global batch}, why it is that); empty if any size of the batch is given.
 
     It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
     """
     if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
-        return resolved, ""
+        return {}, ""
     dp, usual = resolved.layout.dp, usual_batch()
     has_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not has_gpus and not (profile.scheduler == "local" and list_gpus()):
@@ -140,7 +138,7 @@ def with_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[st
             if size < usual
             else f", one sample for each of dp {dp}"
         )
-    return with_tables(resolved, batch=solve_batch(dp, global_batch=size)), why
+    return {"layout.global_batch": size}, why
 
 
 def _lacks_bf16(profile: ClusterProfile) -> bool:

@@ -35,7 +35,7 @@ from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.resolve import experiment_tables, experiment_text
+from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.watch.status import read_own_status
@@ -128,7 +128,6 @@ def prepare_resumption(
         check_resumable(resolved)
         check_unfinished(run, resolved, point.step)
         title = f"Resumes run {run.run_id} after step {point.step}."
-    text = experiment_text(resolved, title)
     words = until.words(resolved.batch, resolved.model.seq)
     notes = [*(f"note: {note}" for note in point.notes), *([f"until: {words}"] if words else [])]
     if parent is None:
@@ -147,8 +146,9 @@ def prepare_resumption(
     if profile is None:
         with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
             here = load_profile(here.name, of_a_run=True)
-    prepared = finish(resolved, here, text, tuple(notes), not force, template, inputs)
-    return replace(prepared, data_beside=run.data_beside), parent
+    own, refuse = experiment_of(resolved), not force
+    prepared = finish(own, resolved.cluster, title, refuse=refuse, template=template, inputs=inputs, planner=here)
+    return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside), parent
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> 
     prediction = Prediction("", tables=read_stored(run.path / PREDICTED) or None)
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
     inputs = ForecastInputs(until, lambda: earlier, True, run, step, spent)
-    return forecast_chain(resolved, prediction, inputs)[1]
+    return forecast_chain(resolved, prediction, inputs)
 
 
 def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:

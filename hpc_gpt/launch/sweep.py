@@ -20,6 +20,7 @@ from hpc_gpt.launch.render import array_script
 from hpc_gpt.launch.submission import Submitted, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
+from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.slurm.clients import largest_array
 from hpc_gpt.slurm.directives import directives_but_name
@@ -123,15 +124,17 @@ def submit_script_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
     waits = check_start(resolved, prepared.script)
     sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
     numbers = list(map(str, asked.array))
-    rows = (replace(prepared, resolved=replace(resolved, sweep=resolved.name, row=number)) for number in numbers)
+    experiment, of_all = experiment_of(resolved), (resolved.cluster, resolved.name)
+    elements = (resolve(experiment, *of_all, number, resolved.script) for number in numbers)
+    rows = (replace(prepared, resolved=element) for element in elements)
     _write_rows(sweep, rows, logs, provenance)
     try:
         folder = link_runs(sweep, 1, sweep.runs, numbers)
     except RunFolderError as fault:
         refuse_runs(sweep.runs, str(fault))
         raise
-    elements = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
-    job_id = submit_own(folder, "%a/slurm-%A_%a.out", resolved, elements, asked.words)
+    by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
+    job_id = submit_own(folder, "%a/slurm-%A_%a.out", resolved, by_element, asked.words)
     sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
     return sweep
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
@@ -135,11 +135,8 @@ def wants_forecast(resolved: Resolved, until: Until) -> bool:
     return until != Until() or resolved.job.max_gpu_hours is not None or counted
 
 
-def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> tuple[Resolved, Forecast]:
-    """(the settings with the signal's lead that a save needs, the forecast).
-
-    Raises ConfigError if the training cannot reach its end.
-    """
+def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
+    """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
     from hpc_gpt.launch.forecast import Known, make_forecast
     from hpc_gpt.launch.past_timings import measure_run
 
@@ -158,10 +155,7 @@ def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastI
         spent=inputs.spent,
         no_prediction=prediction.line if step is None else "",
     )
-    forecast = make_forecast(resolved, known, inputs.lead_is_given)
-    if forecast.lead_s is not None:
-        resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=forecast.lead_s))
-    return resolved, forecast
+    return make_forecast(resolved, known, inputs.lead_is_given)
 
 
 def short_of_time(resolved: Resolved, earlier: Callable[[], Earlier]) -> tuple[str, ...]:

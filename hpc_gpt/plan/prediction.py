@@ -12,7 +12,8 @@ from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.resolve import experiment_of, with_tables
+from hpc_gpt.settings.experiment import with_keys
+from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, show_short
 
@@ -58,22 +59,24 @@ class Predicted:
     host_gib: float
 
 
-def plan_open(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[Resolved, tuple[str, ...]]:
-    """(the run with the planner's values for what is open, a line that says so).
+def plan_open(
+    resolved: Resolved, profile: ClusterProfile, given: Collection[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """({dotted key: the planner's value} of what is open and better not as in `resolved`, a line that says so).
 
     Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
-    `given` (dotted keys). The values that `resolved` has stay if the profile says too little, or if nothing fits.
+    `given` (dotted keys). Empty if the profile says too little, or if nothing fits.
     """
     from hpc_gpt.plan.machine import machine_of
 
     if resolved.command is not None:
-        return resolved, ()
+        return {}, ()
     try:
         picked = _pick(resolved, profile, machine_of(profile), given)
     except UserError:
         picked = None
     if picked is None:
-        return resolved, ()
+        return {}, ()
     run = picked.training
     values = {
         "engine.recompute": (run.recompute, resolved.engine.recompute),
@@ -85,16 +88,17 @@ def plan_open(resolved: Resolved, profile: ClusterProfile, given: Collection[str
     if not engine_named(resolved.engine.name).has_zero:
         changed.pop("engine.zero_stage", None)
     if not changed:
-        return resolved, ()
-    engine: dict[str, Any] = {key[7:]: value for key, value in changed.items() if key.startswith("engine.")}
-    tables: dict[str, Any] = {"engine": replace(resolved.engine, **engine)}
-    if {_PP, _MICRO_BATCH} & set(changed):
-        tables |= {"layout": run.layout, "batch": solve_batch(run.dp, run.micro_batch, run.micro_batches)}
+        return {}, ()
     words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
+    keys: dict[str, Any] = dict(changed)
+    if {_PP, _MICRO_BATCH} & set(changed):
+        sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
+        keys |= {f"layout.{name}": size for name, size in sizes.items()}
     try:
-        return with_tables(resolved, **tables), (f"from plan: {words}, which neither flags nor experiment give",)
+        resolve(with_keys(experiment_of(resolved), keys), profile)
     except UserError:
-        return resolved, ()  # a given switch runs only with the rules' choice
+        return {}, ()  # a given switch runs only with the rules' choice
+    return keys, (f"from plan: {words}, which neither flags nor experiment give",)
 
 
 def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Prediction:

@@ -16,14 +16,15 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import Prepared, shrunken
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.request import Request, choose_profile
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.resolve import experiment_of
+from hpc_gpt.settings.experiment import with_keys
+from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.smoke import shrink
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.tokens.run_data import ensure_data, located
@@ -94,24 +95,23 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
         profile = replace(profile, device=None)
         notes = (f"{_gpus_for(ranks, gpus_here)} here: the ranks run on the CPU",)
 
-    def change(small: Experiment) -> Experiment:
-        train = replace(
-            small.train,
-            steps=STEPS,
-            save_every=SAVE_EVERY,
-            save_last=True,
-            eval_every=STEPS if real.train.eval_every else 0,
-            until_loss=None,
-        )
-        half = ranks // 2
-        on_two_nodes = real.nodes > 1 and ranks % 2 == 0 and half % (small.layout.tp or 1) == 0
-        layout = replace(small.layout, nodes=2) if on_two_nodes and half <= profile.gpus_per_node else small.layout
-        return replace(small, name=f"{real.name}-rehearsal", train=train, layout=layout)
-
-    small, lines = shrunken(experiment_of(real), real, profile, bool(gpus), change)
-    job = replace(real.job, name=small.job.name, max_gpu_hours=None, nodelist=None, exclude=None, dependency=None)
+    whole = experiment_of(real)
+    smoke = shrink(whole, real, bool(gpus))
+    keys = {
+        "train.steps": STEPS,
+        "train.save_every": SAVE_EVERY,
+        "train.save_last": True,
+        "train.eval_every": STEPS if real.train.eval_every else 0,
+        "train.until_loss": None,
+    }
+    half = ranks // 2
+    on_two_nodes = real.nodes > 1 and ranks % 2 == 0 and half % (smoke.experiment.layout.tp or 1) == 0
+    if on_two_nodes and half <= profile.gpus_per_node:
+        keys["layout.nodes"] = 2
+    job = replace(whole.job, max_gpu_hours=None, nodelist=None, exclude=None, dependency=None)
+    small = replace(with_keys(smoke.experiment, keys), name=f"{real.name}-rehearsal", job=job)
     missing += [*of_the_job(real), _of_the_gpus(real, ranks, gpus_here, gpus)]
-    return SmallRun(replace(small, job=job), tuple(missing), (*notes, *lines), gpus)
+    return SmallRun(resolve(small, profile), tuple(missing), (*notes, *smoke.notes), gpus)
 
 
 def script_as_it_is(real: Prepared, gpus_here: int) -> SmallRun:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -450,6 +451,14 @@ class Experiment:
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
     command: Command = field(default_factory=Command)
+
+
+def with_keys(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values of these dotted keys, which nothing checks before `resolve`."""
+    for key, value in keys.items():
+        table, _, name = key.partition(".")
+        experiment = replace(experiment, **{table: replace(getattr(experiment, table), **{name: value})})
+    return experiment
 
 
 # --- job.time

@@ -14,7 +14,18 @@ from hpc_gpt.settings.batch import NO_BATCH, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
-from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, Train, key_rules
+from hpc_gpt.settings.experiment import (
+    Command,
+    Data,
+    Engine,
+    Experiment,
+    Job,
+    LayoutRequest,
+    Model,
+    ScriptFacts,
+    Train,
+    key_rules,
+)
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
@@ -35,10 +46,17 @@ _NEED_PATH = {
 }
 
 
-def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
-    """The experiment with a value for every key, for one cluster profile.
+def resolve(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    sweep: str | None = None,
+    row: str | None = None,
+    script: ScriptFacts | None = None,
+) -> Resolved:
+    """The experiment with a value for every key, for one cluster profile; nothing changes it afterwards.
 
-    Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    `sweep` and `row` name the row that it is; `script` is what is known of a job script. Raises LayoutError or
+    ConfigError for what cannot run, before anything is written or queued.
     """
     command = _resolve_command(experiment)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
@@ -46,25 +64,44 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     asked = experiment.layout
     sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
     batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
+    if shape != NO_MODEL:
+        check_split(shape, layout)
+    train = experiment.train
+    _check_train(train, {"steps"} if command is not None else set())
+    _check_budget(experiment.job.max_gpu_hours)
+    engine = resolve_engine(experiment.engine, layout, shape, train)
+    _check_data(experiment.data)
+    facts = engine_named(engine.name)
+    data = facts.data_of(experiment.data)
+    facts.check_run(layout, shape, train)
+    for key in key_rules(Train):
+        if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
+            raise ConfigError(
+                f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
+                "use another engine, or give the program its own arguments",
+            )
     of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
-    return _decided(
-        Resolved(
-            name=experiment.name,
-            preset=experiment.model.preset,
-            model=shape,
-            data=experiment.data,
-            engine=experiment.engine,
-            layout=layout,
-            batch=batch,
-            gpus=layout.gpus,
-            nodes=nodes,
-            ranks_per_node=-(-layout.gpus // nodes),
-            train=experiment.train,
-            job=_job_over_profile(experiment, profile),
-            cluster=replace(profile, **of_the_planner),
-            command=command,
-        )
+    resolved = Resolved(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=data,
+        engine=engine,
+        layout=layout,
+        batch=batch,
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=resolve_optimizer(train, engine),
+        job=_job_over_profile(experiment, profile, script is not None),
+        cluster=replace(profile, **of_the_planner),
+        sweep=sweep,
+        row=row,
+        command=command,
+        script=script,
     )
+    facts.check_resolved(resolved)
+    return resolved
 
 
 def _resolve_command(experiment: Experiment) -> Command | None:
@@ -80,36 +117,6 @@ def _resolve_command(experiment: Experiment) -> Command | None:
             f"set engine.name = {takers}, or leave [command] out",
         )
     return None
-
-
-def with_tables(resolved: Resolved, **tables: Any) -> Resolved:
-    """The same run with other `layout` (of as many GPUs), `batch`, `engine` or `train`; every other value stays.
-
-    Raises LayoutError or ConfigError as `resolve` does.
-    """
-    return _decided(replace(resolved, **tables))
-
-
-def _decided(run: Resolved) -> Resolved:
-    """The run with the values that follow from several of its tables, which must not contradict each other."""
-    if run.has_model:
-        check_split(run.model, run.layout)
-    _check_train(run.train, {"steps"} if run.command is not None else set())
-    _check_budget(run.job.max_gpu_hours)
-    engine = resolve_engine(run.engine, run.layout, run.model, run.train)
-    _check_data(run.data)
-    facts = engine_named(engine.name)
-    data = facts.data_of(run.data)
-    facts.check_run(run.layout, run.model, run.train)
-    for key in key_rules(Train):
-        if not facts.follows(key) and (value := getattr(run.train, key)) not in (None, ()):
-            raise ConfigError(
-                f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
-                "use another engine, or give the program its own arguments",
-            )
-    resolved = replace(run, data=data, engine=engine, train=resolve_optimizer(run.train, engine))
-    facts.check_resolved(resolved)
-    return resolved
 
 
 def resolve_shape(model: Model) -> ModelShape:
@@ -257,8 +264,11 @@ def _check_data(data: Data) -> None:
         raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
 
 
-def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
-    """[job]: the experiment's values, else the profile's. The flags of both are kept, the profile's first."""
+def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool) -> Job:
+    """[job]: the experiment's values, else the profile's. The flags of both are kept, the profile's first.
+
+    A job `of_a_script` without a signal's lead gets no signal.
+    """
     job = experiment.job
     values: dict[str, Any] = {}
     for entry in fields(Job):
@@ -268,6 +278,8 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
         elif value is None:
             value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
         values[entry.name] = value
+    if of_a_script:
+        values["signal_lead_s"] = job.signal_lead_s
     return Job(**values)
 
 

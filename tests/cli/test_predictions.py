@@ -18,6 +18,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
@@ -233,7 +234,7 @@ def test_recomputation_is_the_planners_where_nobody_settles_it():
 def test_the_rules_stand_where_they_are_as_good(cluster):
     experiment, profile = load_experiment("demo"), load_profile(cluster)
     resolved = resolve(experiment, profile)
-    assert plan_open(resolved, profile, {"layout.tp", "layout.pp", "layout.micro_batch"}) == (resolved, ())
+    assert plan_open(resolved, profile, {"layout.tp", "layout.pp", "layout.micro_batch"}) == ({}, ())
 
 
 def test_more_stages_are_the_planners_where_one_is_too_little():
@@ -241,11 +242,12 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     experiment = load_experiment("gpt2-meg-ds-3d", {**sizes, "layout.pp": None, "layout.micro_batch": 1})
     profile, given = load_profile("jean-zay-v100-32g"), {"engine.recompute", "engine.zero_stage", "layout.micro_batch"}
     ruled = resolve(experiment, profile)
-    planned, notes = plan_open(ruled, profile, given)
+    keys, notes = plan_open(ruled, profile, given)
+    planned = resolve(with_keys(experiment, keys), profile)
     assert planned.layout.pp > 1
     assert planned.gpus == 16
     assert notes == (f"from plan: pp {planned.layout.pp}, which neither flags nor experiment give",)
-    assert plan_open(ruled, profile, {*given, "layout.pp"}) == (ruled, ())
+    assert plan_open(ruled, profile, {*given, "layout.pp"}) == ({}, ())
 
 
 # --- the record, and the report card

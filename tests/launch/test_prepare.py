@@ -1,56 +1,109 @@
-"""The one preparation of a run: each experiment is resolved once, a length by --until is as one that a file states."""
+"""The one preparation of a run: after the last resolve nothing changes, a length by --until is as one in a file."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import finish, lengthen, load_row, prepare
-from hpc_gpt.launch.request import Request
+from hpc_gpt.launch import prepare as preparing
+from hpc_gpt.launch.prepare import Prepared, finish, lengthen, load_row, prepare
+from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.launch.until import Until
-from hpc_gpt.settings import resolve as resolving
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolve import experiment_of, resolve
+
+# Where a request becomes a run.
+SOURCES = [path for name in ("bench", "cli", "launch", "rehearsal")
+           for path in (Path(preparing.__file__).parents[1] / name).rglob("*.py")]  # fmt: skip
 
 
 def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any) -> Request:
     return Request(experiment, cluster, None, more.pop("overrides", {}), **more)
 
 
-@pytest.fixture
-def resolutions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engine of each experiment that is resolved."""
-    found: list[str] = []
-    real: Callable[..., Any] = resolving._resolve_layout
-
-    def counted(layout: Any, engine: Any, *more: Any) -> Any:
-        found.append(engine.name)
-        return real(layout, engine, *more)
-
-    monkeypatch.setattr(resolving, "_resolve_layout", counted)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("request_", "times"),
+    "request_",
     [
-        (asked(), 1),
-        (asked(cluster="a100-80g-8"), 1),
-        (asked(until=Until(steps=7)), 1),
-        (asked(until=Until(tokens=10**6, loss=2.0)), 1),
-        (asked(smoke=True), 2),  # at full size, and small
-        (asked("gpt2-meg-ds-3d", "jean-zay-v100-32g", overrides={"engine.recompute": None}), 1),
-        (asked("gpt2-meg-ds-3d", "a100-80g-8", overrides={"model.preset": "gpt2-xl"}, names_experiment=False), 1),
+        asked(),
+        asked(cluster="a100-80g-8"),
+        asked(until=Until(steps=7)),
+        asked(until=Until(tokens=10**6, loss=2.0), overrides={"job.max_gpu_hours": 10.0}),
+        asked(smoke=True),
+        asked("gpt2-meg-ds-3d", "jean-zay-v100-32g", overrides={"engine.recompute": None}),
+        asked("gpt2-meg-ds-3d", "a100-80g-8", overrides={"model.preset": "gpt2-xl"}, names_experiment=False),
+        asked("memory-ladder", "jean-zay-v100-32g"),
     ],
-    ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults"],
+    ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults", "row"],
 )
-def test_each_experiment_is_resolved_once(resolutions, request_, times):
+def test_an_experiment_is_read_once_and_its_run_is_what_the_last_resolve_gave(monkeypatch, request_):
+    calls: list[tuple[str, Any]] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **more: Any) -> Any:
+            calls.append((function.__name__, function(*words, **more)))
+            return calls[-1][1]
+
+        return call
+
+    for name in ("load_experiment", "resolve"):
+        monkeypatch.setattr(preparing, name, noted(getattr(preparing, name)))
     prepared = prepare(request_)
-    assert len(resolutions) == times
-    assert any("from plan: " in note for note in prepared.notes) == (request_.experiment != "demo")
+    assert [name for name, _ in calls].count("load_experiment") == 1
+    assert prepared.resolved is calls[-1][1]
+    assert prepared.resolved == resolve(experiment_of(prepared.resolved), prepared.resolved.cluster, *row_of(prepared))
+    assert any("from plan: " in note for note in prepared.notes) == (request_.experiment == "gpt2-meg-ds-3d")
+
+
+def row_of(prepared: Prepared) -> tuple[str | None, str | None]:
+    return prepared.resolved.sweep, prepared.resolved.row
+
+
+def test_a_job_script_is_what_it_resolves_to(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=2 --time=00:01:00 --gres=gpu:4 -A mine\nsrun ./train\n")
+    run = prepare(asked(cluster="jean-zay-v100-32g", script=AskedScript(path))).resolved
+    assert run.job.signal_lead_s is None  # so short a job has no time for a signal
+    assert resolve(experiment_of(run), run.cluster, script=run.script) == run
+
+
+def test_nothing_changes_a_run_that_is_resolved():
+    """No `replace` of what is annotated as Resolved, or comes out of resolve(...), descend(...) or .resolved."""
+    for path in SOURCES:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                assert not changed_runs(function), f"{path.name}, {function.name}"
+
+
+def changed_runs(function: ast.FunctionDef) -> list[str]:
+    """The calls of `replace` in a function whose first argument is a Resolved."""
+    nodes = list(ast.walk(function))
+    held = {node.arg for node in nodes if isinstance(node, ast.arg) and is_resolved(node)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and gives_resolved(node.value):
+            held |= {name.id for name in node.targets if isinstance(name, ast.Name)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    calls = [node for node in calls if ast.unparse(node.func).rpartition(".")[2] == "replace"]
+    return [
+        ast.unparse(node)
+        for node in calls
+        if gives_resolved(node.args[0]) or (isinstance(node.args[0], ast.Name) and node.args[0].id in held)
+    ]
+
+
+def is_resolved(argument: ast.arg) -> bool:
+    return argument.annotation is not None and ast.unparse(argument.annotation).startswith("Resolved")
+
+
+def gives_resolved(value: ast.expr) -> bool:
+    """Whether a value is `….resolved`, or a call of that, of resolve or of descend."""
+    called = value.func if isinstance(value, ast.Call) else value
+    name = ast.unparse(called).rpartition(".")[2]
+    return name == "resolved" or (isinstance(value, ast.Call) and name in ("resolve", "descend"))
 
 
 def test_the_plan_keeps_every_size_of_the_batch_that_is_given():
@@ -67,8 +120,9 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
     file, profile = read_experiment("demo"), load_profile("generic-slurm")
     overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
     experiment = load_row(file, overrides, None, steps_elsewhere=True)
-    resolved = resolve(cut_warmup(experiment)[0], profile)
-    resolved, notes = lengthen(resolved, experiment, Until(steps=steps), {})
+    sized = resolve(cut_warmup(experiment)[0], profile)
+    experiment, notes = lengthen(experiment, Until(steps=steps), sized, {})
+    resolved = resolve(experiment, profile)
     stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
     assert resolved == resolve(stated, profile)
     assert notes == (f"until: {Until(steps=steps).words(resolved.batch, resolved.model.seq)}", *cut)
@@ -76,8 +130,10 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
 
 def test_what_resolve_refuses_of_a_length_is_refused_of_until():
     experiment = load_experiment("demo", {"engine.name": "megatron-lm", "engine.zero_stage": None})
+    profile = load_profile("generic-slurm")
+    longer, _ = lengthen(experiment, Until(loss=2.0), resolve(experiment, profile), {})
     with pytest.raises(ConfigError, match="Megatron-LM stops at a step, not at a loss"):
-        lengthen(resolve(experiment, load_profile("generic-slurm")), experiment, Until(loss=2.0), {})
+        resolve(longer, profile)
 
 
 def test_two_sizes_of_a_batch_win_over_the_third_that_the_file_states():
@@ -93,10 +149,10 @@ def test_two_sizes_of_a_batch_win_over_the_third_that_the_file_states():
 
 def test_what_is_ready_has_its_script_and_its_prediction():
     profile = load_profile("a100-80g-8")
-    resolved = resolve(load_experiment("demo"), profile)
-    prepared = finish(resolved, profile, "name = 'demo'\n", ("a note",))
-    assert prepared.resolved is resolved
-    assert prepared.messages[0] == "a note"
-    assert prepared.messages[1].startswith("predicted: ")
-    assert resolved.to_json() in prepared.script
+    file = read_experiment("demo")
+    prepared = finish(load_experiment(file), profile, file=file)
+    assert prepared.resolved == resolve(load_experiment(file), profile)
+    assert prepared.messages[0].startswith("predicted: ")
+    assert prepared.resolved.to_json() in prepared.script
+    assert prepared.text == file.text
     assert prepared.jobs == 1

@@ -12,9 +12,15 @@ from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment, parse_override
+from hpc_gpt.settings.experiment_file import (
+    DEFAULT_EXPERIMENT,
+    list_experiments,
+    load_experiment,
+    parse_override,
+    read_experiment,
+)
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolve import experiment_of, resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 
 NODE_OF_4 = ClusterProfile(name="four")
@@ -173,12 +179,23 @@ def test_whatever_is_asked_is_settled_soundly_or_refused_with_a_hint(asked, per_
 
 
 @pytest.mark.parametrize("name", list_experiments())
-def test_every_shipped_experiment_resolves_and_comes_back_from_json(name):
-    profile = load_profile("local") if name == "demo" else load_profile("jean-zay-v100-32g")
-    run = resolve(load_experiment(name), profile)
-    again = Resolved.from_json(run.to_json())
-    assert again == run
-    assert again.to_json() == run.to_json()
+def test_every_shipped_experiment_is_what_it_resolves_to_on_every_profile(name):
+    """Each row: resolved, turned into an experiment and resolved again, nothing changes; nor does it as JSON."""
+    file = read_experiment(name)
+    runs = []
+    for profile in map(load_profile, list_profiles()):
+        for row in [row.name for row in file.possible] or [None]:
+            try:
+                run = resolve(load_experiment(file, row=row), profile, file.name if row else None, row)
+            except UserError as refusal:
+                assert refusal.hint
+                continue
+            runs.append(run)
+            assert resolve(experiment_of(run), profile, run.sweep, run.row) == run
+            assert resolve(experiment_of(run), run.cluster, run.sweep, run.row) == run
+            again = Resolved.from_json(run.to_json())
+            assert (again, again.to_json()) == (run, run.to_json())
+    assert runs
 
 
 # --- refusals of a layout
