@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_table import is_on_cpu, ratios_to_first
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measured, measure, measurement_row
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.bench.this_machine import advice_on_memory
@@ -103,7 +103,7 @@ class Bench:
     provenance: Mapping[str, Any]
     profile: ClusterProfile
     advice: dict[str, str] = field(default_factory=dict)
-    _measured: dict[int, list[Measured]] = field(default_factory=dict)
+    _measured: dict[int, list[Measurement]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measures every cell in every round. A cell that failed is not started again, and the others continue.
@@ -168,7 +168,7 @@ class Bench:
             hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
         raise JobFailed(words, self.advice.get(first.cell, hint))
 
-    def _report(self, cell: BenchCell, label: str, found: Measured) -> None:
+    def _report(self, cell: BenchCell, label: str, found: Measurement) -> None:
         record = found.record
         if found.is_good:
             sys.stderr.write(f"{label}: {record.tokens_per_s:,.0f} tokens/s\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_gpt.bench.bench_table import SLOWED, shared_lines
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
-from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cell
+from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.ends.failures import GOOD
@@ -79,7 +79,7 @@ class AskedLadder:
     notes: Sequence[str]
 
 
-def ask_ladder(asked: BenchAsked, name: str, rows: str | None, gpus: int) -> AskedLadder:
+def ask_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> AskedLadder:
     """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
     ladder = LADDERS[name]
     names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
@@ -96,7 +96,7 @@ def ask_ladder(asked: BenchAsked, name: str, rows: str | None, gpus: int) -> Ask
     return AskedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
 
 
-def prepare_ladder(asked: BenchAsked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
+def prepare_ladder(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
     """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
 
     Raises ConfigError for an unknown row, and for wrong settings of the user's.
@@ -114,7 +114,7 @@ def prepare_ladder(asked: BenchAsked, ladder: Ladder, gpus: int, rows: Sequence[
     return rungs
 
 
-def _rung(asked: BenchAsked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
+def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
     try:
         if row.impossible is not None:
             raise ConfigError(row.impossible)

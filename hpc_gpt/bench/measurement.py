@@ -19,7 +19,7 @@ from hpc_gpt.formulas import hfu, mfu
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.report.gather import leave_record
+from hpc_gpt.report.gather import refresh_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
@@ -43,7 +43,7 @@ _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A cell's record of one round, and its run folder."""
 
     record: Record
@@ -55,14 +55,14 @@ class Measured:
         return self.record.ended in GOOD and bool(self.record.tokens_per_s)
 
 
-def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label: str) -> Measurement:
     """Measures the cell once in the bench's `folder`, with progress on stderr after `label`.
 
     Returns a record however the run ends. Ctrl-C ends the run and raises KeyboardInterrupt. Raises RunFolderError if
     the folder cannot be written.
     """
     if cell.record is not None:
-        return Measured(cell.record, folder)
+        return Measurement(cell.record, folder)
     assert cell.prepared is not None
     run, resolved = write_run(cell.prepared, folder, provenance), cell.prepared.resolved
     interrupts = 0
@@ -74,10 +74,10 @@ def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label:
         follow([run], lambda statuses: f"{label}  {_state(run, statuses)}", interrupts)
     finally:
         _wait_until_gone(run)
-    record = with_predicted_memory(leave_record(run), resolved)
+    record = with_predicted_memory(refresh_record(run), resolved)
     if cell.is_peer and (attempts := run.attempts()):
         record = peer_record(record, attempts[-1].log, cell.pattern)
-    return Measured(record, run.path)
+    return Measurement(record, run.path)
 
 
 def _wait_until_gone(run: RunFolder) -> None:
@@ -141,7 +141,7 @@ class BenchRow:
 
 
 def measurement_row(
-    cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None
+    cell: str, name: str, measured: Sequence[Measurement], peaks: Mapping[str, float] | None = None
 ) -> BenchRow:
     """The row of a cell from its rounds, in order. `name`: its record's `run`. `peaks`: dense TFLOP/s by dtype of a
     device that our table lacks.
@@ -168,7 +168,7 @@ def measurement_row(
     return BenchRow(cell, _with_peak(record, peaks or {}), speeds, places, known)
 
 
-def _flags(measured: Sequence[Measured]) -> list[str]:
+def _flags(measured: Sequence[Measurement]) -> list[str]:
     """All flags of the rounds; a flag that not all rounds have names its rounds."""
     rounds: dict[str, list[int]] = {}
     for number, each in enumerate(measured, 1):

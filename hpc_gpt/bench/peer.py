@@ -14,7 +14,7 @@ from hpc_gpt.ends.state import ends_by_itself
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.launch.prepare import finish
 from hpc_gpt.readers.pattern import figure
-from hpc_gpt.readers.runs.discovery import Discovered
+from hpc_gpt.readers.runs.discovery import DiscoveredFiles
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.record import Record
@@ -76,7 +76,7 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
 
 def peer_record(record: Record, log: Path, pattern: str | None) -> Record:
     """The record of a peer's run with the figures of its log; if that has several runs, those of the most steps."""
-    read = [each.record for each in read_foreign_runs(Discovered(logs=[log]))]
+    read = [each.record for each in read_foreign_runs(DiscoveredFiles(logs=[log]))]
     figures = max(read, key=lambda each: each.steps_used or 0, default=Record())
     flags, sources, settings = [*record.flags, *figures.flags], {**figures.sources}, figures.settings | record.settings
     if pattern is not None:

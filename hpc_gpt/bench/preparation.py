@@ -14,7 +14,7 @@ from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import Prepared, finish, folder_beside, load_row
+from hpc_gpt.launch.prepare import PreparedRun, finish, folder_beside, load_row
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
@@ -57,7 +57,7 @@ class BenchCell:
     """
 
     name: str
-    prepared: Prepared | None = None
+    prepared: PreparedRun | None = None
     pattern: str | None = None
     record: Record | None = None
 
@@ -68,7 +68,7 @@ class BenchCell:
 
 
 @dataclass(frozen=True)
-class BenchAsked:
+class BenchRequest:
     """The request for a bench. `overrides`: the user's own, by dotted key. `steps` None: the experiment's, or five in a
     smoke run. `is_ladder`: rungs also compare data, logging and evaluation, so these are kept."""
 
@@ -93,7 +93,7 @@ _NO_BENCH = "bench compares trainers of one model"
 
 
 @dataclass(frozen=True)
-class Cells:
+class PreparedCells:
     """The bench's name, its cells, and notes for the user."""
 
     name: str
@@ -101,7 +101,7 @@ class Cells:
     notes: tuple[str, ...] = ()
 
 
-def prepare_cells(asked: BenchAsked) -> Cells:
+def prepare_cells(asked: BenchRequest) -> PreparedCells:
     """A cell for each engine and each micro-batch, or a single one. Raises ConfigError or LayoutError with the faults
     of all cells at once."""
     file = read_experiment(asked.experiment)
@@ -130,11 +130,11 @@ def prepare_cells(asked: BenchAsked) -> Cells:
         notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
     experiment = load_experiment(file, asked.overrides, row, asked.gives_steps)
     name = _name(asked, file, experiment) + (f"-{row}" if row is not None else "")
-    return Cells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
+    return PreparedCells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
 
 
 def prepare_cell(
-    asked: BenchAsked,
+    asked: BenchRequest,
     file: ExperimentFile,
     row: str | None,
     over: Mapping[str, Any],
@@ -207,7 +207,7 @@ def _check_single(option: str, parts: Sequence[str]) -> None:
         raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
 
 
-def _load(asked: BenchAsked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
+def _load(asked: BenchRequest, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     if asked.is_ladder:
         needed = dict(_MEASURED)
@@ -225,7 +225,7 @@ def _load(asked: BenchAsked, file: ExperimentFile, row: str | None, over: Mappin
     return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
 
 
-def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Experiment:
+def _possible(experiment: Experiment, asked: BenchRequest, notes: list[str]) -> Experiment:
     """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and the
     bench's own settings that Megatron-LM does not have.
 
@@ -262,14 +262,14 @@ def _possible(experiment: Experiment, asked: BenchAsked, notes: list[str]) -> Ex
     return replace(experiment, engine=engine, train=train)
 
 
-def _as_asked(small: Experiment, real: Experiment, asked: BenchAsked, holds_micro_batch: bool) -> Experiment:
+def _as_asked(small: Experiment, real: Experiment, asked: BenchRequest, holds_micro_batch: bool) -> Experiment:
     """The small experiment with the steps, the micro-batch and the time limit that the user asked for."""
     steps = asked.steps if asked.steps is not None else small.train.steps
     keys = {"train.steps": steps, "train.log_every": steps, "job.time": real.job.time}
     return with_keys(small, keys | ({"layout.micro_batch": real.layout.micro_batch} if holds_micro_batch else {}))
 
 
-def _name(asked: BenchAsked, file: ExperimentFile, experiment: Experiment) -> str:
+def _name(asked: BenchRequest, file: ExperimentFile, experiment: Experiment) -> str:
     """The name of a bench: its experiment, or the model if no experiment was named."""
     preset = experiment.model.preset
     return preset if asked.experiment == DEFAULT_BENCH and preset else file.name

@@ -15,8 +15,8 @@ import click
 
 from hpc_gpt.bench.preparation import (
     DEFAULT_BENCH,
-    BenchAsked,
     BenchCell,
+    BenchRequest,
     parse_engines,
     parse_micro_batches,
     prepare_cells,
@@ -146,10 +146,10 @@ def bench(
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
 
 
-def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchAsked:
+def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchRequest:
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
     gpus = list_gpus()
-    return BenchAsked(
+    return BenchRequest(
         request.experiment if request.names_experiment else DEFAULT_BENCH,
         profile_here(load_profile(request.cluster) if request.cluster else None, gpus),
         request.overrides,
@@ -193,7 +193,7 @@ def _check_count(option: str, count: int | None) -> None:
 
 
 def _run(
-    asked: BenchAsked,
+    asked: BenchRequest,
     name: str,
     cells: Sequence[BenchCell],
     rounds: int,

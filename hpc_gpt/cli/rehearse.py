@@ -16,7 +16,7 @@ from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, JobFailed, OsErrorAs
 from hpc_gpt.launch.forecast import Forecast
-from hpc_gpt.launch.prepare import Prepared, prepare
+from hpc_gpt.launch.prepare import PreparedRun, prepare
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs.provenance import list_gpus
@@ -56,7 +56,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
-    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm  # needs numpy
+    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm_profile  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
@@ -67,7 +67,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
-    request, note = with_slurm(request)
+    request, note = with_slurm_profile(request)
     if note:
         click.echo(note, err=True)
     request = with_small(request, choose_profile(request, queueing=False))
@@ -77,7 +77,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     else:
         small = make_small(real.resolved, len(list_gpus()))
         script = render_script(small.resolved, request.template)
-        prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
+        prepared = PreparedRun(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
     click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
     shown = sizes_beside(real.resolved, small.resolved) if real.job_script is None else ()
     for line in (*shown, *small.notes):
@@ -120,7 +120,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
 
 def _tables(
-    real: Prepared, small: SmallRun, outcome: RehearsalOutcome, folder: str | None, took_s: float
+    real: PreparedRun, small: SmallRun, outcome: RehearsalOutcome, folder: str | None, took_s: float
 ) -> dict[str, Any]:
     return {
         "schema": 1,

@@ -26,7 +26,7 @@ from hpc_gpt.terminal import width
 from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.gather import Gathered
+    from hpc_gpt.report.gather import GatheredRuns
     from hpc_gpt.report.seed_tables import SweepLines
 
 PLACE = 120
@@ -145,7 +145,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
             check_folder(folder, package)
 
 
-def _text(gathered: Gathered, form: str, columns: str) -> str:
+def _text(gathered: GatheredRuns, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without runs."""
     from hpc_gpt.report.seed_tables import seed_text
 
@@ -156,7 +156,7 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
     return records_text(gathered.records, form, width(), chosen)
 
 
-def _predicted(gathered: Gathered, form: str) -> str:
+def _predicted(gathered: GatheredRuns, form: str) -> str:
     lines = predictions_of(gathered.records)
     without = len(gathered.records) - len(lines)
     if without:
@@ -164,7 +164,7 @@ def _predicted(gathered: Gathered, form: str) -> str:
     return predictions_text(lines, form)
 
 
-def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
+def _seed_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     """The lines of a seed's own table; None if --columns asks for others."""
     from hpc_gpt.report.seed_tables import SEED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
 
@@ -182,7 +182,7 @@ def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     return sweep_lines(found, gathered.records, gathered.sweeps.get(found)) if found is not None else None
 
 
-def _print_notes(gathered: Gathered, form: str) -> None:
+def _print_notes(gathered: GatheredRuns, form: str) -> None:
     """Prints to stderr what looks wrong; in JSON the flags are in the records."""
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
@@ -198,7 +198,7 @@ def _print_notes(gathered: Gathered, form: str) -> None:
 _MOST_FLAGS = 60
 
 
-def _flags(gathered: Gathered) -> list[str]:
+def _flags(gathered: GatheredRuns) -> list[str]:
     """Each flag once, with the runs that have it; flags that differ only in their figures once, if there are many."""
     runs: dict[str, list[str]] = {}
     for record in gathered.records:
@@ -221,7 +221,7 @@ def _flags(gathered: Gathered) -> list[str]:
     return lines if left <= 0 else [*lines[:_MOST_FLAGS], f"{left:,} more, under flags in --json"]
 
 
-def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
+def _write(gathered: GatheredRuns, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Writes the page and the exports, and prints to stderr where they are."""
     if html is not None:
         from hpc_gpt.report.page import write_page

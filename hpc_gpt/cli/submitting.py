@@ -16,7 +16,7 @@ from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.here import Allocation, read_allocation, run_in
 from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
-from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare
+from hpc_gpt.launch.prepare import PreparedRun, earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.resumption import (
@@ -26,19 +26,19 @@ from hpc_gpt.launch.resumption import (
     forecast_same,
     prepare_resumption,
 )
-from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, start_run, submit_run, write_run
+from hpc_gpt.launch.submission import SubmittedRun, check_submission, dry_run, start_run, submit_run, write_run
 from hpc_gpt.launch.sweep import (
     SubmittedSweep,
-    hold_here,
     plan_jobs,
+    queue_locally,
     queue_sweep,
-    start_held,
+    start_queued,
     submit_script_array,
     write_sweep,
 )
 from hpc_gpt.launch.until import Until, parse_until
 from hpc_gpt.plan.table import count_text
-from hpc_gpt.report.gather import leave_record
+from hpc_gpt.report.gather import refresh_record
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
@@ -58,7 +58,7 @@ _NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
 @dataclass(frozen=True)
-class _How:
+class _SubmitOptions:
     """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`."""
 
     dry: bool
@@ -78,7 +78,7 @@ def submit_one(
 ) -> None:
     """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
-    how = _How(dry_run, script, read_allocation() if request.here else None)
+    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None)
     if how.allocation is not None and request.script is not None:
         raise _no_script_here(str(request.script.path))
     if script and not dry_run:
@@ -103,10 +103,10 @@ def submit_one(
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
-        print_record(leave_record(submitted.run))
+        print_record(refresh_record(submitted.run))
 
 
-def _submit(prepared: Prepared, parent: Parent | None, how: _How) -> Submitted | None:
+def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
     """Submits a new run, which resumes from `parent` if there is one. None for a dry run, and for a run in an
     allocation, which has ended."""
     logs = logs_folder()
@@ -129,8 +129,8 @@ def _submit(prepared: Prepared, parent: Parent | None, how: _How) -> Submitted |
 
 
 def _start(
-    run: RunFolder, resolved: Resolved, how: _How, where: str = "", jobs: int = 1, words: Sequence[str] = ()
-) -> Submitted | None:
+    run: RunFolder, resolved: Resolved, how: _SubmitOptions, where: str = "", jobs: int = 1, words: Sequence[str] = ()
+) -> SubmittedRun | None:
     """Starts the job.sh of a run; one that is there already resumes `where` these words say. None as of `_submit`."""
     text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
     if how.dry:
@@ -145,11 +145,13 @@ def _start(
         return start_run(run, resolved, jobs, words)
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
     run_in(how.allocation, run, resolved)
-    print_record(leave_record(run))
+    print_record(refresh_record(run))
     return None
 
 
-def _show(resolved: Resolved, text: str, rows: Sequence[tuple[str, str]], how: _How, notes: Iterable[str] = ()) -> None:
+def _show(
+    resolved: Resolved, text: str, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()
+) -> None:
     """Prints what a dry run would start, as rows or as its script with `notes`, and what Slurm says of that, or where
     and until when it would run in the allocation."""
     if how.allocation is None:
@@ -191,7 +193,7 @@ def _interrupts(show: Callable[[], None], wait: bool) -> int:
     return 0
 
 
-def _ask_first(prepared: Prepared, request: Request) -> None:
+def _ask_first(prepared: PreparedRun, request: Request) -> None:
     """Asks whether to queue the default experiment; ConfigError with an example if there is no terminal."""
     run = prepared.resolved
     if run.cluster.scheduler == "local":
@@ -223,7 +225,7 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(name: str, request: Request, from_start: bool, how: _How) -> Submitted | None:
+def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None as of `_submit`."""
     given = on_command_line("resume", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
@@ -259,7 +261,7 @@ def _resume(name: str, request: Request, from_start: bool, how: _How) -> Submitt
     return _submit(prepared, parent, how)
 
 
-def _resume_script(run: RunFolder, request: Request, from_start: bool, how: _How) -> Submitted | None:
+def _resume_script(run: RunFolder, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the kept script of a run again, with another limit or place if the command line gives one."""
     script = read_stored(run.path / "provenance.json").get("script") or {}
     if how.allocation is not None:
@@ -281,7 +283,7 @@ def _resume_script(run: RunFolder, request: Request, from_start: bool, how: _How
         return _start(own, resolved, how, words=words)
 
 
-def _resume_same(run: RunFolder, until: Until, how: _How) -> Submitted | None:
+def _resume_same(run: RunFolder, until: Until, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the run's own job.sh again. None as of `_submit`."""
     resolved, point = check_resumption(run, how.dry)
     forecast = forecast_same(run, point.step if point else 0, until, earlier_runs())
@@ -302,7 +304,7 @@ def _print_waits(why: str) -> None:
         click.echo(f"it cannot start now: {why}", err=True)
 
 
-def _print_submitted(submitted: Submitted, wait: bool) -> None:
+def _print_submitted(submitted: SubmittedRun, wait: bool) -> None:
     run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
     around = os.environ.get("SLURM_JOB_ID")
     set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
@@ -380,7 +382,7 @@ def _print_rows(prepared: PreparedSweep) -> None:
     _print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
 
-def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
+def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
     """Prints a line for each job it would make, with its rows, and what sbatch says of it. Raises JobRefused."""
     jobs = [[row] for row in rows] if here else plan_jobs(rows)
     refused: list[JobRefused] = []
@@ -414,12 +416,12 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
+def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun]) -> None:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep."""
-    hold_here(sweep)
+    queue_locally(sweep)
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):
-        submitted = start_held(run, row)
+        submitted = start_queued(run, row)
         if submitted is None:
             click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
             continue

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.end_policy import End, cannot_continue
-from hpc_gpt.ends.exit_status import explain_srun, is_lost_peer, read_rank_end
+from hpc_gpt.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.ends.failures import VAGUE, meaning
 from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.ends.run_state import is_lost_here, read_end
@@ -54,7 +54,7 @@ def classify(
     own = bool(end) and ended in (facts.said, "unknown")
     words = explain_srun(words)
     # A rank that only lost another one may have been the first to write; srun names the one that ended.
-    own = own and not (is_lost_peer(end.get("cause")) and read_rank_end(words))
+    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(words))
     cause = end.get("cause") if own else words or end.get("cause")
     node = end.get("node")
     if ended in VAGUE or (meaning(ended).of_node and node is None):
@@ -69,7 +69,7 @@ def classify(
 
 def _says_more(found: str | None, cause: str) -> bool:
     """Whether a log's cause counts more than an exit code: a worker that torchrun saw killed, or what a script said."""
-    log, own = read_rank_end(found), read_rank_end(cause)
+    log, own = read_exit_status(found), read_exit_status(cause)
     killed = log is not None and log.signal is not None and (own is None or own.signal is None)
     return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
 

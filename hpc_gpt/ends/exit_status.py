@@ -32,15 +32,15 @@ _LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class ExitStatus:
     """`ranks` is a number, or several as srun lists them (`0-3,5`); `node` None if it is not known. `code` is an exit
     code, or minus the number of a signal. `program` is what a rank of engine command or megatron-lm started.
 
-    >>> str(RankEnd("1", "n2", -9))
+    >>> str(ExitStatus("1", "n2", -9))
     "rank 1 on n2 was ended by SIGKILL, by hand or by the kernel's memory killer"
-    >>> str(RankEnd("1", "n2", -11, "a.out")), read_rank_end("rank 1: a.out on n2 was ended by SIGSEGV").node
+    >>> str(ExitStatus("1", "n2", -11, "a.out")), read_exit_status("rank 1: a.out on n2 was ended by SIGSEGV").node
     ('rank 1: a.out on n2 was ended by SIGSEGV', 'n2')
-    >>> str(RankEnd("0-3", None, 1)), str(RankEnd("1", "n2", 139))
+    >>> str(ExitStatus("0-3", None, 1)), str(ExitStatus("1", "n2", 139))
     ('ranks 0-3 ended with exit code 1', 'rank 1 on n2 was ended by SIGSEGV')
     """
 
@@ -64,7 +64,7 @@ class RankEnd:
     def is_kill(self) -> bool:
         return self.signal == signal.SIGKILL
 
-    def is_of(self, other: RankEnd) -> bool:
+    def is_of(self, other: ExitStatus) -> bool:
         """Whether both are about the same end; one may lack the node."""
         same_node = self.node is None or other.node is None or self.node == other.node
         return (self.ranks, self.signal or self.code) == (other.ranks, other.signal or other.code) and same_node
@@ -79,20 +79,20 @@ class RankEnd:
         return f"{words}, by hand or by the kernel's memory killer" if self.is_kill else words
 
 
-def read_rank_end(words: str | None) -> RankEnd | None:
+def read_exit_status(words: str | None) -> ExitStatus | None:
     """The end that a text reports: our own text, or srun's message; None without one.
 
-    >>> read_rank_end("srun: error: n2: task 1: Killed")
-    RankEnd(ranks='1', node='n2', code=-9)
-    >>> read_rank_end("rank 1 ended with signal SIGKILL"), read_rank_end("rank 1: KeyError: 'a'")
-    (RankEnd(ranks='1', node=None, code=-9), None)
+    >>> read_exit_status("srun: error: n2: task 1: Killed")
+    ExitStatus(ranks='1', node='n2', code=-9)
+    >>> read_exit_status("rank 1 ended with signal SIGKILL"), read_exit_status("rank 1: KeyError: 'a'")
+    (ExitStatus(ranks='1', node=None, code=-9), None)
     """
     found = _OWN.search(words or "")
     if found is not None:
         name = found["signal"] or found["old"]
         if name and name not in signal.Signals.__members__:
             return None
-        return RankEnd(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))
+        return ExitStatus(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))
     found = _SRUN.search(words or "")
     return _of_srun(found) if found is not None else None
 
@@ -122,6 +122,6 @@ def explain_srun(words: str) -> str:
     return _SRUN.sub(ours, words)
 
 
-def _of_srun(found: re.Match[str]) -> RankEnd:
+def _of_srun(found: re.Match[str]) -> ExitStatus:
     code = int(found["code"]) if found["code"] else -_BY_SRUN[found["signal"]]
-    return RankEnd(found["ranks"], found["node"], code)
+    return ExitStatus(found["ranks"], found["node"], code)

@@ -144,7 +144,7 @@ def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
     try:
         if own and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
             lock.take(run, lock.job_holder(own), is_gone)
-    except lock.RunHeld as fault:
+    except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
         return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
     except UserError as fault:

@@ -60,10 +60,10 @@ class CommandEngine(EngineFacts):
                 if not Path(command.workdir, name).exists():
                     raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
 
-    def unasked(self, verb: str, resolved: Resolved) -> str:
+    def why_not(self, verb: str, resolved: Resolved) -> str:
         if verb in ("stop", "requeue") and resolved.command is not None and resolved.command.stop_signal == "none":
             return f"command.stop_signal is none: nothing tells this program to {verb}; hpc-gpt cancel ends it"
-        return super().unasked(verb, resolved)
+        return super().why_not(verb, resolved)
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:
         return False

@@ -10,7 +10,7 @@ from hpc_gpt.engines.base.training import Training
 class Ddp(EngineFacts):
     order, plan_order = 40, 20
     switches = OUR_MODEL | {"sharded_optimizer", "overlap_update"}
-    instead = {
+    alternatives = {
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
         "offload": "use --engine deepspeed-zero",
     }

@@ -16,10 +16,10 @@ class Deepspeed3d(DeepspeedFacts):
     axes = frozenset({"tp", "pp"})
     zero_stages, default_stage = (0, 1), 1
     switches = OUR_MODEL | {"sequence_parallel", "partition"}
-    instead = DeepspeedFacts.instead | {"offload": "use --engine deepspeed-zero with --pp 1"}
+    alternatives = DeepspeedFacts.alternatives | {"offload": "use --engine deepspeed-zero with --pp 1"}
     compiles_edges = False
     converts = ANY_LAYOUT
-    reads = frozenset({"deepspeed-zero"})
+    loads_checkpoints_of = frozenset({"deepspeed-zero"})
     has_fused_kernels = True
     keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
     buckets_a_reduction = 2  # the pipeline engine allocates one for its reduction, too (reduce_gradients)

@@ -13,7 +13,7 @@ class DeepspeedZero(DeepspeedFacts):
     zero_stages, default_stage = (0, 1, 2, 3), 1
     switches = OUR_MODEL | OFFLOAD | {"sequence_parallel", "tiles"}
     converts = ANY_LAYOUT
-    reads = frozenset({"deepspeed-3d"})
+    loads_checkpoints_of = frozenset({"deepspeed-3d"})
     has_fused_kernels = True
     gathers_one_by_one = True
     # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).

@@ -15,7 +15,7 @@ class Fsdp(EngineFacts):
     order, plan_order = 30, 40
     axes = frozenset({"tp"})
     switches = OUR_MODEL | {"offload", "prefetch", "reshard"}
-    instead = {
+    alternatives = {
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
         "sharded_optimizer": "fsdp shards the optimizer always; leave it out",
     }

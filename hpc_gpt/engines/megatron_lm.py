@@ -42,7 +42,7 @@ class MegatronLm(EngineFacts):
     fixed_train = {"save_last": True, "matmul_rate": False}
     counts_evaluation = False
     switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"})
-    instead = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
+    alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
     compiles_edges = False
     has_dropout = True
     has_fused_kernels = True

@@ -63,7 +63,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Length:
+class ChainLength:
     """The length of a job chain: `jobs`, of which each but the last trains `job_steps` in `job_s`.
 
     `total_s` is the running time of all jobs, `gpu_hours` that time on all GPUs.
@@ -92,13 +92,13 @@ def steps_of_job(pace: Pace, walltime_s: float, lead_s: float) -> int:
     return max(0, math.floor(room / pace.train_s(1) * (1 + 1e-12)))
 
 
-def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> Length | None:
+def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> ChainLength | None:
     """The length of the chain that trains `steps` on `gpus`; None if a job is too short for one step.
 
     Without a walltime it is one job.
     """
     if steps <= 0:
-        return Length(0, 0, 0.0, 0.0, 0.0)
+        return ChainLength(0, 0, 0.0, 0.0, 0.0)
     job_steps = steps if walltime_s is None else min(steps, steps_of_job(pace, walltime_s, lead_s))
     if job_steps < 1:
         return None
@@ -106,14 +106,14 @@ def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, le
     job_s = pace.start_s + pace.train_s(job_steps) + pace.save_s
     last_s = pace.start_s + pace.train_s(steps - (jobs - 1) * job_steps) + pace.save_s
     total_s = (jobs - 1) * job_s + last_s
-    return Length(jobs, job_steps, job_s, total_s, gpus * total_s / 3600)
+    return ChainLength(jobs, job_steps, job_s, total_s, gpus * total_s / 3600)
 
 
 # --- the forecast of a run
 
 
 @dataclass(frozen=True)
-class Known:
+class ForecastFacts:
     """What is known before a run is submitted, besides its settings.
 
     `alike` was measured with the same settings, `parent` in the run that this one resumes from, after step `done`.
@@ -140,7 +140,7 @@ class Forecast:
     lines: tuple[str, ...]
     jobs: int = 1
     lead_s: int | None = None
-    total: Length | None = None
+    total: ChainLength | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _Figures:
     save_is_measured: bool
 
 
-def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: float | None = None) -> Forecast:
+def make_forecast(resolved: Resolved, known: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
     `lead_is_given`: the user has set the signal's lead, which stays. Raises ConfigError, with the numbers, if the run
@@ -200,7 +200,7 @@ def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: fl
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def _figures(resolved: Resolved, known: Known) -> _Figures | None:
+def _figures(resolved: Resolved, known: ForecastFacts) -> _Figures | None:
     """Every figure from the best source; None without a step time."""
     train, alike, parent = resolved.train, known.alike, known.parent
     runs = [run for run in (alike, parent) if run is not None]
@@ -282,7 +282,7 @@ def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
     )
 
 
-def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: int) -> None:
+def _check_budget(resolved: Resolved, known: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
     """ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
@@ -300,7 +300,7 @@ def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: i
         )
 
 
-def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length) -> list[str]:
+def _warnings(resolved: Resolved, known: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
     said = []
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - known.spent:
@@ -325,7 +325,7 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
     return said
 
 
-def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | None, now: float) -> str:
+def _sum_line(resolved: Resolved, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
     how = way_of(resolved.cluster).words
     jobs = counted(total.jobs, "job")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from hpc_gpt.formulas import GIB
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.program.work_folder import describe_copy
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.secrets import hide_secrets
@@ -17,7 +17,7 @@ from hpc_gpt.tokens.run_data import describe_data, located
 from hpc_gpt.words import counted, cut, show_bytes
 
 
-def overview(prepared: Prepared, logs: Path, here: bool = False) -> list[tuple[str, str]]:
+def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
     """(subject, what of it) of a run that is prepared, for its user to read before it is submitted. `here`: it would
     run in the user's allocation."""
     run = prepared.resolved
@@ -37,7 +37,7 @@ def overview(prepared: Prepared, logs: Path, here: bool = False) -> list[tuple[s
     return [*rows, ("would run", _command(prepared, here))]
 
 
-def _command(prepared: Prepared, here: bool) -> str:
+def _command(prepared: PreparedRun, here: bool) -> str:
     """What would submit it, as text."""
     run = prepared.resolved
     if here:
@@ -51,16 +51,16 @@ def _command(prepared: Prepared, here: bool) -> str:
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
 
-def data_lines(prepared: Prepared) -> list[str]:
+def data_lines(prepared: PreparedRun) -> list[str]:
     """What a run takes along and reads, as lines after its submission."""
     return [*(f"copy: {line}" for line in describe_copy(prepared.resolved)), *_on_data(prepared)]
 
 
-def _on_data(prepared: Prepared) -> tuple[str, ...]:
+def _on_data(prepared: PreparedRun) -> tuple[str, ...]:
     return describe_data(located(prepared.resolved, prepared.data_beside))
 
 
-def prediction_lines(prepared: Prepared, logs: Path) -> list[str]:
+def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
     """The lines on its data, its checkpoints and what is predicted of it."""
     on_saves = saves(prepared.resolved, logs)
     saved = [text if text.startswith("warning: ") else f"checkpoints: {text}" for text in on_saves]

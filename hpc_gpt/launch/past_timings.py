@@ -40,7 +40,7 @@ class MeasuredRun:
     hold_s: float | None = None
 
 
-class Earlier:
+class PastTimings:
     """The newest runs of a logs folder by `speed_hash`; read on first use."""
 
     def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:

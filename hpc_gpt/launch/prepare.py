@@ -44,14 +44,14 @@ from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
-    from hpc_gpt.launch.past_timings import Earlier
+    from hpc_gpt.launch.past_timings import PastTimings
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
@@ -95,7 +95,7 @@ class Prepared:
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
 
 
-def prepare(request: Request, queueing: bool = False) -> Prepared:
+def prepare(request: Request, queueing: bool = False) -> PreparedRun:
     """Prepare one run; for a sweep the requested row, or the first possible one.
 
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch.
@@ -115,15 +115,15 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
         raise
 
 
-def _of_script(script: PreparedScript, request: Request) -> Prepared:
+def _of_script(script: PreparedScript, request: Request) -> PreparedRun:
     prediction, given = Prediction("not predicted: a script of your own"), frozenset(request.overrides)
     settings = (script.resolved, script.text, script.experiment, script.notes)
-    return Prepared(*settings, prediction, given=given, job_script=script.asked)
+    return PreparedRun(*settings, prediction, given=given, job_script=script.asked)
 
 
 def prepare_row(
-    request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
-) -> Prepared:
+    request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], PastTimings]
+) -> PreparedRun:
     """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
     # 1. What is asked for.
     until = request.until or Until()
@@ -225,12 +225,12 @@ def automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str,
     return {"train.save_minutes": AUTOMATIC_MINUTES, **kept}
 
 
-def earlier_runs() -> Earlier:
+def earlier_runs() -> PastTimings:
     """The measurements of the runs in the logs folder; read on first use."""
-    from hpc_gpt.launch.past_timings import Earlier  # needs numpy, which a render does not
+    from hpc_gpt.launch.past_timings import PastTimings  # needs numpy, which a render does not
 
     logs = logs_folder()
-    return Earlier(lambda: list_runs(logs))
+    return PastTimings(lambda: list_runs(logs))
 
 
 # --- the steps of every preparation
@@ -281,7 +281,7 @@ def finish(
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
     planner: ClusterProfile | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
     lead, then its settings and its script. Nothing changes these.
 
@@ -296,7 +296,7 @@ def finish(
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
     resolved = resolve(experiment, profile, file.name if file is not None and row is not None else None, row)
-    return Prepared(
+    return PreparedRun(
         resolved,
         render_script(resolved, template),
         file.text if file is not None else experiment_text(resolved, title),

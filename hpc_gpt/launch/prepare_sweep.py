@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import Prepared, earlier_runs, prepare_row
+from hpc_gpt.launch.prepare import PreparedRun, earlier_runs, prepare_row
 from hpc_gpt.launch.request import Request, choose_profile, read_asked
 from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.words import and_more, counted
@@ -26,7 +26,7 @@ class PreparedSweep:
     """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped."""
 
     name: str
-    rows: list[Prepared]
+    rows: list[PreparedRun]
     impossible: list[SweepRow]
     unfit: dict[str, UserError]
 
@@ -86,7 +86,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
         raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
     if not file.possible:
         raise ConfigError(f"{file.path}: no row can run", "add a row that can")
-    prepared: list[Prepared] = []
+    prepared: list[PreparedRun] = []
     faults: dict[str, UserError] = {}
     earlier = functools.cache(earlier_runs)
     for row in file.possible:

@@ -14,8 +14,8 @@ from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.launch.prepare import Prepared, finish
-from hpc_gpt.launch.submission import Submitted, check_inputs, start_run
+from hpc_gpt.launch.prepare import PreparedRun, finish
+from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.attempt_time import gpus_of
@@ -29,7 +29,7 @@ from hpc_gpt.runs.lineage import (
     parent_of,
     resume_point,
 )
-from hpc_gpt.runs.lock import RunHeld, check_free, holder
+from hpc_gpt.runs.lock import RunLocked, check_free, holder
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.stored import read_stored
@@ -43,7 +43,7 @@ from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
-    from hpc_gpt.launch.past_timings import Earlier
+    from hpc_gpt.launch.past_timings import PastTimings
 
 # More than the controller takes from the end of an attempt to its own, on a busy machine.
 _LEAVING_S = 20.0
@@ -59,7 +59,7 @@ def check_not_live(run: RunFolder) -> None:
         try:
             check_free(run)
             break
-        except RunHeld:
+        except RunLocked:
             owner = holder(run)
             lives_here = owner is not None and owner.is_gone() is False
             if not lives_here or read_own_status(run).state in LIVE or time.monotonic() > until:
@@ -109,9 +109,9 @@ def prepare_resumption(
     template: Path | None,
     force: bool,
     until: Until,
-    earlier: Earlier,
+    earlier: PastTimings,
     from_start: bool = False,
-) -> tuple[Prepared, Parent | None]:
+) -> tuple[PreparedRun, Parent | None]:
     """A new run that resumes from `run`, with `changes` laid over its settings; `profile` None keeps its profile.
 
     `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
@@ -170,7 +170,7 @@ def changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: Clu
     )
 
 
-def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> Forecast | None:
+def forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
     """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not wanted.
 
     Raises ConfigError.
@@ -184,7 +184,7 @@ def forecast_same(run: RunFolder, step: int, until: Until, earlier: Earlier) -> 
     return forecast_chain(resolved, prediction, inputs)
 
 
-def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:
+def resume_run(run: RunFolder, jobs: int = 1) -> SubmittedRun:
     """Submit a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError

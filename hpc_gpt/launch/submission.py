@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.preflight.lines import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, snapshot_of
@@ -30,7 +30,7 @@ from hpc_gpt.words import counted
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedRun:
     """A run and the id of its job; `jobs` are those of its job chain, if several were submitted at once. `waits`: why
     Slurm cannot start it now, empty if it can."""
 
@@ -41,7 +41,7 @@ class Submitted:
     waits: str = ""
 
 
-def submit_run(prepared: Prepared, logs: Path, parent: Parent | None = None) -> Submitted:
+def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) -> SubmittedRun:
     """Check that the scheduler answers, make missing data, write the run folder, submit. The folder names the `parent`
     from which it resumes.
 
@@ -55,7 +55,7 @@ def submit_run(prepared: Prepared, logs: Path, parent: Parent | None = None) -> 
     return replace(start_run(run, prepared.resolved, prepared.jobs, words), waits=waits)
 
 
-def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
+def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
     """Check every run before a folder is written, make missing data, and return the provenance.
 
     All runs are for one cluster. Raises as submit_run; for the rows of a sweep RowFaults with all faults. `dry`:
@@ -104,7 +104,7 @@ def check_inputs(
 
 
 def write_run(
-    prepared: Prepared,
+    prepared: PreparedRun,
     logs: Path,
     provenance: Mapping[str, Any],
     sweep: Mapping[str, Any] | None = None,
@@ -135,7 +135,7 @@ def write_run(
     )
 
 
-def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> Submitted:
+def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> SubmittedRun:
     """Submit a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
     script of the user's own with `words` on sbatch's command line.
 
@@ -145,10 +145,10 @@ def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence
         from hpc_gpt.slurm.executor import submit_to_slurm
 
         ids = submit_to_slurm(run, resolved, jobs, words)
-        return Submitted(run, "slurm", ids[0], tuple(ids))
+        return SubmittedRun(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launch.local.controller import start_here
 
-    return Submitted(run, "local", start_here(run, resolved))
+    return SubmittedRun(run, "local", start_here(run, resolved))
 
 
 def check_start(resolved: Resolved, script: str) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.render import array_script
-from hpc_gpt.launch.submission import Submitted, check_start, check_submission, start_run, write_run
+from hpc_gpt.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolve import experiment_of, resolve
@@ -54,7 +54,7 @@ class SubmittedSweep:
         return self.folder.name
 
 
-def write_sweep(name: str, rows: Sequence[Prepared], logs: Path, provenance: Mapping[str, Any]) -> SubmittedSweep:
+def write_sweep(name: str, rows: Sequence[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> SubmittedSweep:
     """Write the folder of each run, after `check_submission`, which returns the provenance.
 
     Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
@@ -65,7 +65,7 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path, provenance: Map
     return sweep
 
 
-def _write_rows(sweep: SubmittedSweep, rows: Iterable[Prepared], logs: Path, provenance: Mapping[str, Any]) -> None:
+def _write_rows(sweep: SubmittedSweep, rows: Iterable[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> None:
     for row in rows:
         try:
             note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row}
@@ -75,7 +75,7 @@ def _write_rows(sweep: SubmittedSweep, rows: Iterable[Prepared], logs: Path, pro
             raise
 
 
-def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | None = None) -> None:
+def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int | None = None) -> None:
     """Submit a sweep to Slurm: an array for each set of rows with equal directives, single jobs for the others.
 
     `at_once`: how many runs of an array may run at a time. What sbatch refuses is added to the refusals, and the other
@@ -96,7 +96,7 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
 
 
 def _queue(
-    sweep: SubmittedSweep, folder: Path, rows: Sequence[Prepared], runs: Sequence[RunFolder], at_once: int | None
+    sweep: SubmittedSweep, folder: Path, rows: Sequence[PreparedRun], runs: Sequence[RunFolder], at_once: int | None
 ) -> SweepJob:
     from hpc_gpt.slurm.executor import ARRAY_SCRIPT, submit_array
 
@@ -113,7 +113,7 @@ def _queue(
     return SweepJob(job_id, tuple(runs), waits)
 
 
-def submit_script_array(prepared: Prepared, logs: Path) -> SubmittedSweep:
+def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     """Submit an array of a job script: a run folder for each element, with a link by its number, and one job. Raises as
     submit_run."""
     from hpc_gpt.slurm.executor import submit_own
@@ -152,7 +152,7 @@ def link_runs(
     return folder
 
 
-def hold_here(sweep: SubmittedSweep) -> None:
+def queue_locally(sweep: SubmittedSweep) -> None:
     """Note in each run that it waits for its turn on this machine, and for which process."""
     pid = os.getpid()
     queue = {"pid": pid, "pid_start": start_time(pid)}
@@ -161,7 +161,7 @@ def hold_here(sweep: SubmittedSweep) -> None:
     link_runs(sweep, 1, sweep.runs)
 
 
-def start_held(run: RunFolder, row: Prepared) -> Submitted | None:
+def start_queued(run: RunFolder, row: PreparedRun) -> SubmittedRun | None:
     """Start a run whose turn has come; None if it was cancelled while it waited."""
     return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
 
@@ -172,7 +172,7 @@ def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
         run.add_submission({"scheduler": "slurm", "job_id": None, "refused": why})
 
 
-def plan_jobs(rows: Sequence[Prepared]) -> list[list[Prepared]]:
+def plan_jobs(rows: Sequence[PreparedRun]) -> list[list[PreparedRun]]:
     """The rows of each job that queue_sweep would submit, with no limit on the size of arrays."""
     return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], len(rows))]
 

@@ -18,7 +18,7 @@ from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
-    from hpc_gpt.launch.past_timings import Earlier
+    from hpc_gpt.launch.past_timings import PastTimings
 
 _FORMS = "--until tokens=30e9, --until steps=5000 or --until loss=2.9"
 _MOST = 10**12  # steps; a larger number is a mistake
@@ -120,7 +120,7 @@ class ForecastInputs:
     """
 
     until: Until
-    earlier: Callable[[], Earlier]
+    earlier: Callable[[], PastTimings]
     lead_is_given: bool
     parent: RunFolder | None = None
     done: int = 0
@@ -137,7 +137,7 @@ def wants_forecast(resolved: Resolved, until: Until) -> bool:
 
 def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
     """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
-    from hpc_gpt.launch.forecast import Known, make_forecast
+    from hpc_gpt.launch.forecast import ForecastFacts, make_forecast
     from hpc_gpt.launch.past_timings import measure_run
 
     step = prediction.tables["step"] if prediction.tables is not None else None
@@ -147,7 +147,7 @@ def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastI
             before = measure_run(inputs.parent)
         except UserError:  # a damaged folder has measured nothing
             before = None
-    known = Known(
+    known = ForecastFacts(
         done=inputs.done,
         alike=inputs.earlier().newest_alike(resolved),
         parent=before,
@@ -158,7 +158,7 @@ def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastI
     return make_forecast(resolved, known, inputs.lead_is_given)
 
 
-def short_of_time(resolved: Resolved, earlier: Callable[[], Earlier]) -> tuple[str, ...]:
+def short_of_time(resolved: Resolved, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
     """A warning if the signal leaves a job less than half of its time, or less than a start and a few steps took in a
     run of the same settings."""
     limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0

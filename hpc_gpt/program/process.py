@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
@@ -78,7 +78,7 @@ class LastLines:
         """The match in the last line that has one."""
         return next((found for line in reversed(self._kept) if (found := regex.search(line))), None)
 
-    def killed_worker(self) -> RankEnd | None:
+    def killed_worker(self) -> ExitStatus | None:
         """The worker that torchrun's table names as the first to fail, if a signal ended it; None without one.
 
         SIGTERM is what torchrun itself sends to the others.
@@ -93,7 +93,7 @@ class LastLines:
         if code >= 0 or code == -signal.SIGTERM or not found.get("rank", "").isdigit():
             return None
         host = found.get("host", "localhost")
-        return RankEnd(found["rank"], platform.node() if host == "localhost" else host, code)
+        return ExitStatus(found["rank"], platform.node() if host == "localhost" else host, code)
 
     def stacks(self) -> str:
         """What the program's own faulthandler wrote last; empty if it wrote nothing."""
@@ -120,7 +120,7 @@ class LastLines:
 
     def end(self, code: int) -> str:
         """How the program ended, by its exit code; of one that was ended by a signal also where."""
-        end = RankEnd("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
+        end = ExitStatus("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
         if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
             return str(end).partition(": ")[2]
         return f"{self._program} ended with {code_words(code)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpc_gpt.ends.end_policy import End
-from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import NODE
 
@@ -36,7 +36,7 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown")
     if cause.failure.echo:
         killed = _KILLED_WORKER.match(cause.failure.words)
-        words = str(RankEnd(killed[1], cause.node, -int(killed[2]))) if killed else None
+        words = str(ExitStatus(killed[1], cause.node, -int(killed[2]))) if killed else None
         return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
     node = cause.failed_node
     return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hpc_gpt.files import read_json_lines
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlurm, RehearsedJob, marked
@@ -70,7 +70,7 @@ class Life:
     """Rehearses one run on `gpus` GPUs of this machine, or on its CPU if that is 0. `began`: a monotonic time.
     `report` is called with each stage as it happens, `wait` with what is waited for. `run`: the newest one."""
 
-    prepared: Prepared
+    prepared: PreparedRun
     gpus: int
     slurm: LocalSlurm
     logs: Path

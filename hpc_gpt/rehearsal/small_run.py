@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.request import Request, choose_profile
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
@@ -45,7 +45,7 @@ _OURS = ("PATH", "OMP_NUM_THREADS", "SLURM_CONF", "TMPDIR", "HPC_GPT_STATE", "HP
 
 
 @dataclass(frozen=True)
-class Missing:
+class NotRehearsed:
     """A part of the real run that is not rehearsed, and why."""
 
     what: str
@@ -57,12 +57,12 @@ class SmallRun:
     """The run to rehearse, the parts of the real one that are missing, notes for the user, and the GPUs it uses."""
 
     resolved: Resolved
-    missing: tuple[Missing, ...]
+    missing: tuple[NotRehearsed, ...]
     notes: tuple[str, ...]
     gpus: int
 
 
-def with_slurm(request: Request) -> tuple[Request, str]:
+def with_slurm_profile(request: Request) -> tuple[Request, str]:
     """The request with a profile that has Slurm, and a note if it is not the user's own; ConfigError if the profile
     that --cluster names has none."""
     if choose_profile(request, queueing=False).scheduler == "slurm":
@@ -114,7 +114,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     return SmallRun(resolve(small, profile), tuple(missing), (*notes, *smoke.notes), gpus)
 
 
-def script_as_it_is(real: Prepared, gpus_here: int) -> SmallRun:
+def script_as_it_is(real: PreparedRun, gpus_here: int) -> SmallRun:
     """The run of a script, which nothing makes small. Raises ConfigError for an array."""
     assert real.job_script is not None
     if real.job_script.array:
@@ -124,12 +124,12 @@ def script_as_it_is(real: Prepared, gpus_here: int) -> SmallRun:
         )
     run = real.resolved
     what = f"{counted(run.nodes, 'node')} of {run.cluster.name}"
-    missing = [Missing(what, "names of this one machine: no memory, speed or network"), *of_the_job(run)]
+    missing = [NotRehearsed(what, "names of this one machine: no memory, speed or network"), *of_the_job(run)]
     notes = (f"it runs as it is, in {os.getcwd()}: what it writes there stays",)
     return SmallRun(run, tuple(missing), notes, gpus_here)
 
 
-def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing]]:
+def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[NotRehearsed]]:
     """The profile without what this machine lacks."""
     venv, container = profile.venv, profile.container
     image = container.image if container else None
@@ -140,18 +140,20 @@ def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing
         ("python", profile.python, shutil.which(profile.python or "") is not None, None),
         ("container", image, can_start and Path(image or "/nowhere").exists(), None),
     )
-    missing: list[Missing] = []
+    missing: list[NotRehearsed] = []
     environment = dict(profile.environment)
     for key, named, is_here, nothing in checks:
         if named and not is_here:
-            missing.append(Missing(f"{key} {named}", "not on this machine: the ranks run without it"))
+            missing.append(NotRehearsed(f"{key} {named}", "not on this machine: the ranks run without it"))
             profile = replace(profile, **{key: nothing})
     for name, value in profile.environment.items():
         if name in _OURS or name.endswith("_SOCKET_IFNAME"):
             del environment[name]
-            missing.append(Missing(f"the profile's {name}={value}", "the stand-ins' own is used"))
+            missing.append(NotRehearsed(f"the profile's {name}={value}", "the stand-ins' own is used"))
     if profile.node_suffix:
-        missing.append(Missing(f"node names with {profile.node_suffix}", "the nodes are names of this one machine"))
+        missing.append(
+            NotRehearsed(f"node names with {profile.node_suffix}", "the nodes are names of this one machine")
+        )
     return replace(profile, environment=environment), missing
 
 
@@ -162,19 +164,19 @@ def _has_modules() -> bool:
     return "BASH_FUNC_module%%" in os.environ or any(os.access(init, os.R_OK) for init in inits)
 
 
-def of_the_job(real: Resolved) -> list[Missing]:
+def of_the_job(real: Resolved) -> list[NotRehearsed]:
     """The parts of the job that only the site's own Slurm can check."""
     asked = [f"{key} {value}" for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist",
              "exclude", "dependency") if (value := getattr(real.job, key))]  # fmt: skip
-    return [Missing(", ".join(asked), "the stand-ins grant whatever is asked for")] if asked else []
+    return [NotRehearsed(", ".join(asked), "the stand-ins grant whatever is asked for")] if asked else []
 
 
-def _of_the_gpus(real: Resolved, ranks: int, here: int, used: int) -> Missing:
+def _of_the_gpus(real: Resolved, ranks: int, here: int, used: int) -> NotRehearsed:
     size = f"{counted(real.gpus, real.cluster.device or 'GPU')} on {counted(real.nodes, 'node')}"
     if used:
-        return Missing(size, f"{counted(ranks, 'rank')} on this machine's GPUs: memory, speed, network")
+        return NotRehearsed(size, f"{counted(ranks, 'rank')} on this machine's GPUs: memory, speed, network")
     on = f"{counted(ranks, 'rank')} on {len(os.sched_getaffinity(0))} cores of a CPU"
-    return Missing(size, f"{_gpus_for(ranks, here)} here: {on}; no memory, speed or network")
+    return NotRehearsed(size, f"{_gpus_for(ranks, here)} here: {on}; no memory, speed or network")
 
 
 def _gpus_for(ranks: int, here: int) -> str:
@@ -189,15 +191,15 @@ class RehearsalOutcome:
     """The result of a rehearsal. `cause` is None if all stages succeeded; else `log` has the run's last lines."""
 
     stages: list[Stage] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[NotRehearsed] = field(default_factory=list)
     cause: str | None = None
     log: list[str] = field(default_factory=list)
 
 
 def rehearse(
-    real: Prepared,
+    real: PreparedRun,
     small: SmallRun,
-    prepared: Prepared,
+    prepared: PreparedRun,
     quick: bool,
     keep: Path | None,
     report: Callable[[Stage], None],
@@ -217,13 +219,13 @@ def rehearse(
     began = time.monotonic()
     is_script = real.job_script is not None
     data = "" if is_script else check_data(located(real.resolved, real.data_beside))
-    if isinstance(data, Missing):
+    if isinstance(data, NotRehearsed):
         outcome.missing.append(data)
     elif data:
         note(Stage("data", data, time.monotonic() - began))
     accepted, answer = _ask_slurm(real.resolved, real.script)
     if accepted is None:
-        outcome.missing.append(Missing("whether Slurm accepts the job", answer))
+        outcome.missing.append(NotRehearsed("whether Slurm accepts the job", answer))
     else:
         note(Stage("slurm", f"sbatch --test-only: {answer}", time.monotonic() - began, accepted))
         if not accepted:
@@ -245,16 +247,16 @@ def rehearse(
             note(Stage("submitted", str(fault), time.monotonic() - began, ok=False))
             outcome.cause, outcome.log = f"submitted: {fault}", [f"hint: {fault.hint}"] if fault.hint else []
         with slurm.state() as state:
-            outcome.missing += [Missing(option, "the stand-ins do not act on it") for option in state.ignored]
+            outcome.missing += [NotRehearsed(option, "the stand-ins do not act on it") for option in state.ignored]
     return outcome
 
 
-def check_data(resolved: Resolved) -> str | Missing:
+def check_data(resolved: Resolved) -> str | NotRehearsed:
     """Checks the data of the real run, as submit does. The rehearsed run reads the standard library's sources."""
     try:
         path = ensure_data(resolved)
     except DataError as fault:
-        return Missing("the data", f"{fault}; submit refuses the run until they are there")
+        return NotRehearsed("the data", f"{fault}; submit refuses the run until they are there")
     return f"{path} is fit for the run" if path is not None else "random tokens"
 
 

@@ -82,7 +82,7 @@ class Comparison:
     reasons: Sequence[tuple[int, str]]
     steps: tuple[int, int]
     rounds: tuple[int, int]
-    apart: Sequence[Apart]
+    apart: Sequence[SettingDifference]
     losses: Losses | None
     notes: Sequence[str]
 
@@ -114,7 +114,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
         series = _series_of_rows(a, b, of_a, of_b, notes) if are_rows else (of_a, of_b)
     speeds = _speeds(sides, series, 0.0 if are_rows else _unsure(runs, steady), are_rows, notes)
     verdict = _verdict(a, b, speeds)
-    apart = settings_apart(a.record, b.record)
+    apart = setting_differences(a.record, b.record)
     losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
     # If step times spread widely, the interval may be of the machine's other load.
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
@@ -287,7 +287,9 @@ def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
     return steps, curve["loss"][kept][::-1][place]
 
 
-def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losses: Losses | None) -> list[str]:
+def _kinship(
+    a: RunRead, b: RunRead, verdict: str, apart: Sequence[SettingDifference], losses: Losses | None
+) -> list[str]:
     """Notes on how the runs are related."""
     if verdict in ("same_run", "identical"):
         return []
@@ -328,7 +330,7 @@ _SWITCHES = {"true": 1.0, "yes": 1.0, "on": 1.0, "false": 0.0, "no": 0.0, "off":
 
 
 @dataclass(frozen=True)
-class Apart:
+class SettingDifference:
     """A setting in which two runs differ; None for a run that does not state it."""
 
     key: str
@@ -351,14 +353,14 @@ def flat_settings(record: Record) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def settings_apart(a: Record, b: Record) -> list[Apart]:
+def setting_differences(a: Record, b: Record) -> list[SettingDifference]:
     """The settings in which two runs differ, those that affect speed first, those that only one states last."""
     of_a, of_b = flat_settings(a), flat_settings(b)
     keys = dict.fromkeys((*SETTING_KEYS, *of_a, *of_b))
-    found = [Apart(key, of_a.get(key), of_b.get(key)) for key in keys]
+    found = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
     found = [apart for apart in found if _plain(apart.a) != _plain(apart.b)]
     if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
-        found.append(Apart("config_hash", a.config_hash, b.config_hash))
+        found.append(SettingDifference("config_hash", a.config_hash, b.config_hash))
     return sorted(found, key=lambda apart: (not apart.is_stated, _weight(apart.key)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.columns import FIGURES, column, peak
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT
-from hpc_gpt.report.compare import Apart, Comparison, Losses, Speed
+from hpc_gpt.report.compare import Comparison, Losses, SettingDifference, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
@@ -147,7 +147,7 @@ def _value(value: Any) -> str:
     return cut(f"{value:.10g}" if isinstance(value, float) else show_value(value), _LONGEST)
 
 
-def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> list[str]:
+def _notes(comparison: Comparison, stated: Sequence[SettingDifference], a: str, b: str) -> list[str]:
     notes = [_named(note, a, b) for note in comparison.notes]
     if len(stated) > SHOWN:
         notes.append(f"{len(stated) - SHOWN} more settings differ: --json lists them")

@@ -42,7 +42,7 @@ _LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedRun:
     """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows`:
     (step, epoch seconds, {tag: figure}) by ascending step, each step once, as it was last trained."""
 
@@ -88,7 +88,7 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def events(run: Exported) -> Iterator[Any]:
+    def events(run: ExportedRun) -> Iterator[Any]:
         yield Event(wall_time=run.began, file_version="brain.Event:2")
         settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
         yield Event(wall_time=run.began, summary=settings)
@@ -153,7 +153,7 @@ def _offline(caches: str) -> Iterator[Any]:
         os.environ |= kept
 
 
-def _log_run(wandb: Any, run: Exported, folder: str) -> Path:
+def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
     """Writes one run through wandb, and returns the folder that wandb made."""
     record = run.run.record
     off = ("save_code", "x_save_requirements")
@@ -173,13 +173,13 @@ def _log_run(wandb: Any, run: Exported, folder: str) -> Path:
     return place
 
 
-def started_name(run: Exported) -> str:
+def started_name(run: ExportedRun) -> str:
     """The run's start in UTC as in the name of wandb's folder; the same for each export."""
     start = epoch(run.run.record.started) or run.began
     return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
-def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
+def export_runs(runs: Sequence[RunRead]) -> list[ExportedRun]:
     """Every run once, with unique ids."""
     once = list({id(run): run for run in runs}.values())
     ids, paths = [], []
@@ -197,7 +197,7 @@ def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
     ids = [own if ids.count(own) == 1 else f"{own}-{_digits(path)}" for own, path in zip(ids, paths, strict=True)]
     ids = [f"{own}-{n + 1}" if (n := ids[:place].count(own)) else own for place, own in enumerate(ids)]
     names = [safe_name(run.record.name or "run") for run in once]
-    return [Exported(run, name, own, *curve_of(run)) for run, name, own in zip(once, names, ids, strict=True)]
+    return [ExportedRun(run, name, own, *curve_of(run)) for run, name, own in zip(once, names, ids, strict=True)]
 
 
 def safe_name(text: str) -> str:
@@ -225,7 +225,7 @@ def _digits(text: str) -> str:
 
 @np.errstate(over="ignore", invalid="ignore")
 def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, float]]]]:
-    """(epoch seconds of the first step, else of the start; the rows of Exported)."""
+    """(epoch seconds of the first step, else of the start; the rows of ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
     columns = {tag: steps[tag] for tag in ("loss", "step_s", "tokens_per_s", "lr", "grad_norm")}

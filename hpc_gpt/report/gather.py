@@ -23,7 +23,7 @@ from hpc_gpt.words import some
 
 
 @dataclass
-class Gathered:
+class GatheredRuns:
     """The runs, our own first, oldest first; what could not be read or written.
 
     `notes`: what was skipped because it is not a log, a line for each reason. `sweeps`: name -> PATH of the sweeps
@@ -42,7 +42,7 @@ class Gathered:
         return [run.record for run in self.runs]
 
 
-def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
+def gather_paths(paths: Sequence[str], logs: Path) -> GatheredRuns:
     """Reads the PATHs of `report`.
 
     A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, or a sweep,
@@ -50,7 +50,7 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     rest = [path for path in paths if path not in sweeps.values()]
-    gathered = _gather_found(rest, logs) if rest or not paths else Gathered()
+    gathered = _gather_found(rest, logs) if rest or not paths else GatheredRuns()
     gathered.sweeps.update(sweeps)
     if sweeps:
         there = {record.run for record in gathered.records}
@@ -61,7 +61,7 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
     return gathered
 
 
-def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
+def _gather_found(paths: Sequence[str], logs: Path) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
@@ -113,12 +113,12 @@ def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunF
     )
 
 
-def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
+def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> GatheredRuns:
     """Reads every run and replaces its record.json. A run that cannot be read is listed in `unread`.
 
     Runs that are not `wanted` are left out, and their record.json unchanged.
     """
-    gathered = Gathered()
+    gathered = GatheredRuns()
     for run in runs:
         try:
             read = read_own(run)
@@ -143,7 +143,7 @@ def read_bench(file: Path) -> list[RunRead]:
     return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
 
 
-def leave_record(run: RunFolder) -> Record:
+def refresh_record(run: RunFolder) -> Record:
     """The run's current record, written into its folder if possible; RunFolderError if the run cannot be read."""
     gathered = gather_records([run])
     if gathered.unread:

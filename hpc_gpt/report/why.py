@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.ends.exit_status import RankEnd, read_rank_end
+from hpc_gpt.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
 from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
 from hpc_gpt.ends.state import Facts, class_of
@@ -138,7 +138,7 @@ class Why:
             fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
         ):
             return fault
-        end = read_rank_end(self.words)
+        end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             return meaning(self.ended).to_do
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
@@ -335,7 +335,7 @@ def _attempt_why(number: int, ended: str | None, words: str | None, cause: Cause
 
 def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
     """What the attempt itself says, unless that is only that something failed and the logs say what."""
-    if (end := read_rank_end(words)) is not None and end.signal is not None and _only_echoes(cause):
+    if (end := read_exit_status(words)) is not None and end.signal is not None and _only_echoes(cause):
         return _ended_by_signal(number, ended or "unknown", words or "", end, cause)
     has_cause = cause.ended not in ("unknown", "done")
     said = ended or "unknown"
@@ -355,9 +355,9 @@ def _explained(number: int, ended: str | None, words: str | None, cause: Cause) 
     return AttemptWhy(number, ended, None if words is None else one_line(words), replace(cause, ended=ended))
 
 
-def _ended_by_signal(number: int, ended: str, words: str, end: RankEnd, cause: Cause) -> AttemptWhy:
+def _ended_by_signal(number: int, ended: str, words: str, end: ExitStatus, cause: Cause) -> AttemptWhy:
     """The launcher of the ranks saw which one a signal ended; the log has its message, or only what followed."""
-    said = [(failure, read_rank_end(failure.words)) for failure in cause.ordered]
+    said = [(failure, read_exit_status(failure.words)) for failure in cause.ordered]
     failure, seen = next(((failure, seen) for failure, seen in said if seen and seen.is_of(end)), (None, None))
     end = replace(end, node=end.node or (seen.node if seen else None))
     words = one_line(words) if str(end) in words else str(end)

@@ -45,7 +45,7 @@ class Parent:
 def convertible(saved: str, wanted: str) -> frozenset[str]:
     """The keys in which a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
     facts = engine_named(wanted)
-    return facts.converts | ({"engine.name"} if saved in facts.reads else frozenset())
+    return facts.converts | ({"engine.name"} if saved in facts.loads_checkpoints_of else frozenset())
 
 
 def newest_step(run: RunFolder) -> int | None:
@@ -145,7 +145,7 @@ def descend(
         engine_named(each).refuse_program(
             "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
         )
-    if name != parent.engine.name and parent.engine.name not in engine_named(name).reads:
+    if name != parent.engine.name and parent.engine.name not in engine_named(name).loads_checkpoints_of:
         raise ConfigError(
             f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot be converted to that",
             "keep the engine, or submit a new run",

@@ -46,7 +46,7 @@ class Holder:
         return not is_alive(self.pid, self.pid_start)
 
 
-class RunHeld(RunFolderError):
+class RunLocked(RunFolderError):
     """Another process trains the run, or may do so."""
 
 
@@ -70,7 +70,7 @@ def lock_path(run: RunFolder) -> Path:
 
 
 def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> None:
-    """Take the lock, also from a holder that is gone. RunHeld if another has it; RunFolderError if the disk refuses."""
+    """Takes the lock, even from one that is gone. RunLocked if another has it, RunFolderError if the disk refuses."""
     path = lock_path(run)
     text = _text(taker)
     for _ in range(_TRIES):
@@ -82,17 +82,17 @@ def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None]
             continue
         other = _holder(found)
         if other != taker and (other is None or not is_gone(other)):
-            raise _held(run, other)
+            raise _locked_by(run, other)
         _set_aside(path, found)
-    raise RunHeld(f"{path} changes all the time", "does something start this run all the time?")
+    raise RunLocked(f"{path} changes all the time", "does something start this run all the time?")
 
 
 def check_free(run: RunFolder) -> None:
-    """RunHeld if a process trains the run, or may do so; of a Slurm job its state says it."""
+    """RunLocked if a process trains the run, or may do so; of a Slurm job its state says it."""
     found = _read(lock_path(run))
     other = _holder(found)
     if found and (other is None or (not other.slurm_job and not other.is_gone())):
-        raise _held(run, other)
+        raise _locked_by(run, other)
 
 
 @contextlib.contextmanager
@@ -154,13 +154,15 @@ def _holder(text: str) -> Holder | None:
     return None
 
 
-def _held(run: RunFolder, other: Holder | None) -> RunHeld:
+def _locked_by(run: RunFolder, other: Holder | None) -> RunLocked:
     path, remove = lock_path(run), f"rm {shlex.quote(str(lock_path(run)))}"
     if other is None:
-        return RunHeld(f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}")
+        return RunLocked(
+            f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}"
+        )
     if other.is_gone() is False:
         hint = f"hpc-gpt stop {run.run_id} first, or wait for its end"
-        return RunHeld(f"run {run.run_id} is being trained by {other}", hint)
+        return RunLocked(f"run {run.run_id} is being trained by {other}", hint)
     where = "if squeue does not show the job" if other.slurm_job else f"start it on {other.host}; if it has ended there"
     hint = f"{where}: {remove}"
-    return RunHeld(f"run {run.run_id} is held by {other}, which cannot be asked from here", hint)
+    return RunLocked(f"run {run.run_id} is held by {other}, which cannot be asked from here", hint)

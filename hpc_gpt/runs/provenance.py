@@ -21,7 +21,7 @@ from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import flat
-from hpc_gpt.weights.config import GENERATION, Begun, begun_in
+from hpc_gpt.weights.config import GENERATION, InitConfig, init_config_in
 from hpc_gpt.weights.folder import CONFIG, read_folder
 from hpc_gpt.weights.identity import check_unchanged, identity_of
 from hpc_gpt.words import and_more
@@ -30,7 +30,7 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pyda
 _PATIENCE_S = 10
 # In provenance.json: the hashes of the folder that train.init names (`weights_identity`).
 INIT = "init"
-_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`hf_config.Begun`)
+_PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`weights.config.InitConfig`)
 
 
 def collect() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
     if resolved.train.init is not None:
         path = Path(resolved.train.init)
         with contextlib.suppress(UserError):
-            return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(begun_in(path))}}
+            return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(init_config_in(path))}}
     return {}
 
 
@@ -83,7 +83,7 @@ def check_weights_of(run: Path, resolved: Resolved) -> str:
     return check_unchanged(read_folder(Path(resolved.train.init)), then)
 
 
-def begun_of(runs: Iterable[Path]) -> tuple[Begun | None, str]:
+def init_config_of(runs: Iterable[Path]) -> tuple[InitConfig | None, str]:
     """(what an export passes on from the folder that the first of `runs` with one began from, a note on what is not
     known of it). A run of an earlier version kept the class alone: the folder is asked, if it is still the same."""
     stored = (read_stored(run / "provenance.json").get(INIT) for run in runs)
@@ -91,13 +91,13 @@ def begun_of(runs: Iterable[Path]) -> tuple[Begun | None, str]:
     if init is None:
         return None, ""
     if isinstance(passed := init.get(_PASSED_ON), dict):
-        return Begun(passed.get("architecture"), passed.get("config") or {}, passed.get("generation")), ""
+        return InitConfig(passed.get("architecture"), passed.get("config") or {}, passed.get("generation")), ""
     path = Path(str(init.get("path")))
     with contextlib.suppress(UserError, OSError):
         if hashlib.sha256((path / CONFIG).read_bytes()).hexdigest() == init.get("config"):
-            return begun_in(path), ""
+            return init_config_in(path), ""
     words = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
-    return Begun(init.get("architecture")), f"{words}positions and {GENERATION} are not passed on"
+    return InitConfig(init.get("architecture")), f"{words}positions and {GENERATION} are not passed on"
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:

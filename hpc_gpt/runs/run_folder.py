@@ -277,8 +277,8 @@ def _once(read: Callable[[_Owner], _Read]) -> Callable[[_Owner], _Read]:
     return first
 
 
-class SeenAttempt(Attempt):
-    """An attempt of a `SeenRun`."""
+class CachedAttempt(Attempt):
+    """An attempt of a `CachedRun`."""
 
     started = _once(Attempt.started)
     ended = _once(Attempt.ended)
@@ -287,7 +287,7 @@ class SeenAttempt(Attempt):
     last_metrics = _once(Attempt.last_metrics)
 
 
-class SeenRun(RunFolder):
+class CachedRun(RunFolder):
     """A run as its files are when they are first asked for: each is read once. For an answer of one moment."""
 
     resolved = _once(RunFolder.resolved)
@@ -296,7 +296,7 @@ class SeenRun(RunFolder):
 
     @_once
     def attempts(self) -> list[Attempt]:
-        return [SeenAttempt(attempt.folder) for attempt in super().attempts()]
+        return [CachedAttempt(attempt.folder) for attempt in super().attempts()]
 
 
 def create_run(

@@ -66,7 +66,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
         stages = ", ".join(map(str, facts.zero_stages))
         if not facts.has_zero:
             message = f"engine {engine.name} takes no engine.zero_stage, but it is {stage}"
-            yield Fault(message, facts.instead.get("zero_stage", "leave it out"))
+            yield Fault(message, facts.alternatives.get("zero_stage", "leave it out"))
         else:
             nearest = min(facts.zero_stages, key=lambda other: abs(other - stage))
             yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
@@ -79,7 +79,7 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
         if entry.name in facts.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
             continue
         takers = [name for name, other in trainers().items() if entry.name in other.switches]
-        hint = facts.instead.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
+        hint = facts.alternatives.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
         yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
     yield from facts.own_faults(engine, layout, train)
     if engine.sequence_parallel and layout.tp == 1:

@@ -25,7 +25,7 @@ _GPU_ATTENTION = ("cudnn", "efficient")
 
 
 @dataclass(frozen=True)
-class Smoke:
+class SmallExperiment:
     """The small experiment, and notes on what had to change otherwise."""
 
     experiment: Experiment
@@ -49,7 +49,7 @@ def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int
     return {}
 
 
-def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
+def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperiment:
     """The experiment made small, `real` being what it resolves to at full size.
 
     tp, pp and dp above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it trains on
@@ -94,7 +94,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         train=train,
         job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
     )
-    return Smoke(small, tuple(notes))
+    return SmallExperiment(small, tuple(notes))
 
 
 def sizes_beside(real: Resolved, small: Resolved) -> list[str]:

@@ -117,7 +117,7 @@ def next_watch_s(rank: int, size: int, watches: int, silent_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LastHeartbeat:
     """The last heartbeat of a rank, None if it never wrote one, and for how many seconds it has not grown."""
 
     heartbeat: RankHeartbeat | None
@@ -135,7 +135,7 @@ class HangVerdict:
 
 
 def judge_heartbeats(
-    seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = ""
+    seen: Mapping[int, LastHeartbeat], silent_s: float, quiet_s: float, recorded: str = ""
 ) -> HangVerdict | None:
     """The verdict over all ranks; None as long as one that lives may still be at work.
 

@@ -38,7 +38,14 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, Seen, judge_heartbeats, name_ranks, next_watch_s
+from hpc_gpt.supervision.heartbeat import (
+    HangVerdict,
+    Heartbeat,
+    LastHeartbeat,
+    judge_heartbeats,
+    name_ranks,
+    next_watch_s,
+)
 
 _TICK_S = 1.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
@@ -188,7 +195,7 @@ class Watchdog:
             self._seen[rank] = last, self._awake_s if grew else grown_s
         if self._awake_s - self._began_s < self._silent_s:
             return
-        seen = {rank: Seen(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
+        seen = {rank: LastHeartbeat(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
         verdict = judge_heartbeats(seen, self._silent_s, quiet_s, read_flight_records(self._attempt))
         if verdict is None:
             self._since_s = None

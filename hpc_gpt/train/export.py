@@ -18,7 +18,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.output import outlive_readers
 from hpc_gpt.runs.lineage import find_ancestors
-from hpc_gpt.runs.provenance import begun_of
+from hpc_gpt.runs.provenance import init_config_of
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.model_shape import architecture_of
 from hpc_gpt.settings.resolved import Resolved
@@ -63,7 +63,7 @@ def export_hf(
     checkpoint, found = _find_checkpoint(run, step)
     weights = _weights(checkpoint, resolved)
     tokenizer = _tokenizer_files(resolved, run.data_beside)
-    begun, note = begun_of(one.path for one in (run, *find_ancestors(run)))
+    begun, note = init_config_of(one.path for one in (run, *find_ancestors(run)))
     print(f"note: {note}\n" if note else "", end="")
     files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, tokenizer, begun)
     return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))

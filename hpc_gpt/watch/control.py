@@ -50,7 +50,7 @@ _STATUS_S = 15.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ControlRequest:
     """A request that was made of a run; `words` describe it, or say why nothing was asked (`refused`).
 
     `attempt` and `request` are None if it is for the next start of the run's job.
@@ -64,7 +64,7 @@ class Asked:
     request: RunRequest | None = None
 
 
-def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
+def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
     """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
     statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"))
     if silence:
@@ -72,18 +72,18 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
     return [_ask(run, verb, status) for run, status in zip(runs, statuses, strict=True)]
 
 
-def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
+def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
-        return Asked(run, verb, nothing_to(verb, status), refused=True)
+        return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
     if status.moved_from and status.state != "pending":
         words = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
-        return Asked(run, verb, f"{words}: move it back, or use hpc-gpt cancel", refused=True)
+        return ControlRequest(run, verb, f"{words}: move it back, or use hpc-gpt cancel", refused=True)
     try:
         if words := _impossible(run, verb):
-            return Asked(run, verb, words, refused=True)
+            return ControlRequest(run, verb, words, refused=True)
     except UserError as fault:
-        return Asked(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
+        return ControlRequest(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
     attempts = run.attempts()
     open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
     if verb == "stop":
@@ -92,13 +92,15 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     if open_ is not None:
         request = write_request(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
-        return Asked(run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request)
+        return ControlRequest(
+            run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request
+        )
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
     if verb == "stop":
-        return Asked(
+        return ControlRequest(
             run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
         )
-    return Asked(run, verb, f"nothing to {verb}, {waits}", refused=True)
+    return ControlRequest(run, verb, f"nothing to {verb}, {waits}", refused=True)
 
 
 def nothing_to(verb: str, status: RunStatus) -> str:
@@ -130,7 +132,7 @@ def _does(resolved: Resolved, verb: str) -> str:
 def _impossible(run: RunFolder, verb: str) -> str:
     """Why a run cannot do what is asked; empty if it can."""
     resolved = run.resolved()
-    if why := engine_named(resolved.engine.name).unasked(verb, resolved):
+    if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
     if verb == "requeue" and (why := cannot_continue(resolved)):
         resumes = can_resume(resolved.engine)
@@ -148,7 +150,7 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
             run.stop_mark(job_id).touch()
 
 
-def await_answer(asked: Asked) -> tuple[bool, str]:
+def await_answer(asked: ControlRequest) -> tuple[bool, str]:
     """Wait until a request is fulfilled, or cannot be; return whether it is, and what happened."""
     looked = time.monotonic()
     while True:
@@ -163,7 +165,7 @@ def await_answer(asked: Asked) -> tuple[bool, str]:
         time.sleep(_POLL_S)
 
 
-def _outcome(asked: Asked) -> tuple[bool, str] | None:
+def _outcome(asked: ControlRequest) -> tuple[bool, str] | None:
     """The outcome of a request by the run folder; None if it is still open."""
     attempt = asked.attempt
     if attempt is None:  # the request is for the next start

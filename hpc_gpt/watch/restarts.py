@@ -71,7 +71,7 @@ class Restarts:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _AttemptSpan:
     """One attempt, in epoch seconds and steps: when its training began and ended (equal if it trained nothing), and the
     step before its first one."""
 
@@ -123,7 +123,7 @@ def read_restarts(attempts: Sequence[Attempt], live: bool, now: float | None = N
     )
 
 
-def _kept_upto(stretch: _Stretch, later: Sequence[_Stretch]) -> int:
+def _kept_upto(stretch: _AttemptSpan, later: Sequence[_AttemptSpan]) -> int:
     """The last step of an attempt that no later attempt trains again."""
     if not later:
         return stretch.step
@@ -131,7 +131,7 @@ def _kept_upto(stretch: _Stretch, later: Sequence[_Stretch]) -> int:
     return stretch.step if resumed is None else resumed
 
 
-def _read(attempt: Attempt, now: float | None) -> _Stretch | None:
+def _read(attempt: Attempt, now: float | None) -> _AttemptSpan | None:
     """One attempt; None without its start, or without any time after that. `now`: it may still run."""
     began = attempt.started().get("started")
     end, verdict = attempt.ended(), attempt.verdict()
@@ -147,8 +147,8 @@ def _read(attempt: Attempt, now: float | None) -> _Stretch | None:
     saved = verdict.get("saved_step")
     ended_as = str(verdict.get("attempt_ended") or end.get("ended") or "")
     if step is None or begin_step is None or step <= base or not began < trained_to:
-        return _Stretch(began, ended, ended, ended, base, base, resumed, saved, ended_as)
+        return _AttemptSpan(began, ended, ended, ended, base, base, resumed, saved, ended_as)
     # The first step is slow, as kernels are built and chosen: what exceeds the last step's time is part of the start.
     usual_s = min(first.get("step_s") or 0.0, last.get("step_s") or 0.0)
     train_began = max(began, (first.get("time") or 0.0) - usual_s * max(1, begin_step - base))
-    return _Stretch(began, max(ended, trained_to), train_began, trained_to, base, step, resumed, saved, ended_as)
+    return _AttemptSpan(began, max(ended, trained_to), train_began, trained_to, base, step, resumed, saved, ended_as)

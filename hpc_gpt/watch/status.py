@@ -28,7 +28,7 @@ from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
-from hpc_gpt.runs.run_folder import RunFolder, SeenRun, job_ids
+from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.slurm.clients import (
     PATIENCE,
     TIMEOUT_S,
@@ -120,7 +120,7 @@ def ask_status(
     gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
-    seen = [SeenRun(run.path) for run in runs]
+    seen = [CachedRun(run.path) for run in runs]
     of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     if not of_slurm:
         return _rows(seen, {None: {}}), ""
@@ -151,7 +151,7 @@ def ask_status(
     if known and all(each is None for each in words.values()):
         return known, silence
     # What a live run has written since Slurm was asked counts.
-    seen = [SeenRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
+    seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
     return _rows(seen, words), silence
 
 

@@ -251,7 +251,7 @@ GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
-class Begun:
+class InitConfig:
     """The folder that a run began from, as far as an export passes it on: the class, the keys of its config.json that
     no shape has, and its generation_config.json."""
 
@@ -260,7 +260,7 @@ class Begun:
     generation: Mapping[str, Any] | None = None
 
 
-def begun_in(path: Path) -> Begun:
+def init_config_in(path: Path) -> InitConfig:
     """What an export passes on from a folder: the tokens that begin, end and pad a text, the positions, the windows.
 
     Raises ConfigError as `read_config`.
@@ -279,10 +279,10 @@ def begun_in(path: Path) -> Begun:
     if (path / GENERATION).is_file():
         with contextlib.suppress(ConfigError):
             generation = read_config_json(path / GENERATION)
-    return Begun(ARCHITECTURES[kind], kept, generation)
+    return InitConfig(ARCHITECTURES[kind], kept, generation)
 
 
-def config_of(shape: ModelShape, vocab: int | None = None, begun: Begun | None = None) -> dict[str, Any]:
+def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | None = None) -> dict[str, Any]:
     """The keys of config.json, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
 
     Our model has no dropout. Learned positions are those of the shape. What the shape does not have is as in the folder
@@ -291,7 +291,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: Begun | None =
     """
     name = architecture_of(shape)
     assert name is not None, "its callers ask architecture_of"
-    begun = begun or Begun()
+    begun = begun or InitConfig()
     if name == "LlamaForCausalLM" and begun.architecture == ARCHITECTURES["mistral"] and shape.bias == "none":
         name = begun.architecture
     kind = next(kind for kind, architecture in ARCHITECTURES.items() if architecture == name)

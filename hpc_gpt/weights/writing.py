@@ -22,7 +22,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import aside, sync
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
-from hpc_gpt.weights.config import GENERATION, Begun, config_of
+from hpc_gpt.weights.config import GENERATION, InitConfig, config_of
 from hpc_gpt.weights.names import to_hf
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
@@ -37,7 +37,7 @@ def write_hf(
     piece_bytes: int = PIECE_BYTES,
     dtype: str = "fp32",
     others: Iterable[Path] = (),
-    begun: Begun | None = None,
+    begun: InitConfig | None = None,
 ) -> tuple[str, ...]:
     """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
 

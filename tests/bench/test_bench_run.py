@@ -8,7 +8,7 @@ import pytest
 from hpc_gpt.bench import bench_run
 from hpc_gpt.bench.bench_run import Bench, make_folder
 from hpc_gpt.bench.measurement import measurement_row
-from hpc_gpt.bench.preparation import BenchAsked, BenchCell, prepare_cells
+from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.runs import is_bench, read_records
@@ -78,7 +78,7 @@ def test_an_interrupt_keeps_the_rows_that_are_done(tmp_path, measured, end):
 def test_of_a_gpu_without_memory_the_nearest_micro_batch_is_said(tmp_path, measured, capsys):
     _, answers = measured
     v100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
-    (cell,) = prepare_cells(BenchAsked("bench", v100, micro_batches=[64], has_gpu=True)).cells
+    (cell,) = prepare_cells(BenchRequest("bench", v100, micro_batches=[64], has_gpu=True)).cells
     answers[cell.name] = bad("gpu_memory")
     bench = new_bench(tmp_path, [cell], 1, v100)
     bench.run()

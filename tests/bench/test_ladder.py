@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_ladder, savings_of
 from hpc_gpt.bench.measurement import BenchRow
-from hpc_gpt.bench.preparation import BenchAsked
+from hpc_gpt.bench.preparation import BenchRequest
 from hpc_gpt.bench.this_machine import profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import Record
@@ -20,7 +20,7 @@ H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 def rungs_of(ladder, gpus=1, rows=(), overrides=None, **asked):
     """The rungs on a machine with so many H200."""
     profile = profile_here(None, [H200] * gpus)
-    asked = BenchAsked("", profile, overrides or {}, has_gpu=gpus > 0, is_ladder=True, **asked)
+    asked = BenchRequest("", profile, overrides or {}, has_gpu=gpus > 0, is_ladder=True, **asked)
     return prepare_ladder(asked, LADDERS[ladder], gpus, rows)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.bench.bench_table import bench_text
-from hpc_gpt.bench.measurement import BenchRow, Measured, measurement_row
+from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record
 
@@ -31,12 +31,12 @@ SHAPE = Record(
 )
 
 
-def good(step_s: float, **more) -> Measured:
-    return Measured(add_figures(replace(SHAPE, step_s=step_s, **more)), Path("run"))
+def good(step_s: float, **more) -> Measurement:
+    return Measurement(add_figures(replace(SHAPE, step_s=step_s, **more)), Path("run"))
 
 
-def bad(ended: str = "gpu_memory", **more) -> Measured:
-    return Measured(replace(SHAPE, ended=ended, cause="too large", **more), Path("run"))
+def bad(ended: str = "gpu_memory", **more) -> Measurement:
+    return Measurement(replace(SHAPE, ended=ended, cause="too large", **more), Path("run"))
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7))
@@ -132,7 +132,7 @@ def test_an_unknown_device_has_no_mfu_unless_the_profile_says_its_peak():
 
 def test_a_peer_that_tells_tokens_per_second_alone():
     row = measurement_row(
-        "nanogpt", "id#2", [Measured(Record(ended="done", tokens_per_s=speed), Path("log")) for speed in (2, 4, 3)]
+        "nanogpt", "id#2", [Measurement(Record(ended="done", tokens_per_s=speed), Path("log")) for speed in (2, 4, 3)]
     )
     assert row.record.tokens_per_s == 3
     assert row.record.step_s is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.bench.preparation import BenchAsked, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, UserError
@@ -13,7 +13,7 @@ LOCAL = profile_here(None, [])
 
 def settled(experiment="bench", **more):
     """(name, resolved) of each cell."""
-    found = prepare_cells(BenchAsked(experiment, LOCAL, **more))
+    found = prepare_cells(BenchRequest(experiment, LOCAL, **more))
     return [(cell.name, cell.prepared.resolved) for cell in found.cells]
 
 
@@ -37,14 +37,14 @@ def test_nothing_is_saved_or_fetched_between_the_first_step_and_the_last(experim
 def test_a_warm_up_is_cut_to_the_steps_of_a_bench_and_that_is_said():
     ((_, run),) = settled("demo", steps=6)
     assert run.train.warmup_steps == 6
-    assert "train.warmup_steps is cut from 20 to 6" in prepare_cells(BenchAsked("demo", LOCAL, steps=6)).notes
+    assert "train.warmup_steps is cut from 20 to 6" in prepare_cells(BenchRequest("demo", LOCAL, steps=6)).notes
 
 
 def test_tokens_are_random_whatever_is_asked_for_and_that_is_said():
-    found = prepare_cells(BenchAsked("demo", LOCAL, {"data.source": "stdlib"}))
+    found = prepare_cells(BenchRequest("demo", LOCAL, {"data.source": "stdlib"}))
     assert found.cells[0].prepared.resolved.data.source == "random"
     assert any("random tokens, not stdlib" in note for note in found.notes)
-    assert not any("random tokens" in note for note in prepare_cells(BenchAsked("bench", LOCAL)).notes)
+    assert not any("random tokens" in note for note in prepare_cells(BenchRequest("bench", LOCAL)).notes)
 
 
 def test_a_cell_for_each_engine_and_micro_batch():
@@ -87,25 +87,25 @@ def test_a_small_run_keeps_the_micro_batch_and_the_steps_that_were_asked_for():
     "engine", [name for name, each in engines().items() if not {"compile"} & each.switches and not each.takes_command]
 )
 def test_an_engine_without_a_compiler_is_measured_without(engine):
-    found = prepare_cells(BenchAsked("bench", LOCAL, engines=["ddp", engine]))
+    found = prepare_cells(BenchRequest("bench", LOCAL, engines=["ddp", engine]))
     assert [cell.prepared.resolved.engine.compile for cell in found.cells] == ["block", "none"]
     assert any("engine.compile is none" in note for note in found.notes)
 
 
 def test_a_setting_that_an_engine_lacks_is_left_out_if_another_engine_has_it():
     compiled = {"train.optimizer_mode": "compiled"}
-    found = prepare_cells(BenchAsked("bench", LOCAL, compiled, engines=["ddp", "deepspeed-zero:1", "fsdp"]))
+    found = prepare_cells(BenchRequest("bench", LOCAL, compiled, engines=["ddp", "deepspeed-zero:1", "fsdp"]))
     modes = [cell.prepared.resolved.train.optimizer_mode for cell in found.cells]
     assert modes == ["compiled", "fused", "fused"]
     for engine in ("deepspeed-zero", "fsdp"):
         left_out = f"train.optimizer_mode is left out for engine {engine}: "
         assert any(note.startswith(left_out) and engine in note[len(left_out) :] for note in found.notes)
     with pytest.raises(UserError, match=r"train\.optimizer_mode is compiled, which engine fsdp does not have"):
-        prepare_cells(BenchAsked("bench", LOCAL, compiled, engines=["deepspeed-zero:1", "fsdp"]))
+        prepare_cells(BenchRequest("bench", LOCAL, compiled, engines=["deepspeed-zero:1", "fsdp"]))
     with pytest.raises(UserError, match=r"train\.dtype is fp32"):
-        prepare_cells(BenchAsked("bench", LOCAL, {**compiled, "train.dtype": "fp32"}, engines=["ddp", "fsdp"]))
+        prepare_cells(BenchRequest("bench", LOCAL, {**compiled, "train.dtype": "fp32"}, engines=["ddp", "fsdp"]))
     # The bench's own choice gives way to what is asked for.
-    found = prepare_cells(BenchAsked("bench", LOCAL, {"train.dtype": "fp32"}))
+    found = prepare_cells(BenchRequest("bench", LOCAL, {"train.dtype": "fp32"}))
     assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
     assert any(note.startswith("train.optimizer_mode is left out for engine ddp: ") for note in found.notes)
 
@@ -113,7 +113,7 @@ def test_a_setting_that_an_engine_lacks_is_left_out_if_another_engine_has_it():
 def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    found = prepare_cells(BenchAsked("bench", LOCAL))
+    found = prepare_cells(BenchRequest("bench", LOCAL))
     assert found.cells[0].prepared.resolved.engine.compile == "none"
     assert any("no" in note and "g++" in note for note in found.notes)
     assert settled(has_gpu=True)[0][1].engine.compile == "block"
@@ -125,7 +125,7 @@ def test_without_a_compiler_the_update_is_fused_unless_it_is_asked_for(monkeypat
     assert settled(**row, has_gpu=True)[0][1].train.optimizer_mode == "compiled"
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    found = prepare_cells(BenchAsked("memory-techniques", LOCAL, row="compiled-optimizer"))
+    found = prepare_cells(BenchRequest("memory-techniques", LOCAL, row="compiled-optimizer"))
     assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
     assert any(note.startswith("train.optimizer_mode is not compiled: ") for note in found.notes)
     ((_, asked),) = settled(**row, overrides={"train.optimizer_mode": "compiled"})
@@ -133,16 +133,16 @@ def test_without_a_compiler_the_update_is_fused_unless_it_is_asked_for(monkeypat
 
 
 def test_a_row_of_a_sweep():
-    found = prepare_cells(BenchAsked("colab-ladder", LOCAL, row="flash", smoke=True))
+    found = prepare_cells(BenchRequest("colab-ladder", LOCAL, row="flash", smoke=True))
     run = found.cells[0].prepared.resolved
     assert (run.sweep, run.row) == ("colab-ladder", "flash")
     with pytest.raises(UserError):
-        prepare_cells(BenchAsked("colab-ladder", LOCAL, row="no such rung"))
+        prepare_cells(BenchRequest("colab-ladder", LOCAL, row="no such rung"))
 
 
 def test_the_faults_of_all_cells_at_once():
     with pytest.raises(UserError) as refused:
-        prepare_cells(BenchAsked("bench", LOCAL, {"engine.tiles": 4}, engines=["ddp", "fsdp"]))
+        prepare_cells(BenchRequest("bench", LOCAL, {"engine.tiles": 4}, engines=["ddp", "fsdp"]))
     assert "'ddp'" in str(refused.value)
     assert "'fsdp'" in str(refused.value)
     assert refused.value.hint
@@ -188,7 +188,7 @@ def test_this_machine_is_where_it_runs_whatever_the_profile():
 
 def test_on_a_known_gpu_the_plan_is_asked():
     profile = profile_here(None, [{"name": "NVIDIA H200"}])
-    (cell,) = prepare_cells(BenchAsked("bench", profile, has_gpu=True)).cells
+    (cell,) = prepare_cells(BenchRequest("bench", profile, has_gpu=True)).cells
     assert cell.prepared.prediction.tables["memory_gib"]["stages"][0]["allocated"] > 5
 
 
@@ -202,6 +202,6 @@ def test_a_bench_begins_from_the_folder_that_the_experiment_names_and_a_small_on
     ((_, run),) = settled(str(file), overrides={"layout.gpus": 1})
     assert run.train.init == str(tmp_path / "weights")
     assert (run.model.kv_heads, run.model.seq) == (FAMILIES["qwen3"].kv_heads, 32)
-    small = prepare_cells(BenchAsked(str(file), LOCAL, {"layout.gpus": 1}, smoke=True))
+    small = prepare_cells(BenchRequest(str(file), LOCAL, {"layout.gpus": 1}, smoke=True))
     assert small.cells[0].prepared.resolved.train.init is None
     assert any("random ones here" in note for note in small.notes)

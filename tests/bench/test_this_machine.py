@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.preparation import BenchAsked, prepare_cells
+from hpc_gpt.bench.preparation import BenchRequest, prepare_cells
 from hpc_gpt.bench.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.settings.model_shape import ModelShape
@@ -16,7 +16,7 @@ SMALL = Training(ModelShape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp
 
 
 def resolved(profile, micro_batch, model="gpt2"):
-    asked = BenchAsked("bench", profile, {"model.preset": model}, micro_batches=[micro_batch], has_gpu=True)
+    asked = BenchRequest("bench", profile, {"model.preset": model}, micro_batches=[micro_batch], has_gpu=True)
     return prepare_cells(asked).cells[0].prepared.resolved
 
 

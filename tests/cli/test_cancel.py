@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.launch.past_timings import Earlier
+from hpc_gpt.launch.past_timings import PastTimings
 from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
@@ -16,7 +16,7 @@ from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitt
 
 def resume_elsewhere(run):
     """With another setting, as a new run."""
-    return prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), Earlier(list))
+    return prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
 
 
 def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():

@@ -15,7 +15,7 @@ from hpc_gpt.runs.requests import VERBS, RunRequest, answer, open_requests, writ
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.supervision.signals import Inbox
-from hpc_gpt.watch.control import Asked, ask_runs, await_answer
+from hpc_gpt.watch.control import ControlRequest, ask_runs, await_answer
 from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
@@ -224,7 +224,9 @@ def test_what_cannot_be_a_request_is_none(running):
 @pytest.mark.parametrize("outcomes", [(True, True), (False, True), (True, False)])
 def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monkeypatch, outcomes):
     happened = {unsubmitted_run().path: outcome for outcome in outcomes}
-    monkeypatch.setattr("hpc_gpt.cli.requests.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs])
+    monkeypatch.setattr(
+        "hpc_gpt.cli.requests.ask_runs", lambda runs, verb: [ControlRequest(run, verb, "asked") for run in runs]
+    )
     monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))
     if all(outcomes):

@@ -155,7 +155,7 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     def write(prepared, logs, parent):
         run = submission.write_run(prepared, logs, {})
         run.add_submission({"scheduler": "local", "job_id": None})
-        return submission.Submitted(run, "local", "7")
+        return submission.SubmittedRun(run, "local", "7")
 
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")

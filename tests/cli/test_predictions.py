@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.plan.prediction import plan_open, predict
@@ -33,7 +33,7 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
     profile = load_profile(cluster)
     resolved = resolve(load_experiment("demo", {key.replace("__", "."): v for key, v in overrides.items()}), profile)
     seen = predict(resolved, profile, refuse=True)
-    prepared = Prepared(resolved, render_script(resolved), "name = 'demo'\n", prediction=seen)
+    prepared = PreparedRun(resolved, render_script(resolved), "name = 'demo'\n", prediction=seen)
     return write_run(prepared, Path(os.environ["HPC_GPT_LOGS"]), {})
 
 

@@ -141,7 +141,7 @@ def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
 )
 def test_what_was_rehearsed_is_named_if_submit_would_ask(monkeypatch, words, named):
     monkeypatch.setattr(sys, "argv", ["hpc-gpt", "rehearse", *words])
-    monkeypatch.setattr(small_run, "with_slurm", lambda request: pytest.fail(rehearse._next_text(request)))
+    monkeypatch.setattr(small_run, "with_slurm_profile", lambda request: pytest.fail(rehearse._next_text(request)))
     with pytest.raises(pytest.fail.Exception) as said:
         in_process("rehearse", *words)
     assert str(said.value) == f"hpc-gpt submit {named}{' '.join(word for word in words if word != '--quick')}".rstrip()

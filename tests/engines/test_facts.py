@@ -61,9 +61,9 @@ def test_a_module_trains(facts: EngineFacts) -> None:
 def test_its_switches_are_keys_and_what_to_use_instead_is_of_others(facts: EngineFacts) -> None:
     assert facts.axes <= {"tp", "pp"}
     assert facts.switches <= SWITCHES
-    assert facts.instead.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
-    assert not ("zero_stage" in facts.instead and facts.has_zero)
-    assert all(facts.instead.values())
+    assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
+    assert not ("zero_stage" in facts.alternatives and facts.has_zero)
+    assert all(facts.alternatives.values())
     assert set(facts.recomputes) <= set(RECOMPUTES)
     assert "none" in facts.recomputes
     assert (len(facts.recomputes) > 1) == ("recompute" in facts.switches)
@@ -85,9 +85,9 @@ def test_its_stages_are_stages(facts: EngineFacts) -> None:
 
 @EACH
 def test_it_reads_the_checkpoints_of_engines_there_are(facts: EngineFacts) -> None:
-    assert facts.reads <= engines().keys() - {facts.name}
+    assert facts.loads_checkpoints_of <= engines().keys() - {facts.name}
     assert facts.converts <= set(names_of(Experiment))
-    axes = facts.axes.union(*(engines()[name].axes for name in facts.reads))
+    axes = facts.axes.union(*(engines()[name].axes for name in facts.loads_checkpoints_of))
     assert all(f"layout.{axis}" not in facts.converts or axis in axes for axis in ("tp", "pp"))
     assert "engine.zero_stage" not in facts.converts or facts.has_zero
 

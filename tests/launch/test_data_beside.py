@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.launch import submission
 from hpc_gpt.launch.resumption import check_resumption
-from hpc_gpt.launch.submission import Submitted
+from hpc_gpt.launch.submission import SubmittedRun
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.build import build_tokens
@@ -31,7 +31,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     # Nothing is started.
     for module in (submission, submission):
-        monkeypatch.setattr(module, "start_run", lambda run, *_: Submitted(run, "local", "1"))
+        monkeypatch.setattr(module, "start_run", lambda run, *_: SubmittedRun(run, "local", "1"))
     return tmp_path
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.forecast import (
     LEAVE_S,
-    Known,
-    Length,
+    ChainLength,
+    ForecastFacts,
     Pace,
     chain_length,
     make_forecast,
@@ -92,7 +92,7 @@ def test_by_hand():
     """
     pace = Pace(2.0, save_s=50, eval_s=5, start_s=100, save_every=100, eval_every=10)
     assert steps_of_job(pace, 3600, 120) == 1126
-    assert chain_length(10_000, pace, 16, 3600, 120) == Length(9, 1126, 3528.0, 31_350.0, 16 * 31_350 / 3600)
+    assert chain_length(10_000, pace, 16, 3600, 120) == ChainLength(9, 1126, 3528.0, 31_350.0, 16 * 31_350 / 3600)
     assert signal_lead_s(pace) == 4 + 5 + 50 + 100 + 15
 
 
@@ -114,7 +114,7 @@ def test_tenths_do_not_cost_a_step():
 
 
 def test_a_job_without_a_limit_does_it_all_and_one_too_short_nothing():
-    assert chain_length(10**9, Pace(1.0, start_s=60, save_s=10), 1, None, 120) == Length(
+    assert chain_length(10**9, Pace(1.0, start_s=60, save_s=10), 1, None, 120) == ChainLength(
         1, 10**9, 10**9 + 70.0, 10**9 + 70.0, (10**9 + 70.0) / 3600
     )
     assert chain_length(1, Pace(1.0), 1, 120, 120) is None
@@ -144,7 +144,7 @@ def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job
 def test_measured_figures_by_hand():
     """2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so
     that 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps."""
-    forecast = make_forecast(asked(), Known(alike=ALIKE), lead_is_given=False, now=NOW)
+    forecast = make_forecast(asked(), ForecastFacts(alike=ALIKE), lead_is_given=False, now=NOW)
     assert forecast.total is not None
     assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
     assert forecast.total.total_s == 8 * 150 + 25_000
@@ -164,15 +164,15 @@ def test_measured_figures_by_hand():
 
 
 def test_a_prediction_has_a_range_and_an_assumed_save():
-    known = Known(predicted={"step_s": 2.0, "band": 0.25})
+    known = ForecastFacts(predicted={"step_s": 2.0, "band": 0.25})
     forecast = make_forecast(asked(), known, lead_is_given=False, now=NOW)
     told = "\n".join(forecast.lines)
     assert "predicted: give or take 25%" in told
     assert "assumed:" in told
     assert "GB/s" in told
     assert "not known, and not counted" in told
-    low, high = (make_forecast(asked(), Known(alike=replace(ALIKE, step_s=2.0 * by, save_s=None, start_s=None)), True)
-                 for by in (0.75, 1.25))  # fmt: skip
+    measured = [ForecastFacts(alike=replace(ALIKE, step_s=2.0 * by, save_s=None, start_s=None)) for by in (0.75, 1.25)]
+    low, high = (make_forecast(asked(), known, True) for known in measured)
     assert low.total is not None
     assert high.total is not None
     assert f"({low.total.jobs} to {high.total.jobs})" in forecast.lines[0]
@@ -180,16 +180,16 @@ def test_a_prediction_has_a_range_and_an_assumed_save():
 
 def test_the_parents_figures_stand_in_for_what_its_new_layout_has_not_measured():
     parent = replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
-    forecast = make_forecast(asked(), Known(done=40, parent=parent), lead_is_given=False, now=NOW)
+    forecast = make_forecast(asked(), ForecastFacts(done=40, parent=parent), lead_is_given=False, now=NOW)
     told = "\n".join(forecast.lines)
     assert "step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent" in told
     assert "save 50 s, measured" in told
-    predicted = make_forecast(asked(), Known(40, None, parent, {"step_s": 3.0, "band": 0.1}), False)
+    predicted = make_forecast(asked(), ForecastFacts(40, None, parent, {"step_s": 3.0, "band": 0.1}), False)
     assert "step 3 s, predicted" in "\n".join(predicted.lines)
 
 
 def test_what_nobody_knows_is_said_with_what_would_make_it_known():
-    forecast = make_forecast(asked(), Known(no_prediction="not predicted: profile site names no device"), False)
+    forecast = make_forecast(asked(), ForecastFacts(no_prediction="not predicted: profile site names no device"), False)
     assert (forecast.total, forecast.jobs, forecast.lead_s) == (None, 1, None)
     told = "\n".join(forecast.lines)
     assert "names no device" in told
@@ -197,17 +197,21 @@ def test_what_nobody_knows_is_said_with_what_would_make_it_known():
 
 
 def test_a_given_lead_stays_and_one_too_short_is_warned_of():
-    short = make_forecast(asked(job=Job(time="1:00:00", signal_lead_s=60)), Known(alike=ALIKE), lead_is_given=True)
+    short = make_forecast(
+        asked(job=Job(time="1:00:00", signal_lead_s=60)), ForecastFacts(alike=ALIKE), lead_is_given=True
+    )
     assert short.lead_s is None
     assert any("warning: signal 60 s" in line and "169 s" in line for line in short.lines)
-    long = make_forecast(asked(job=Job(time="1:00:00", signal_lead_s=600)), Known(alike=ALIKE), lead_is_given=True)
+    long = make_forecast(
+        asked(job=Job(time="1:00:00", signal_lead_s=600)), ForecastFacts(alike=ALIKE), lead_is_given=True
+    )
     assert not any("warning" in line for line in long.lines)
 
 
 def test_without_a_measured_save_the_profiles_lead_stays_or_grows():
     unsaved = replace(ALIKE, save_s=None)
-    assert make_forecast(asked(), Known(alike=unsaved), False).lead_s == SITE.signal_lead_s
-    slow = make_forecast(asked(), Known(alike=replace(unsaved, step_s=100.0)), False)
+    assert make_forecast(asked(), ForecastFacts(alike=unsaved), False).lead_s == SITE.signal_lead_s
+    slow = make_forecast(asked(), ForecastFacts(alike=replace(unsaved, step_s=100.0)), False)
     assert slow.lead_s == signal_lead_s_of(100.0) > SITE.signal_lead_s
 
 
@@ -216,7 +220,7 @@ def signal_lead_s_of(step_s: float) -> int:
     return signal_lead_s(Pace(step_s, save_s=1e-3))
 
 
-def refusal(resolved: Resolved, known: Known) -> str:
+def refusal(resolved: Resolved, known: ForecastFacts) -> str:
     with pytest.raises(ConfigError) as fault:
         make_forecast(resolved, known, lead_is_given=False)
     assert fault.value.hint
@@ -224,69 +228,75 @@ def refusal(resolved: Resolved, known: Known) -> str:
 
 
 def test_contradictions_are_refused_with_their_numbers():
-    assert "train.steps is 40, but the newest checkpoint is of step 40" in refusal(asked(steps=40), Known(done=40))
-    words = refusal(asked(job=Job(time="4:00")), Known(alike=ALIKE))
+    assert "train.steps is 40, but the newest checkpoint is of step 40" in refusal(
+        asked(steps=40), ForecastFacts(done=40)
+    )
+    words = refusal(asked(job=Job(time="4:00")), ForecastFacts(alike=ALIKE))
     assert "job.time 4:00 (240 s) has no room" in words
     assert "100 s to start" in words
     assert "169 s ahead" in words
-    words = refusal(asked(replace(SITE, chain="none")), Known(alike=ALIKE))
+    words = refusal(asked(replace(SITE, chain="none")), ForecastFacts(alike=ALIKE))
     assert "8 jobs of 1:00:00" in words
     assert 'chain = "none"' in words
     nvme = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
     experiment = replace(asked(), engine=nvme)
-    assert "8 jobs" in refusal(experiment, Known(alike=ALIKE))
-    words = refusal(asked(job=Job(time="1:00:00", max_gpu_hours=0.5)), Known(alike=ALIKE))
+    assert "8 jobs" in refusal(experiment, ForecastFacts(alike=ALIKE))
+    words = refusal(asked(job=Job(time="1:00:00", max_gpu_hours=0.5)), ForecastFacts(alike=ALIKE))
     assert "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs" in words
     assert "169 s to save" in words
 
 
 def test_a_budget_smaller_than_the_forecast_is_warned_of_with_the_step_it_ends_near():
-    forecast = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=29.0)), Known(alike=ALIKE), False)
+    forecast = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=29.0)), ForecastFacts(alike=ALIKE), False)
     assert forecast.total is not None
     near = int(10_000 * 29 / forecast.total.gpu_hours)
     assert any("--max-gpu-hours 29 is less" in line and f"{near:,} of 10,000" in line for line in forecast.lines)
-    enough = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=59.0)), Known(alike=ALIKE), False)
+    enough = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE), False)
     assert not any("warning" in line for line in enough.lines)
 
 
 def test_a_budget_that_holds_no_save_is_refused_even_where_no_step_time_is_known():
     """120 s of lead on 8 GPUs are 0.267 GPU-hours."""
-    assert "120 s to save" in refusal(asked(job=Job(max_gpu_hours=0.26)), Known())
-    assert make_forecast(asked(job=Job(max_gpu_hours=0.27)), Known(), False).total is None
+    assert "120 s to save" in refusal(asked(job=Job(max_gpu_hours=0.26)), ForecastFacts())
+    assert make_forecast(asked(job=Job(max_gpu_hours=0.27)), ForecastFacts(), False).total is None
 
 
 def test_what_is_spent_of_a_budget_is_not_there_any_more():
     """240 s of start, step and save are 0.53 GPU-hours on 8 GPUs."""
     resolved = asked(job=Job(time="1:00:00", max_gpu_hours=59.0))
-    forecast = make_forecast(resolved, Known(alike=ALIKE, spent=10.0), False)
+    forecast = make_forecast(resolved, ForecastFacts(alike=ALIKE, spent=10.0), False)
     assert any("--max-gpu-hours 59, of which 10 are spent, is less" in line for line in forecast.lines)
-    assert "59, of which 58.9 are spent, are 45 s on 8 GPUs" in refusal(resolved, Known(alike=ALIKE, spent=58.9))
+    assert "59, of which 58.9 are spent, are 45 s on 8 GPUs" in refusal(
+        resolved, ForecastFacts(alike=ALIKE, spent=58.9)
+    )
 
 
 def test_a_local_run_without_a_limit_has_one_link_and_no_signal():
     here = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
-    forecast = make_forecast(asked(here, job=Job()), Known(alike=ALIKE), False)
+    forecast = make_forecast(asked(here, job=Job()), ForecastFacts(alike=ALIKE), False)
     assert forecast.jobs == 1
     assert "GPU-hours" not in forecast.lines[0]
     assert not any("signal" in line for line in forecast.lines)
-    assert "8 jobs of 1:00:00" in refusal(asked(here), Known(alike=ALIKE)), "its own limit is kept there, too"
+    assert "8 jobs of 1:00:00" in refusal(asked(here), ForecastFacts(alike=ALIKE)), "its own limit is kept there, too"
 
 
 def test_a_long_singleton_chain_is_not_sent_all_at_once():
-    forecast = make_forecast(asked(replace(SITE, chain="singleton"), steps=100_000), Known(alike=ALIKE), False)
+    forecast = make_forecast(asked(replace(SITE, chain="singleton"), steps=100_000), ForecastFacts(alike=ALIKE), False)
     assert forecast.total is not None
     assert forecast.total.jobs > forecast.jobs == 50
     assert any("50 jobs are submitted at once" in line for line in forecast.lines)
 
 
 def test_a_loss_to_reach_is_a_bound():
-    forecast = make_forecast(asked(until_loss=2.0), Known(alike=ALIKE), False)
+    forecast = make_forecast(asked(until_loss=2.0), ForecastFacts(alike=ALIKE), False)
     assert "fewer if the loss is reached before" in forecast.lines[0]
 
 
 def test_spare_nodes_cost_what_they_are():
-    plain = make_forecast(asked(), Known(alike=ALIKE), False)
-    spared = make_forecast(asked(job=Job(time="1:00:00", spare_nodes=1, preflight=True)), Known(alike=ALIKE), False)
+    plain = make_forecast(asked(), ForecastFacts(alike=ALIKE), False)
+    spared = make_forecast(
+        asked(job=Job(time="1:00:00", spare_nodes=1, preflight=True)), ForecastFacts(alike=ALIKE), False
+    )
     assert plain.total is not None
     assert spared.total is not None
     assert spared.total.gpu_hours == pytest.approx(plain.total.gpu_hours * 12 / 8)

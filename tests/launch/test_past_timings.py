@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.past_timings import Earlier, measure_run
+from hpc_gpt.launch.past_timings import PastTimings, measure_run
 from hpc_gpt.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.settings.resolved import speed_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
@@ -100,7 +100,7 @@ def test_of_several_runs_the_newest_that_tells_something_is_taken(tmp_path):
     add_attempt(runs[2], [])
     (runs[3].path / "resolved.json").write_text("{damaged")
     asked = []
-    earlier = Earlier(lambda: asked.append(1) or runs)
+    earlier = PastTimings(lambda: asked.append(1) or runs)
     wanted = runs[0].resolved()
     found = earlier.newest_alike(wanted)
     assert found is not None

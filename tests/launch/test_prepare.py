@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch import prepare as preparing
-from hpc_gpt.launch.prepare import Prepared, finish, lengthen, load_row, prepare
+from hpc_gpt.launch.prepare import PreparedRun, finish, lengthen, load_row, prepare
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.batch import Batch
@@ -59,7 +59,7 @@ def test_an_experiment_is_read_once_and_its_run_is_what_the_last_resolve_gave(mo
     assert any("from plan: " in note for note in prepared.notes) == (request_.experiment == "gpt2-meg-ds-3d")
 
 
-def row_of(prepared: Prepared) -> tuple[str | None, str | None]:
+def row_of(prepared: PreparedRun) -> tuple[str | None, str | None]:
     return prepared.resolved.sweep, prepared.resolved.row
 
 

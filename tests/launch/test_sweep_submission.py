@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.render import array_script, render_script
 from hpc_gpt.launch.submission import check_submission
@@ -20,11 +20,11 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.slurm.directives import script_directives
 
 
-def prepared(row: str, time: str, cluster: str = "generic-slurm") -> Prepared:
+def prepared(row: str, time: str, cluster: str = "generic-slurm") -> PreparedRun:
     settings = load_experiment("demo", {"name": f"table-{row}", "data.source": "random", "job.time": time})
     resolved = resolve(settings, load_profile(cluster))
     resolved = type(resolved)(**{**vars(resolved), "sweep": "table", "row": row})
-    return Prepared(resolved, render_script(resolved), "")
+    return PreparedRun(resolved, render_script(resolved), "")
 
 
 # a, c and e ask for the same, as do b and d.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS
-from hpc_gpt.rehearsal.small_run import Missing, SmallRun, check_data, make_small
+from hpc_gpt.rehearsal.small_run import NotRehearsed, SmallRun, check_data, make_small
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -87,7 +87,7 @@ def test_what_cannot_be_resumed_is_not_interrupted(tmp_path) -> None:
 
 def test_data_that_submit_would_refuse_are_named_and_stop_nothing() -> None:
     found = check_data(real(data__source="tokens", data__path="/nosuch.tokens"))
-    assert isinstance(found, Missing)
+    assert isinstance(found, NotRehearsed)
     assert "no token file /nosuch.tokens" in found.why
     assert check_data(real(data__source="random")) == "random tokens"
 

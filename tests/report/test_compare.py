@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
+from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, setting_differences
 from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
 from hpc_gpt.report.difference import Interval
 from hpc_gpt.runs.record import Record
@@ -279,7 +279,7 @@ def test_settings_apart_come_in_the_order_of_what_decides_speed():
         versions={"torch": "2.1", "cuda": "12"},
         config_hash="b",
     )
-    found = settings_apart(a, b)
+    found = setting_differences(a, b)
     assert [apart.key for apart in found] == [
         "gpus", "dp", "cpu_offload", "lr", "versions.torch", "save", "config_hash", "versions.cuda",
     ]  # fmt: skip

@@ -9,10 +9,10 @@ import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import check_submission
-from hpc_gpt.launch.sweep import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
+from hpc_gpt.launch.sweep import SubmittedSweep, link_runs, queue_locally, start_queued, write_sweep
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.find_runs import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.runs.run_folder import IN_QUEUE
@@ -24,11 +24,11 @@ from hpc_gpt.watch.status import count_states, fold, read_status
 from tests.made_runs import unsubmitted_run
 
 
-def prepared(row: str, **changes) -> Prepared:
+def prepared(row: str, **changes) -> PreparedRun:
     settings = load_experiment("demo", {"name": f"table-{row}", "data.source": "random", **changes})
     resolved = resolve(settings, load_profile("local"))
     resolved = type(resolved)(**{**vars(resolved), "sweep": "table", "row": row})
-    return Prepared(resolved, render_script(resolved), "")
+    return PreparedRun(resolved, render_script(resolved), "")
 
 
 ROWS = [prepared(row) for row in ("a", "b", "c")]
@@ -114,10 +114,10 @@ def test_a_sweep_is_one_line(sweep):
 
 def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_queue_dies():
     sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
-    hold_here(sweep)
+    queue_locally(sweep)
     assert count_states(read_status(sweep.runs)) == "3 pending"
     assert cancel_run(sweep.runs[1]) == IN_QUEUE
-    assert start_held(sweep.runs[1], ROWS[1]) is None
+    assert start_queued(sweep.runs[1], ROWS[1]) is None
     gone = {"pid": os.getpid(), "pid_start": "0"}
     sweep.runs[2].add_submission({**sweep.runs[2].submissions()[-1], "queue": gone})
     rows = read_status(sweep.runs)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.runs import lock
-from hpc_gpt.runs.lock import Holder, RunHeld, process_holder
+from hpc_gpt.runs.lock import Holder, RunLocked, process_holder
 from hpc_gpt.runs.run_folder import RunFolder
 
 
@@ -29,7 +29,7 @@ def other():
 def test_a_living_process_keeps_it_and_a_dead_one_does_not(run: RunFolder, other) -> None:
     lock.take(run, process_holder(other.pid))
     for ask in (lambda: lock.take(run, process_holder(os.getpid())), lambda: lock.check_free(run)):
-        with pytest.raises(RunHeld, match=f"is being trained by process {other.pid} on ") as held:
+        with pytest.raises(RunLocked, match=f"is being trained by process {other.pid} on ") as held:
             ask()
         assert held.value.hint == f"hpc-gpt stop {run.run_id} first, or wait for its end"
     other.kill()
@@ -51,7 +51,7 @@ def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
 def test_one_that_cannot_be_asked_is_refused_with_the_line_that_removes_it(run: RunFolder, text: str) -> None:
     path = lock.lock_path(run)
     path.write_text(text or " ")
-    with pytest.raises(RunHeld) as held:
+    with pytest.raises(RunLocked) as held:
         lock.take(run, process_holder(os.getpid()))
     assert ("process 7 on gone-1, which cannot be asked from here" in str(held.value)) is (len(text) > 1)
     assert f"rm {path}" in held.value.hint
@@ -68,7 +68,7 @@ def test_of_many_that_take_over_a_dead_lock_at_once_one_has_it(run: RunFolder) -
         barrier.wait()
         try:  # each has a job of its own, which no other finds gone
             lock.take(run, Holder("here", slurm_job=str(number)), lambda other: other.slurm_job is None)
-        except RunHeld:
+        except RunLocked:
             return
         taken.append(number)
 

@@ -15,7 +15,7 @@ from hpc_gpt.supervision.heartbeat import (
     STARTING,
     TRAINING,
     Heartbeat,
-    Seen,
+    LastHeartbeat,
     judge_heartbeats,
     next_watch_s,
 )
@@ -107,9 +107,11 @@ def test_collectives_are_more_patient_than_the_watch() -> None:
 STUCK = RankHeartbeat(0, "n1", 1, 9, 17, "training", 320.0, 300.0, 0.0, True, "all_reduce", "loop.py:96 in run")
 
 
-def seen(*changes: dict[str, object], unchanged: dict[int, float] | None = None) -> dict[int, Seen]:
+def seen(*changes: dict[str, object], unchanged: dict[int, float] | None = None) -> dict[int, LastHeartbeat]:
     return {
-        rank: Seen(replace(STUCK, rank=rank, host=f"n{1 + rank // 2}", **change), (unchanged or {}).get(rank, 0.0))
+        rank: LastHeartbeat(
+            replace(STUCK, rank=rank, host=f"n{1 + rank // 2}", **change), (unchanged or {}).get(rank, 0.0)
+        )
         for rank, change in enumerate(changes)
     }
 
@@ -165,7 +167,7 @@ def test_those_that_do_not_beat_are_named_with_their_node_and_what_the_others_wa
 
 
 def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
-    found = {**seen({}, {}), 2: Seen(None, 40.0)}
+    found = {**seen({}, {}), 2: LastHeartbeat(None, 40.0)}
     verdict = judge_heartbeats(found, 33, 320)
     assert verdict is not None
     assert (verdict.rank, verdict.node) == (2, None)

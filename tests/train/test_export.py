@@ -20,7 +20,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train import export
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.export import export_hf, main
-from hpc_gpt.weights.config import Begun, architecture_in, config_of, read_config
+from hpc_gpt.weights.config import InitConfig, architecture_in, config_of, read_config
 from hpc_gpt.weights.names import size_of, to_hf
 from hpc_gpt.weights.writing import _write_weights, write_hf
 from tests.cli.command import hpc_gpt
@@ -192,14 +192,14 @@ def test_an_export_that_is_killed_leaves_no_folder_and_keeps_no_other_from_it(at
 
 def test_weights_that_began_as_mistrals_are_its_own_again(tmp_path):
     write_hf(SHAPE, [(key, torch.ones(size_of(SHAPE, key))) for key in SHAPE.parameter_names],
-             tmp_path / "out", begun=Begun("MistralForCausalLM"))  # fmt: skip
+             tmp_path / "out", begun=InitConfig("MistralForCausalLM"))  # fmt: skip
     assert architecture_in(tmp_path / "out") == "MistralForCausalLM"
     assert read_config(tmp_path / "out", SHAPE.seq) == SHAPE
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(model).__name__ == "MistralForCausalLM"
     assert model.config.sliding_window is None
     for shape in (replace(SHAPE, bias="qkv"), ModelShape(32, 2, 4)):  # no more Mistral's
-        assert config_of(shape, begun=Begun("MistralForCausalLM")) == config_of(shape)
+        assert config_of(shape, begun=InitConfig("MistralForCausalLM")) == config_of(shape)
 
 
 def test_without_safetensors_one_line_says_what_to_install(runs, tmp_path, monkeypatch):

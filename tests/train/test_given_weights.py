@@ -13,14 +13,14 @@ from hpc_gpt.launch.resumption import check_resumption
 from hpc_gpt.launch.verification import verify_run
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
-from hpc_gpt.runs.provenance import begun_of, weights_of
+from hpc_gpt.runs.provenance import init_config_of, weights_of
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.train.export import export_hf
-from hpc_gpt.weights.config import Begun, architecture_in
+from hpc_gpt.weights.config import InitConfig, architecture_in
 from tests.cli.command import in_process
 from tests.train.launch import LOCAL, settings, train
 from tests.train.test_hf_folders import FAMILIES, write
@@ -114,10 +114,10 @@ def test_a_run_that_began_from_mistral_is_exported_with_what_it_had_there(tokens
     provenance = json.loads((earlier.path / "provenance.json").read_text())
     del provenance["init"]["passed_on"]
     (earlier.path / "provenance.json").write_text(json.dumps(provenance))
-    assert begun_of([earlier.path]) == begun_of([run.path])
+    assert init_config_of([earlier.path]) == init_config_of([run.path])
     (folder / "config.json").unlink()
-    known, note = begun_of([earlier.path])
-    assert known == Begun("MistralForCausalLM")
+    known, note = init_config_of([earlier.path])
+    assert known == InitConfig("MistralForCausalLM")
     assert "is not there, or changed: the tokens that begin and end a text, the positions" in note
     # The tokens are made already; a run that makes its own from text has taken the folder's tokenizer.
     data = replace(resolved.data, tokenizer=str(folder / "tokenizer.json"))

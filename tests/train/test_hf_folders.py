@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import Begun, read_config
+from hpc_gpt.weights.config import InitConfig, read_config
 from hpc_gpt.weights.writing import write_hf
 from tests.model.test_gpt import tokens_of
 from tests.model.test_other_shapes import SHAPES, named, with_large_weights
@@ -38,7 +38,7 @@ def write(
     for name in ("embedding.weight", "head.weight"):
         if name in weights:
             weights[name] = weights[name][: shape.vocab].clone()
-    write_hf(shape, weights.items(), folder, piece_bytes, dtype, begun=Begun(begun_as))
+    write_hf(shape, weights.items(), folder, piece_bytes, dtype, begun=InitConfig(begun_as))
     return weights
 
 

@@ -14,7 +14,7 @@ from hpc_gpt.settings.experiment import Model
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.presets import PRESETS, preset
 from hpc_gpt.settings.resolve import resolve_shape
-from hpc_gpt.weights.config import begun_in, config_of, read_config, unread_keys
+from hpc_gpt.weights.config import config_of, init_config_in, read_config, unread_keys
 from tests.cli.command import in_process
 
 FAMILIES = ["gpt2", *(name for name, shape in PRESETS.items() if shape.positions == "rope")]
@@ -300,7 +300,7 @@ def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
     longer = {} if name == "gpt2" else {"max_position_embeddings": 9 * shape.seq}
     folder = write(config_of(shape) | ENDS | longer)
     (folder / "generation_config.json").write_text('{"do_sample": true}')
-    begun = begun_in(folder)
+    begun = init_config_in(folder)
     assert begun.generation == {"do_sample": True}
     config = config_of(replace(shape, seq=shape.seq // 2), begun=begun)
     assert config | ENDS | longer == config
@@ -311,7 +311,7 @@ def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
     write({key: value for key, value in json.loads((folder / "config.json").read_text()).items() if key not in ENDS})
     defaults = pytest.importorskip("transformers").AutoConfig.from_pretrained(str(folder))
     (folder / "generation_config.json").write_text("[")
-    begun = begun_in(folder)
+    begun = init_config_in(folder)
     assert begun.generation is None
     assert {key: begun.config[key] for key in ENDS} == {key: getattr(defaults, key) for key in ENDS}, "the class's"
 
@@ -322,9 +322,9 @@ def test_a_window_beyond_the_trained_length_stays(write):
         del mistral[key]
     shape = replace(preset("mistral-7b"), seq=2048)
     for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
-        assert config_of(shape, begun=begun_in(write(mistral | given)))["sliding_window"] == window
+        assert config_of(shape, begun=init_config_in(write(mistral | given)))["sliding_window"] == window
     slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 7}
-    config = config_of(preset("qwen2.5-7b"), begun=begun_in(write(config_of(preset("qwen2.5-7b")) | slides)))
+    config = config_of(preset("qwen2.5-7b"), begun=init_config_in(write(config_of(preset("qwen2.5-7b")) | slides)))
     assert config | slides == config
 
 

@@ -62,7 +62,7 @@ class EngineFacts(States):
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
     switches: ClassVar[frozenset[str]] = OUR_MODEL
-    instead: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
+    alternatives: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class EngineFacts(States):
 
     # --- its checkpoints
     converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
-    reads: ClassVar[frozenset[str]] = frozenset()  # other engines whose checkpoints it reads
+    loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines
     saves_weights_again: ClassVar[bool] = False  # beside the fp32 master weights
 
     # --- memory and time
@@ -168,7 +168,7 @@ class EngineFacts(States):
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
         """Refuses a run whose program is not where the job will look for it, by the submitter's `environment`."""
 
-    def unasked(self, verb: str, resolved: Resolved) -> str:
+    def why_not(self, verb: str, resolved: Resolved) -> str:
         """Why a run cannot be asked to `save`, `stop` or `requeue`; empty if it can."""
         return self.no_save if verb == "save" else ""
 

@@ -26,7 +26,7 @@ from submitit.local.local import Controller
 
 from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.end_policy import SIGNALS
-from hpc_gpt.ends.exit_status import RankEnd
+from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.ends.judge import budget_left
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
@@ -158,7 +158,7 @@ class RunController(Controller):
 
     def _say_failed(self) -> None:
         rank, code = next((rank, code) for rank, code in self.codes.items() if code)
-        end = RankEnd(str(rank), platform.node(), code)
+        end = ExitStatus(str(rank), platform.node(), code)
         if not self.attempt.ended():
             # What srun would print: a killed rank leaves no line of its own.
             with contextlib.suppress(OSError), self.attempt.log.open("a", encoding="utf-8") as log:

@@ -92,7 +92,7 @@ def read_log(path: Path) -> LogRead:
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _SingleLine:
     """A line that is read by itself. `index`: its place in the block; `found`: None if it was not searched yet."""
 
     index: int
@@ -182,19 +182,19 @@ class BlockReader:
             start, between = line.index + 1, {}
         take_known(self.reader, block, start, len(block.kinds), between)
 
-    def _doubtful(self, block: LineBlock) -> list[_Apart]:
+    def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
         """Return the lines that differ from others of their kind in a digit that a pattern asks for."""
-        apart: list[_Apart] = []
+        apart: list[_SingleLine] = []
         for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
             text = block.text(index)
             if not self._kinds.kind(int(block.kinds[index])).holds(text):
                 block.kinds[index] = UNKNOWN
-                apart.append(_Apart(index, text, find(text)))
+                apart.append(_SingleLine(index, text, find(text)))
         return apart
 
-    def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_Apart]:
+    def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
         """Return the lines to read one by one; set the kinds of the others in the block."""
-        apart: list[_Apart] = []
+        apart: list[_SingleLine] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         distinct = list(dict.fromkeys(texts))
         candidates = {distinct[place]: each for place, each in literal_scan().candidates(distinct).items()}
@@ -211,11 +211,11 @@ class BlockReader:
             if number == UNKNOWN:
                 line = block.line(index)
                 if len(line) > LONGEST_LINE:
-                    apart.append(_Apart(index, line.decode("utf-8", "replace"), None))
+                    apart.append(_SingleLine(index, line.decode("utf-8", "replace"), None))
                     continue
                 number, text, found = self._kinds.learn(zeros, line, tried)
                 if number == UNKNOWN:
-                    apart.append(_Apart(index, text, found))
+                    apart.append(_SingleLine(index, text, found))
             block.kinds[index] = number
         return apart
 

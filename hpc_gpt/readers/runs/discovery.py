@@ -33,7 +33,7 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 
 
 @dataclass
-class Discovered:
+class DiscoveredFiles:
     """What was found, in the order of the walk. `skipped`: reason -> the first such paths; `counts`: how many.
 
     `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed.
@@ -54,9 +54,9 @@ class Discovered:
             named.append(str(path))
 
 
-def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
+def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
     """Return what is under the paths, each file once. A path that does not exist is skipped with that reason."""
-    found = Discovered()
+    found = DiscoveredFiles()
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if str(path) == STDIN:
@@ -67,7 +67,7 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
     return found
 
 
-def notes(found: Discovered) -> list[str]:
+def notes(found: DiscoveredFiles) -> list[str]:
     """Return what was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
@@ -80,7 +80,7 @@ def shown_path(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named: bool = False) -> None:
+def _take_path(path: Path, found: DiscoveredFiles, seen: set[tuple[int, int]], named: bool = False) -> None:
     """Take a file, or what is under a folder. `named`: the user named it."""
     try:
         about = path.stat()
@@ -97,7 +97,7 @@ def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named:
     return _take_file(path, about.st_size, found, named)
 
 
-def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
+def _walk(top: Path, found: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
     """Take every folder below, each once, sorted by name."""
     waiting = [top]
     while waiting:
@@ -140,7 +140,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _take_file(path: Path, size: int, found: Discovered, named: bool) -> None:
+def _take_file(path: Path, size: int, found: DiscoveredFiles, named: bool) -> None:
     if size == 0:
         return found.skip("empty file", path)
     if not named and path.name.startswith("."):
@@ -313,7 +313,7 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
     return not _RUN_WORD.search(before) and not re.search(r"\d{3,12}_$", before)
 
 
-def telling_folders(path: Path) -> list[str]:
+def distinguishing_folders(path: Path) -> list[str]:
     """Return the folders above a log that may name a run: not those of ranks, nodes or torchrun, nor W&B's `files`."""
     found: list[str] = []
     before = ""

@@ -15,7 +15,7 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
-from hpc_gpt.readers.runs.discovery import WANDB_RUN, Discovered, is_general, telling_folders
+from hpc_gpt.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.inferred import (
@@ -49,7 +49,7 @@ _NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: Discovered) -> list[RunRead]:
+def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
     """Return the runs in the logs that were found. Files that are no logs are counted in `found`."""
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
@@ -126,7 +126,7 @@ def _name(run: RunParts, length: int) -> str:
     if str(log.path) == STDIN:
         name = "stdin"
     else:
-        folders = telling_folders(log.path)
+        folders = distinguishing_folders(log.path)
         count, with_stem = (_OF_GENERAL if is_general(log.stem) else _OF_NAMED)[length]
         taken = folders[-count:] if count else []
         name = "/".join([*taken, *([log.stem] if log.stem and (with_stem or not taken) else [])]) or log.path.name
@@ -204,7 +204,7 @@ def _add_name(draft: Draft, run: RunParts) -> None:
     stem = run.names[0].stem
     job_id = draft.get("job_id") or run.names[0].job_id
     bare = stem.replace(str(job_id), "").strip("._- ") if job_id else stem
-    folders = telling_folders(run.names[0].path)
+    folders = distinguishing_folders(run.names[0].path)
     if folders and (not bare or (stem == "output" and WANDB_RUN.fullmatch(folders[-1]))):
         bare = folders[-1]
     plain = "stdin" if str(run.names[0].path) == STDIN else bare or None

@@ -185,23 +185,23 @@ class Sink:
 
 
 @dataclass(frozen=True)
-class _At:
+class _TensorPlace:
     """The place of tensor `number` in a state."""
 
     number: int
 
 
 def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
-    """(a copy of the state with an `_At` for each tensor, the tensors, each once)."""
+    """(a copy of the state with a `_TensorPlace` for each tensor, the tensors, each once)."""
     tensors: list[Tensor] = []
-    seen: dict[tuple[Any, ...], _At] = {}
+    seen: dict[tuple[Any, ...], _TensorPlace] = {}
 
     def take(item: Any) -> Any:
         if isinstance(item, Tensor):
             own = item.detach()
             key = (own.data_ptr(), own.dtype, own.shape, own.stride(), own.device) if own.numel() else (len(tensors),)
             if key not in seen:
-                seen[key] = _At(len(tensors))
+                seen[key] = _TensorPlace(len(tensors))
                 tensors.append(own)
             return seen[key]
         return _rebuild(item, take)
@@ -211,7 +211,7 @@ def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
 
 def _put_together(state: Any, tensors: Sequence[Tensor]) -> Any:
     def put(item: Any) -> Any:
-        return tensors[item.number] if isinstance(item, _At) else _rebuild(item, put)
+        return tensors[item.number] if isinstance(item, _TensorPlace) else _rebuild(item, put)
 
     return put(state)
 

@@ -31,7 +31,7 @@ from hpc_gpt.train.engines.first_weights import put_weights
 from hpc_gpt.train.engines.master_weights import HALF
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate
 from hpc_gpt.train.engines.protocol import StepResult, TrainingEngine
-from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, share_states, sum_where_read
+from hpc_gpt.train.engines.zero_step import StepWithoutHost, can_step_without_host, share_states, sum_where_read
 
 
 class DeepspeedEngine(TrainingEngine):
@@ -79,7 +79,7 @@ class DeepspeedEngine(TrainingEngine):
         resolved = self._resolved
         parameters: list[nn.Parameter] = list(self.module.parameters())
         self._optimizer = optimizer
-        self._norm: GradientNorm | UnseenStep | None = None
+        self._norm: GradientNorm | StepWithoutHost | None = None
         if clips_itself(resolved):
             self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
         self._engine, *_ = self._deepspeed.initialize(
@@ -94,8 +94,8 @@ class DeepspeedEngine(TrainingEngine):
             sum_where_read(self._engine.optimizer)
         if resolved.engine.offload_ratio < 1:
             share_states(self._engine.optimizer)
-        if self._norm is None and can_step_unseen(resolved, self._engine.optimizer, optimizer):
-            self._norm = UnseenStep(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
+        if self._norm is None and can_step_without_host(resolved, self._engine.optimizer, optimizer):
+            self._norm = StepWithoutHost(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             average_nothing(self._engine)
 

@@ -124,7 +124,7 @@ GROUP_TIMEOUT = Use(
 # Functions that zero_step replaces during a step.
 _REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
 _WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
-UNSEEN_STEP_BF16 = Use(
+STEP_WITHOUT_HOST_BF16 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-1 in bf16)",
     {
@@ -134,7 +134,7 @@ UNSEEN_STEP_BF16 = Use(
     },
     _WAITS,
 )
-UNSEEN_STEP_12 = Use(
+STEP_WITHOUT_HOST_12 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-1 and ZeRO-2)",
     {
@@ -145,7 +145,7 @@ UNSEEN_STEP_12 = Use(
     },
     _WAITS,
 )
-UNSEEN_STEP_3 = Use(
+STEP_WITHOUT_HOST_3 = Use(
     "deepspeed",
     "a step without waiting for the norm (ZeRO-3)",
     {

@@ -24,19 +24,19 @@ from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.optimizer import clip_divisor, counts, instruct, is_fused, norms_of, whole_norm
 
 # DeepSpeed's functions that read the norm from the device, and their replacements, which do not.
-_UNSEEN: dict[str, Callable[..., Any]] = {
+_WITHOUT_HOST: dict[str, Callable[..., Any]] = {
     "is_invalid_grad_norm": lambda norm: False,
     "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
 }
 _USES = {
-    "BF16_Optimizer": private_parts.UNSEEN_STEP_BF16,
-    "DeepSpeedZeroOptimizer": private_parts.UNSEEN_STEP_12,
-    "DeepSpeedZeroOptimizer_Stage3": private_parts.UNSEEN_STEP_3,
+    "BF16_Optimizer": private_parts.STEP_WITHOUT_HOST_BF16,
+    "DeepSpeedZeroOptimizer": private_parts.STEP_WITHOUT_HOST_12,
+    "DeepSpeedZeroOptimizer_Stage3": private_parts.STEP_WITHOUT_HOST_3,
 }
 
 
-def can_step_unseen(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `UnseenStep` works for DeepSpeed's optimizer `wrapped`, which steps `optimizer`.
+def can_step_without_host(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `StepWithoutHost` works for DeepSpeed's optimizer `wrapped`, which steps `optimizer`.
 
     The host must know the norm of each step if it holds the gradients (offloading), if it changes the loss scale
     (fp16), and if the optimizer cannot skip a step on the device (not fused). DeepSpeed's own step runs then.
@@ -47,7 +47,7 @@ def can_step_unseen(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Opt
     return use is not None and private_parts.can_use(use)
 
 
-class UnseenStep:
+class StepWithoutHost:
     """Replaces the step of `wrapped`, DeepSpeed's ZeRO optimizer, so that the host does not wait for the norm.
 
     DeepSpeed 0.19.8 copies the norm to the host in every step, up to five times: to check whether it is finite, to mark
@@ -71,15 +71,15 @@ class UnseenStep:
         self._instructed = False
         self._step = wrapped.step
         self._modules = [sys.modules[type(wrapped).__module__], sys.modules["deepspeed.runtime.utils"]]
-        wrapped.step = self._step_unseen
+        wrapped.step = self._step_without_host
         use = _USES[type(wrapped).__name__]
-        if use is private_parts.UNSEEN_STEP_BF16:
+        if use is private_parts.STEP_WITHOUT_HOST_BF16:
             self._gradients = wrapped.get_grads_for_norm
             wrapped.get_grads_for_norm = self._norms_of_gradients
         else:
             # In ZeRO-3 this is a pass over the gradients even if there is nothing to do.
             wrapped.unscale_and_clip_grads = lambda *_: None
-            if use is private_parts.UNSEEN_STEP_12:
+            if use is private_parts.STEP_WITHOUT_HOST_12:
                 wrapped.check_grad_overflow = False
                 wrapped.scaled_global_norm = self._norm_of_partitions
             else:
@@ -102,7 +102,7 @@ class UnseenStep:
         group = dist.group.WORLD if dist.get_world_size() > 1 else None
         return whole_norm(norms_of(counted), group, wrapped.device)
 
-    def _step_unseen(self, closure: Any = None) -> None:
+    def _step_without_host(self, closure: Any = None) -> None:
         # A checkpoint holds `clip_grad`, so it is put back after the step.
         clip, self._wrapped.clip_grad = self._wrapped.clip_grad, 0.0
         self._instructed = False
@@ -127,10 +127,12 @@ class UnseenStep:
 
 @contextlib.contextmanager
 def _replaced(modules: list[ModuleType]) -> Iterator[None]:
-    """A context with the functions of `_UNSEEN` in place of those of the same name in the modules."""
-    kept = [(module, name, getattr(module, name)) for module in modules for name in _UNSEEN if hasattr(module, name)]
+    """A context with the functions of `_WITHOUT_HOST` in place of those of the same name in the modules."""
+    kept = [
+        (module, name, getattr(module, name)) for module in modules for name in _WITHOUT_HOST if hasattr(module, name)
+    ]
     for module, name, _ in kept:
-        setattr(module, name, _UNSEEN[name])
+        setattr(module, name, _WITHOUT_HOST[name])
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from hpc_gpt.engines.base.training import Training
 
 class PlainTorch(EngineFacts):
     order = 70  # its place in lists; what is not given here is as in EngineFacts
-    instead = {"sharded_optimizer": "use --engine ddp", "zero_stage": "use --engine deepspeed-zero"}
+    alternatives = {"sharded_optimizer": "use --engine ddp", "zero_stage": "use --engine deepspeed-zero"}
     converts = frozenset({"layout.dp"})
 
     def rule(self, training: Training) -> str:

@@ -32,13 +32,17 @@ EVERY_CASE: dict[str, tuple[Engine, str, tuple[Use, ...]]] = {
     "ddp fp32": (Engine("ddp"), "fp32", _TORCH),
     "ddp bf16": (Engine("ddp"), "bf16", _TORCH),
     "zero 0": (Engine("deepspeed-zero", 0), "fp32", (*_TORCH_TOO, parts.NO_REDUCTION)),
-    "zero 1 bf16": (Engine("deepspeed-zero", 1), "bf16", (*_TORCH_TOO, parts.UNSEEN_STEP_BF16, parts.NO_REDUCTION)),
-    "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH_TOO, parts.UNSEEN_STEP_12)),
-    "zero 2 bf16": (Engine("deepspeed-zero", 2), "bf16", (parts.UNSEEN_STEP_12,)),
-    "zero 3": (_ZERO, "fp32", (*_TORCH_TOO, parts.UNSEEN_STEP_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
-    "zero 3 bf16": (_ZERO, "bf16", (parts.UNSEEN_STEP_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
+    "zero 1 bf16": (
+        Engine("deepspeed-zero", 1),
+        "bf16",
+        (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_BF16, parts.NO_REDUCTION),
+    ),
+    "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_12)),
+    "zero 2 bf16": (Engine("deepspeed-zero", 2), "bf16", (parts.STEP_WITHOUT_HOST_12,)),
+    "zero 3": (_ZERO, "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
+    "zero 3 bf16": (_ZERO, "bf16", (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
     "zero 3 offloaded": (Engine("deepspeed-zero", 3, offload="optimizer"), "fp32", (parts.ZERO_3_SUMS,)),
-    "3d": (Engine("deepspeed-3d", 1), "bf16", (parts.LOGITS, parts.NO_REDUCTION, parts.UNSEEN_STEP_BF16)),
+    "3d": (Engine("deepspeed-3d", 1), "bf16", (parts.LOGITS, parts.NO_REDUCTION, parts.STEP_WITHOUT_HOST_BF16)),
 }
 # Each use at least once in every run of the tests.
 TOO_LONG = ("ddp bf16", "zero 0", "zero 1", "zero 3 bf16", "zero 3 offloaded")
