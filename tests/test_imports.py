@@ -222,6 +222,25 @@ def test_value_types_ask_no_engine():
     assert askers == set()
 
 
+# What verbs share: the options and arguments that they parse, and how an answer is printed.
+PARSERS = {
+    f"cli.{name}"
+    for name in ("completers", "experiment_options", "option_groups", "requests", "run_argument", "script_words")
+}
+
+
+def test_nothing_imports_a_verb():
+    # `cli.submitting` is the verb submit's other half.
+    apart = {("cli.submit", "cli.submitting")}
+    found = {
+        (module, own_module(name))
+        for module, path in MODULES.items()
+        for name, _ in imports_of(path)
+        if name.startswith("hpc_gpt.cli.") and own_module(name) not in PARSERS | {"cli"}
+    }
+    assert found == apart
+
+
 def test_listing_the_verbs_loads_none_of_them():
     program = (
         "import sys\n"

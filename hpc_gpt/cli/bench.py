@@ -22,7 +22,7 @@ from hpc_gpt.bench.preparation import (
     prepare_cells,
 )
 from hpc_gpt.bench.this_machine import profile_here
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import bench_options, on_command_line, variables_of
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
@@ -50,7 +50,7 @@ _ROUNDS = 3
     "engines",
     metavar="ENGINE[:STAGE],...",
     envvar=variables_of(("--engines", "--engine")),
-    shell_complete=completion.complete_engines,
+    shell_complete=completers.complete_engines,
     help="Engines to compare, each with its ZeRO stage if needed: ddp,deepspeed-zero:3,fsdp.",
 )
 @click.option(

@@ -7,7 +7,7 @@ import string
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
 
@@ -15,7 +15,7 @@ PLACE = 130
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=completion.runs_and_logs)
+@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=completers.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether one run is faster than another, and how their settings differ.

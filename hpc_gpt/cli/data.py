@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli.status import first_submit
+from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.words import and_more, counted, plain
 
 PLACE = 15

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.script_words import META
 from hpc_gpt.errors import ConfigError
 
@@ -94,7 +94,7 @@ def experiment_options(function: F) -> F:
                      help="Accept what is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True, envvar="HPC_GPT_SWEEP",
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
-        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
+        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completers.rows,
                      help="A row of EXPERIMENT; the first that can run unless --row or --sweep is given."),
         _EXPERIMENT,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
     for names, key, kind, text in reversed(options):
         variables = variables_of(names)
         decorate = click.option(
-            *names, key.replace(".", "__"), type=kind, envvar=variables, shell_complete=completion.values, help=text
+            *names, key.replace(".", "__"), type=kind, envvar=variables, shell_complete=completers.values, help=text
         )
         command = decorate(command)
     for decorate in more:
@@ -144,19 +144,19 @@ _ACROSS_NODES = click.option(
     envvar="HPC_GPT_ALLOW_TP_ACROSS_NODES", help="Let tensor parallelism span nodes.",
 )  # fmt: skip
 _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", envvar="HPC_GPT_SET",
-                    shell_complete=completion.complete_keys,
+                    shell_complete=completers.complete_keys,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _EXPERIMENT = click.argument(
-    "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completion.experiments
+    "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completers.experiments
 )
 _CLUSTER = click.option(
-    "--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
+    "--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completers.profiles,
     help="Cluster profile, by name or file.",
 )  # fmt: skip
 _SHARED = (
     _SET,
     _CLUSTER,
-    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
+    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completers.rows,
                  help="A row of EXPERIMENT; the first that can run unless given."),
     _EXPERIMENT,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
 
@@ -17,7 +17,7 @@ PLACE = 170
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.runs)
+@click.argument("run", shell_complete=completers.runs)
 @click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."

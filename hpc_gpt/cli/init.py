@@ -64,8 +64,7 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
-    from hpc_gpt.cli.plan import print_stand_in, search_asked
-    from hpc_gpt.launch.plan_question import ask_plan
+    from hpc_gpt.launch.plan_question import ask_plan, search_asked
     from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
     from hpc_gpt.plan.experiment import planned_tables, planned_text
     from hpc_gpt.plan.search import figures_of
@@ -84,7 +83,8 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     if compiles(profile, request.overrides):
         request = replace(request, overrides=request.overrides | {"engine.compile": "block"})
     asked = ask_plan(request, _TOKENS, None)
-    print_stand_in(asked)
+    if asked.stands_in:
+        click.echo(asked.stand_in_note, err=True)
     searched = search_asked(asked, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None

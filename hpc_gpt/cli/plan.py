@@ -12,11 +12,10 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
-from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.cli.removed_option import removed_option
+from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.plan_question import STAND_IN, PlanAsked, ask_plan
+from hpc_gpt.launch.plan_question import PlanAsked, ask_plan, search_asked
 from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.prediction import compiled_step
@@ -24,12 +23,10 @@ from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpu
 from hpc_gpt.plan.table import (
     can_draw_blocks,
     count_text,
-    engine_text,
     figures_lines,
     heading,
     left_out_text,
     legend,
-    needs,
     search_table,
     search_tables,
     slow_text,
@@ -116,11 +113,13 @@ def plan(
         if why is not None:
             raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
         asked = ask_plan(request, tokens, calibration, largest=True)
-        print_stand_in(asked)
+        if asked.stands_in:
+            click.echo(asked.stand_in_note, err=True)
         _largest(asked, calibration, as_json, html)
         return
     asked = ask_plan(request, tokens, calibration, why=why)
-    print_stand_in(asked)
+    if asked.stands_in:
+        click.echo(asked.stand_in_note, err=True)
     _print(asked, search_asked(asked, must_fit=why is None), as_json, html, why)
 
 
@@ -155,29 +154,6 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     count, error = len(fitted.residuals), fitted.mean_error or 0
     click.echo(f"mean error over the {count} fitted step times: {error:.1%}")
     click.echo(f"stored in {path}", err=True)
-
-
-def print_stand_in(asked: PlanAsked) -> None:
-    """Say whose nodes are planned for if the user has chosen none."""
-    if asked.stands_in:
-        words = f"no cluster is chosen: planned for {STAND_IN}, {asked.profile.description}"
-        click.echo(f"{words}; --cluster plans for another, and hpc-gpt profile list names them", err=True)
-
-
-def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
-    """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
-    searched = search(asked.question, asked.machine, asked.constants)
-    if searched.candidates or not must_fit:
-        return searched
-    nearest = searched.too_large[0]
-    fixed = [name for name in ("tp", "pp", "dp", "offload") if name in asked.question.fixed]
-    otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
-    more = fewest_gpus(asked.question, asked.machine)
-    raise LayoutError(
-        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
-        f"{engine_text(nearest.training)}, needs {needs(nearest)}",
-        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
-    )
 
 
 def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:

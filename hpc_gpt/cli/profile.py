@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import words_of_small
 from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, lines_to_fill_in, profile_text, read_site
@@ -48,7 +48,7 @@ def list_() -> None:
 
 
 @profile.command("show")
-@click.argument("name", shell_complete=completion.profiles)
+@click.argument("name", shell_complete=completers.profiles)
 def show(name: str) -> None:
     """Print every key of profile NAME, with what it extends."""
     settings = asdict(load_profile(name))

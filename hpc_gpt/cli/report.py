@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli import completion
-from hpc_gpt.cli.removed_option import removed_option
+from hpc_gpt.cli import completers
+from hpc_gpt.cli.option_groups import removed_option
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir
 from hpc_gpt.report.tables import (
@@ -33,7 +33,7 @@ PLACE = 120
 
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.reported)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completers.reported)
 @click.option(
     "--format",
     "form",
@@ -48,7 +48,7 @@ PLACE = 120
     default="auto",
     show_default=True,
     metavar="SET|KEY,...",
-    shell_complete=completion.columns,
+    shell_complete=completers.columns,
     help="The name of a published table, such as gpt2-meg; usual; keys of a record, such as gpus,tp,step_s; "
     "auto: that table's if all runs are of its sweep.",
 )
@@ -56,7 +56,7 @@ PLACE = 120
     "--sort",
     default="",
     metavar="KEY,...",
-    shell_complete=completion.record_keys,
+    shell_complete=completers.record_keys,
     help="Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
 )
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with charts.")

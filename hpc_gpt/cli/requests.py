@@ -6,13 +6,13 @@ import sys
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import named_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.watch.control import ask_runs, await_answer
 
-runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completion.runs)
+runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
 wait_option = click.option("--wait", is_flag=True, help="Wait until it has happened; Ctrl-C ends only the wait.")
 
 

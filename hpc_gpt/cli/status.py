@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
+from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.columns import Column, column, grid
-from hpc_gpt.errors import UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
 from hpc_gpt.watch.status import RunStatus, ask_status, by_sweep, fold, silence_note
@@ -53,7 +50,7 @@ _LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
+@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, runs.")
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, or until every run has ended.")
 @click.option(
@@ -144,13 +141,3 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     table = grid(columns, lines).aligned().splitlines()
     said = [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
     return table + [plain(f"{run}: {words}") for run, words in said]
-
-
-def first_submit(*settings: str) -> str:
-    """The command that submits the demo with some `--set`; on this machine if there is neither a profile nor Slurm."""
-    try:
-        own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
-    except UserError:
-        own = None
-    words = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
-    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])

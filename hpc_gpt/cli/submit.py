@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli import completion
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
 
@@ -35,7 +35,7 @@ PLACE = 50
               help="With --sweep: leave out the rows that are refused or do not fit, and print them.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
-@click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completion.runs,
+@click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
               help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip
 @click.option("--from-start", is_flag=True, envvar="HPC_GPT_FROM_START",
               help="With --resume: train RUN's experiment again from step 0, as a new run.")  # fmt: skip

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.rates import Constants
+from hpc_gpt.plan.search import Searched, fewest_gpus, search
+from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
@@ -46,6 +48,14 @@ class PlanAsked:
     tokens: float
     profile: ClusterProfile
     stands_in: bool = False
+
+    @property
+    def stand_in_note(self) -> str:
+        """Whose nodes are planned for if the user has chosen none."""
+        if not self.stands_in:
+            return ""
+        words = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
+        return f"{words}; --cluster plans for another, and hpc-gpt profile list names them"
 
 
 def ask_plan(
@@ -120,6 +130,22 @@ def ask_plan(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
         stands_in,
     )  # fmt: skip
+
+
+def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
+    """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
+    searched = search(asked.question, asked.machine, asked.constants)
+    if searched.candidates or not must_fit:
+        return searched
+    nearest = searched.too_large[0]
+    fixed = [name for name in ("tp", "pp", "dp", "offload") if name in asked.question.fixed]
+    otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
+    more = fewest_gpus(asked.question, asked.machine)
+    raise LayoutError(
+        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
+        f"{engine_text(nearest.training)}, needs {needs(nearest)}",
+        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
+    )
 
 
 def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
