@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.attention import Attention, expand_heads, mix
+from hpc_gpt.model.attention import Attention, Rotation, expand_heads, frequencies, mix
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.rotation import Rotation, frequencies
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 from hpc_gpt.settings.experiment import RopeScaling

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.doctor.checks import check_init
-from hpc_gpt.model.rotation import Rotation
+from hpc_gpt.model.attention import Rotation
 from hpc_gpt.settings.experiment import Engine, RopeScaling
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.compare_init import compare_logits
@@ -39,11 +39,11 @@ def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         Rotation, "__init__", lambda self, width, seq, theta, scaling: whole(self, width, seq, theta, None)
     )
-    from hpc_gpt.model import rotation
+    from hpc_gpt.model import attention
 
-    rotation._rotation.cache_clear()
+    attention._rotation.cache_clear()
     found = compare_logits(run)
-    rotation._rotation.cache_clear()
+    attention._rotation.cache_clear()
     assert found["level"] == "fail"
     assert "first in layer 0" in found["words"]
 

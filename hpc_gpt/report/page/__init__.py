@@ -22,8 +22,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
-from hpc_gpt.report.page.charts import SERIES
-from hpc_gpt.report.page.curves import curve_choices, has_curve
+from hpc_gpt.report.page.charts import SERIES, curve_choices, has_curve
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
 from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours_of

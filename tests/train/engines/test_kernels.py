@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model import rotation
+from hpc_gpt.model import attention
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.settings.experiment import Engine
@@ -81,7 +81,7 @@ ROTATED = replace(preset("llama3.1-8b"), hidden=32, heads=4, kv_heads=2, ffn=64,
     ids=lambda engine: f"{engine.name}-{engine.compile}-{engine.recompute}",
 )
 def test_rotated_on_another_device_all_blocks_are_one_graph(engine: Engine) -> None:
-    rotation._rotation.cache_clear()
+    attention._rotation.cache_clear()
     model = Gpt(ROTATED, 1, techniques=Techniques.of(engine)).to("meta")
     prepare_attention(model, False, torch.device("meta"))
     compile_model(model, replace(engine, compile_backend="aot_eager"))
