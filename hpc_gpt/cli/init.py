@@ -51,7 +51,7 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 
 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
-    from hpc_gpt.program.adoption import adopt
+    from hpc_gpt.program.job_script import adopt
 
     adopted = adopt(script, name, folder)
     experiment, profile = folder / f"{adopted.name}.toml", folder / f"{adopted.name}-cluster.toml"

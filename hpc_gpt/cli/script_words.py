@@ -48,7 +48,7 @@ def split(
     if not any(_may_be_script(word) for word in words):
         return None
     from hpc_gpt.program.job_script import is_job_script
-    from hpc_gpt.slurm.options import options_of
+    from hpc_gpt.slurm.directives import options_of
 
     kinds, letters = options_of("sbatch")
     own = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}

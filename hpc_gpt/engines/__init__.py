@@ -12,8 +12,7 @@ from typing import Any
 
 from hpc_gpt.engines.base.ds_config import DS_CONFIG
 from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.engines.base.states import States
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import States, Training
 from hpc_gpt.settings.resolved import Resolved
 
 

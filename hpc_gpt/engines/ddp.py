@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts
-from hpc_gpt.engines.base.states import StateBytes, plain_states
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 
 
 class Ddp(EngineFacts):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, Fault
-from hpc_gpt.engines.base.states import StateBytes
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, Training
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.engines.base.states import StateBytes, plain_states
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, RopeScaling, Train

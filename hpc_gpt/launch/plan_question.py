@@ -10,10 +10,9 @@ from typing import Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
-from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
-from hpc_gpt.plan.rates import Constants
 from hpc_gpt.plan.search import Searched, fewest_gpus, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default

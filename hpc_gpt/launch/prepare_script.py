@@ -23,8 +23,7 @@ from hpc_gpt.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
-from hpc_gpt.slurm.directives import quote_directive
-from hpc_gpt.slurm.options import OF_JOB, OF_SITE
+from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
 from hpc_gpt.tables import check_tables, close_matches

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.words import counted

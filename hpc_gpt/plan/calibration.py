@@ -18,9 +18,8 @@ import numpy as np
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.files import clusters_dir, config_dir, replace_whole
-from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.measured_steps import MeasuredStep
-from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.tables import toml_lines
 

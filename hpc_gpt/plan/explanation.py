@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.plan.table import PARTS, does_not_fit, engine_text, host_gib, tokens_text
 from hpc_gpt.settings.shape_split import layer_params, outer_params

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.settings.batch import solve_batch
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import with_keys
+from hpc_gpt.settings.layout import solve_batch
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import counted, show_short
 
 if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
-    from hpc_gpt.plan.machine import Machine
+    from hpc_gpt.plan.machine import Constants, Machine
     from hpc_gpt.plan.memory import Memory
-    from hpc_gpt.plan.rates import Constants
     from hpc_gpt.plan.search import Candidate
     from hpc_gpt.plan.step_time import StepTime
 
@@ -147,7 +146,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
 
 def constants_of(profile: ClusterProfile) -> Constants:
     """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
-    from hpc_gpt.plan.rates import constants_from
+    from hpc_gpt.plan.machine import constants_from
 
     return constants_from(profile.calibration.constants if profile.calibration else {})
 

@@ -20,10 +20,9 @@ from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
-from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
-from hpc_gpt.plan.layers import kv_width, layers_of_stages
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
+from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates
+from hpc_gpt.plan.memory import kv_width, layers_of_stages
 from hpc_gpt.settings.shape_split import layer_params
 
 _COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)

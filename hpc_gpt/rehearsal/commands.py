@@ -35,8 +35,8 @@ from hpc_gpt.rehearsal.local_slurm import (
     locked_state,
     signal_session,
 )
+from hpc_gpt.slurm.directives import options_of, options_table
 from hpc_gpt.slurm.hosts import expand_hosts
-from hpc_gpt.slurm.options import options_of, options_table
 from hpc_gpt.slurm.sbatch_words import read_call, sizes_of, split_directive
 
 _OPTIONS = {

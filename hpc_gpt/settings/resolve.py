@@ -10,7 +10,6 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named, engines
 from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
-from hpc_gpt.settings.batch import NO_BATCH, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
@@ -26,7 +25,7 @@ from hpc_gpt.settings.experiment import (
     Train,
     key_rules,
 )
-from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
+from hpc_gpt.settings.layout import NO_BATCH, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved

@@ -16,7 +16,6 @@ from typing import Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.batch import NO_BATCH, Batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.experiment import (
     Command,
@@ -30,7 +29,7 @@ from hpc_gpt.settings.experiment import (
     Train,
     key_rules,
 )
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.layout import NO_BATCH, Batch, Layout
 from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
 from hpc_gpt.tables import from_tables
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.slurm.options import Options, options_of
+from hpc_gpt.slurm.directives import Options, options_of
 
 # Variables whose option has another name.
 _OTHER_NAMES = {"timelimit": "time", "array-inx": "array", "debug": "verbose"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.layout import Batch
 
 _ROUNDS = 6
 _WORD = (1 << 64) - 1

@@ -40,7 +40,7 @@ from hpc_gpt.slurm.clients import (
     sacct,
     squeue,
 )
-from hpc_gpt.slurm.reasons import reason_words
+from hpc_gpt.slurm.start_check import reason_words
 from hpc_gpt.watch.restarts import read_restarts
 from hpc_gpt.words import counted
 

@@ -12,9 +12,9 @@ from hpc_gpt.launch import prepare as preparing
 from hpc_gpt.launch.prepare import PreparedRun, finish, lengthen, load_row, prepare
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.launch.until import Until
-from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.resolve import experiment_of, resolve
 
 # Where a request becomes a run.

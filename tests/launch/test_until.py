@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.past_timings import MeasuredRun
 from hpc_gpt.launch.until import Until, length_settings, parse_until, short_of_time
-from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from tests.cli.command import in_process

@@ -17,8 +17,7 @@ from hpc_gpt.plan.calibration import (
     store_calibration,
     without_table,
 )
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, constants_from
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import list_profiles, load_profile
 from hpc_gpt.settings.model_shape import ModelShape

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hpc_gpt.engines import engine_of, engines, states_of
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.training import OptimizerMode, Training
-from hpc_gpt.plan.layers import stage_params
-from hpc_gpt.plan.memory import StageMemory, fits_in_memory, predict_memory
+from hpc_gpt.plan.memory import StageMemory, fits_in_memory, predict_memory, stage_params
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import traits_of
 from hpc_gpt.settings.experiment import Engine

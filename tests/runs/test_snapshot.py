@@ -109,7 +109,7 @@ def plant_cache(code: Path, ran: Path) -> None:
 def import_from(code: Path) -> None:
     """As an attempt does."""
     environment = os.environ | code_environment(code, {})
-    subprocess.run([sys.executable, "-c", "import hpc_gpt.settings.batch"], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", "import hpc_gpt.settings.layout"], env=environment, check=True)
 
 
 @pytest.mark.parametrize("link", [False, True])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.batch import Batch, solve_batch
+from hpc_gpt.settings.layout import Batch, solve_batch
 
 sizes = st.integers(1, 64)
 

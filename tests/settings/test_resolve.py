@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.settings.experiment_file import (
@@ -19,6 +18,7 @@ from hpc_gpt.settings.experiment_file import (
     parse_override,
     read_experiment,
 )
+from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import experiment_of, resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.settings.batch import Batch, solve_batch
+from hpc_gpt.settings.layout import Batch, solve_batch
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.order import micro_batch_numbers, sample_position
 from hpc_gpt.tokens.run_data import FileSamples, RandomSamples

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpc_gpt.formulas import tflops_hardware, tflops_model
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.plan.layers import stage_params
-from hpc_gpt.plan.memory import predict_memory
+from hpc_gpt.plan.memory import predict_memory, stage_params
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset

@@ -22,8 +22,7 @@ from hpc_gpt.engines.base.ds_config import (
     takes_bf16_optimizer,
 )
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
-from hpc_gpt.engines.base.states import StateBytes, zero_states
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, Training, zero_states
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import layer_params, outer_params

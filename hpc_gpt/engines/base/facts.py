@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpc_gpt.engines.base.states import StateBytes, States, plain_states
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
 from hpc_gpt.settings.cluster import device_named
-from hpc_gpt.slurm.options import options_of
+from hpc_gpt.slurm.directives import options_of
 
 _LARGEST_FILE = 1 << 20
 _DIRECTIVE = re.compile(r"^\s*#SBATCH\s+(.{1,2000})")

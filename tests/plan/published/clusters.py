@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan import calibration
 from hpc_gpt.plan.calibration import Calibrated
-from hpc_gpt.plan.rates import Constants, constants_from
+from hpc_gpt.plan.machine import Constants, constants_from
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.tables import close_matches
 from tests.plan.published.rows import PublishedRow

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.states import States
-from hpc_gpt.engines.base.training import Offload
+from hpc_gpt.engines.base.training import Offload, States
 from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.words import plain
 from tests.plan.published.programs import KINDS, offloads_activations, program_states

@@ -7,8 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hpc_gpt.engines.base.ds_config import PREFETCH_ELEMENTS
-from hpc_gpt.engines.base.states import StateBytes, States, zero_states
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import StateBytes, States, Training, zero_states
 from hpc_gpt.engines.ddp import Ddp
 from hpc_gpt.engines.fsdp import Fsdp
 from hpc_gpt.engines.megatron_lm import one_gradient_buffer

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.calibration import Calibrated
+from hpc_gpt.plan.machine import DEFAULT, Constants
 from hpc_gpt.plan.memory import Memory, fits_in_memory, predict_memory
-from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.runs.record import finite
 from tests.plan.published.clusters import DATA_SHEET, Cluster, calibrate, chosen_for, fastest
