@@ -81,6 +81,7 @@ class KeyRules:
 
 def key(
     default: Any,
+    *,
     resume: Literal["never", "converted", "free"],
     decides: Literal["speed", "schedule", "nothing"],
     added: bool = False,
@@ -118,47 +119,47 @@ class Model:
     The keys after `vocab_multiple` give another shape than GPT-2's: Llama's, Qwen's, Mistral's, SmolLM's.
     """
 
-    preset: str | None = key(None, "never", "nothing")
+    preset: str | None = key(None, resume="never", decides="nothing")
     'A model by its name, whose sizes the other keys may change; for example "gpt2-xl".'
-    hidden: int | None = key(None, "never", "speed")
+    hidden: int | None = key(None, resume="never", decides="speed")
     "Width of the model, a multiple of heads unless head_dim is given; for example 1600."
-    layers: int | None = key(None, "never", "speed")
+    layers: int | None = key(None, resume="never", decides="speed")
     "Transformer layers, 1 or more; for example 48."
-    heads: int | None = key(None, "never", "speed")
+    heads: int | None = key(None, resume="never", decides="speed")
     "Attention heads, a multiple of tp; for example 25."
-    vocab: int | None = key(None, "never", "speed")
+    vocab: int | None = key(None, resume="never", decides="speed")
     "Tokens of the vocabulary, without padding; for example 50257."
-    seq: int | None = key(None, "never", "speed")
+    seq: int | None = key(None, resume="never", decides="speed")
     "Tokens of a sample; for example 1024."
-    tied: bool | None = key(None, "never", "speed")
+    tied: bool | None = key(None, resume="never", decides="speed")
     "Whether the head's weight is the embedding's."
-    vocab_multiple: int | None = key(None, "never", "speed")
+    vocab_multiple: int | None = key(None, resume="never", decides="speed")
     "The embedding's rows are padded to a multiple of this, which tp must divide; for example 64."
-    hf: str | None = key(None, "never", "nothing", added=True)
+    hf: str | None = key(None, resume="never", decides="nothing", added=True)
     'A config.json of transformers, or its folder, looked for beside the experiment; for example "Llama-3.1-8B".'
-    kv_heads: int | None = key(None, "never", "speed", added=True)
+    kv_heads: int | None = key(None, resume="never", decides="speed", added=True)
     "Heads of keys and of values, which divides heads; by default as many as heads; for example 8."
-    head_dim: int | None = key(None, "never", "speed", added=True)
+    head_dim: int | None = key(None, resume="never", decides="speed", added=True)
     "Width of a head, even with rotation; by default hidden / heads; for example 128."
-    ffn: int | None = key(None, "never", "speed", added=True)
+    ffn: int | None = key(None, resume="never", decides="speed", added=True)
     "Width inside the MLP, a multiple of tp; by default 4 x hidden; for example 14336."
-    mlp: MlpKind | None = key(None, "never", "speed", added=True)
+    mlp: MlpKind | None = key(None, resume="never", decides="speed", added=True)
     "The MLP: gelu, two matrices, or swiglu, three, of which one is a gate; by default gelu."
-    norm: NormKind | None = key(None, "never", "speed", added=True)
+    norm: NormKind | None = key(None, resume="never", decides="speed", added=True)
     "The norm before attention, MLP and head; by default layernorm."
-    norm_eps: float | None = key(None, "never", "speed", added=True)
+    norm_eps: float | None = key(None, resume="never", decides="speed", added=True)
     "Added to the variance in a norm, above 0; by default 1e-5; for example 1e-6."
-    positions: Positions | None = key(None, "never", "speed", added=True)
+    positions: Positions | None = key(None, resume="never", decides="speed", added=True)
     "Learned vectors, or the rotation of queries and keys; by default learned."
-    rope_theta: float | None = key(None, "never", "speed", added=True)
+    rope_theta: float | None = key(None, resume="never", decides="speed", added=True)
     "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
-    rope_scaling: RopeScaling | None = key(None, "never", "speed", added=True)
+    rope_scaling: RopeScaling | None = key(None, resume="never", decides="speed", added=True)
     "Lower frequencies for longer sequences than those of the first training."
-    bias: Bias | None = key(None, "never", "speed", added=True)
+    bias: Bias | None = key(None, resume="never", decides="speed", added=True)
     "Linear layers with a bias: all, those of query, key and value, or none; by default all."
-    qk_norm: bool | None = key(None, "never", "speed", added=True)
+    qk_norm: bool | None = key(None, resume="never", decides="speed", added=True)
     "RMSNorm of each head's query and key, before the rotation; by default false."
-    nope_every: int | None = key(None, "never", "speed", added=True)
+    nope_every: int | None = key(None, resume="never", decides="speed", added=True)
     "No rotation in every n-th layer, n of 2 or more; by default in none; for example 4."
 
 
@@ -166,19 +167,19 @@ class Model:
 class Data:
     """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
 
-    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", "never", "speed")
+    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", resume="never", decides="speed")
     "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, or text tokenised as it is read."
-    path: str | None = key(None, "never", "speed")
+    path: str | None = key(None, resume="never", decides="speed")
     'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
-    eval_fraction: float = key(0.05, "never", "speed")
+    eval_fraction: float = key(0.05, resume="never", decides="speed")
     "Share of the tokens, or of a stream's files, that is kept for evaluation, from 0 to 1."
-    tokenizer: str = key("byte", "never", "speed")
+    tokenizer: str = key("byte", resume="never", decides="speed")
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
-    begin_token: bool = key(False, "never", "speed", added=True)
+    begin_token: bool = key(False, resume="never", decides="speed", added=True)
     "Begin each document of a stream with the tokenizer's begin-of-text token."
-    workers: int = key(0, "free", "speed")
+    workers: int = key(0, resume="free", decides="speed")
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
-    on_bad_shard: Literal["stop", "skip"] = key("stop", "free", "speed")
+    on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")
     "At a damaged file of a stream: stop the run, or skip the rest of the file and count it."
 
 
@@ -186,49 +187,49 @@ class Data:
 class Engine:
     """`[engine]`: the trainer of the steps and its switches; `hpc_gpt.engines` says which engine takes which switch."""
 
-    name: EngineName = key("deepspeed-3d", "converted", "speed")
+    name: EngineName = key("deepspeed-3d", resume="converted", decides="speed")
     "What trains; hpc-gpt help engines says what each can do."
-    zero_stage: int | None = key(None, "converted", "speed")
+    zero_stage: int | None = key(None, resume="converted", decides="speed")
     "What DeepSpeed shards over dp: 0 nothing, 1 the optimizer, 2 gradients, too, 3 weights, too."
-    recompute: Recompute = key("none", "free", "speed")
+    recompute: Recompute = key("none", resume="free", decides="speed")
     "Activations that the backward pass computes again: none, the core of attention, or every layer."
-    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", "free", "speed")
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", resume="free", decides="speed")
     "The attention kernel; auto takes the fastest that runs here."
-    compile: Compile = key("none", "free", "speed")
+    compile: Compile = key("none", resume="free", decides="speed")
     "What torch.compile takes: each block and the loss, the embedding and head, too (edges), or the model as one."
-    compile_backend: Literal["inductor", "aot_eager"] = key("inductor", "free", "speed")
+    compile_backend: Literal["inductor", "aot_eager"] = key("inductor", resume="free", decides="speed")
     "Who compiles: Inductor makes kernels, aot_eager only the graph."
-    keep_residuals: bool = key(False, "free", "speed", added=True)
+    keep_residuals: bool = key(False, resume="free", decides="speed", added=True)
     "Compiled, keep the residual after attention instead of computing it again in the backward pass."
-    sequence_parallel: bool = key(False, "free", "speed")
+    sequence_parallel: bool = key(False, resume="free", decides="speed")
     "Split the tokens of norms and residuals over the tensor-parallel ranks; needs tp 2 or more."
-    partition: Partition = key("layers", "converted", "speed")
+    partition: Partition = key("layers", resume="converted", decides="speed")
     "How layers are divided among pipeline stages: evenly, by parameters, or a list such as [11, 13]."
-    offload: Literal["none", "optimizer", "full"] = key("none", "free", "speed")
+    offload: Literal["none", "optimizer", "full"] = key("none", resume="free", decides="speed")
     "What is kept in the host's memory: nothing, the optimizer, or parameters, too."
-    offload_path: str | None = key(None, "free", "speed")
+    offload_path: str | None = key(None, resume="free", decides="speed")
     "A folder on every node's NVMe to offload to, instead of the host's memory; for example \"/local/nvme\"."
-    offload_ratio: float = key(1.0, "free", "speed")
+    offload_ratio: float = key(1.0, resume="free", decides="speed")
     "Share of the optimizer that is offloaded, above 0 and at most 1; ZeRO-3."
-    tiles: int = key(1, "converted", "speed")
+    tiles: int = key(1, resume="converted", decides="speed")
     "Tiles of every linear layer, which ZeRO-3 gathers one at a time; 1 or more."
-    activation_offload: bool = key(False, "free", "speed")
+    activation_offload: bool = key(False, resume="free", decides="speed")
     "Keep the layers' activations in the host's memory."
-    loss_chunks: int = key(1, "free", "speed")
+    loss_chunks: int = key(1, resume="free", decides="speed")
     "Pieces in which logits are computed, and again in the backward pass; 1 or more."
-    one_pass_loss: bool = key(False, "free", "speed", added=True)
+    one_pass_loss: bool = key(False, resume="free", decides="speed", added=True)
     "Compute the loss and its gradients together, each piece once."
-    fused_bias_gradients: bool = key(False, "free", "speed", added=True)
+    fused_bias_gradients: bool = key(False, resume="free", decides="speed", added=True)
     "Compute the gradients of QKV and GELU together with those of their biases."
-    sharded_optimizer: bool = key(False, "free", "speed")
+    sharded_optimizer: bool = key(False, resume="free", decides="speed")
     "Shard the optimizer's moments over dp; needs dp 2 or more."
-    overlap_update: bool = key(False, "free", "speed", added=True)
+    overlap_update: bool = key(False, resume="free", decides="speed", added=True)
     "Update each block's weights in the next step's forward pass, just before the block runs."
-    prefetch: bool = key(True, "free", "speed")
+    prefetch: bool = key(True, resume="free", decides="speed")
     "Gather the next block's weights during the backward pass."
-    reshard: bool = key(True, "free", "speed")
+    reshard: bool = key(True, resume="free", decides="speed")
     "Free a block's gathered weights after its forward pass."
-    megatron_args: tuple[str, ...] = key((), "free", "speed")
+    megatron_args: tuple[str, ...] = key((), resume="free", decides="speed")
     'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
 
 
@@ -236,23 +237,23 @@ class Engine:
 class LayoutRequest:
     """`[layout]`: the GPUs, how they are split, and the batch. The rules of `resolve` give the other values."""
 
-    gpus: int | None = key(None, "free", "speed")
+    gpus: int | None = key(None, resume="free", decides="speed")
     "GPUs in all; for example 64."
-    nodes: int | None = key(None, "free", "speed")
+    nodes: int | None = key(None, resume="free", decides="speed")
     "Nodes; by default as few as hold the GPUs."
-    tp: int | None = key(None, "converted", "speed")
+    tp: int | None = key(None, resume="converted", decides="speed")
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
-    pp: int | None = key(None, "converted", "speed")
+    pp: int | None = key(None, resume="converted", decides="speed")
     "Pipeline parallel size: stages of layers; for example 16."
-    dp: int | None = key(None, "converted", "speed")
+    dp: int | None = key(None, resume="converted", decides="speed")
     "Data parallel size: copies of the model; by default what tp and pp leave."
-    micro_batch: int | None = key(None, "free", "speed")
+    micro_batch: int | None = key(None, resume="free", decides="speed")
     "Samples of one forward pass of one rank; for example 4."
-    micro_batches: int | None = key(None, "free", "speed")
+    micro_batches: int | None = key(None, resume="free", decides="speed")
     "Forward passes for one optimizer step (gradient accumulation, pipeline chunks); for example 16."
-    global_batch: int | None = key(None, "never", "speed")
+    global_batch: int | None = key(None, resume="never", decides="speed")
     "Samples of one optimizer step: micro_batch x micro_batches x dp; for example 1024."
-    allow_tp_across_nodes: bool = key(False, "free", "nothing")
+    allow_tp_across_nodes: bool = key(False, resume="free", decides="nothing")
     "Accept a tp that spans nodes, over their slow links."
 
 
@@ -265,75 +266,77 @@ class Train:
     of an unbroken run.
     """
 
-    steps: int = key(1000, "free", "schedule", least=1)
+    steps: int = key(1000, resume="free", decides="schedule", least=1)
     "Optimizer steps of the whole run, 1 or more; for example 10000."
-    minutes: float | None = key(None, "free", "nothing", above=0)
+    minutes: float | None = key(None, resume="free", decides="nothing", above=0)
     "Minutes after which the run ends as done, at the end of a step; for example 90."
-    dtype: Dtype = key("bf16", "never", "speed")
+    dtype: Dtype = key("bf16", resume="never", decides="speed")
     "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
-    seed: int = key(1, "never", "schedule")
+    seed: int = key(1, resume="never", decides="schedule")
     "Seed of the initial weights and of the order of the data; for example 1."
-    init: str | None = key(None, "never", "schedule", added=True, of_our_loop=True)
+    init: str | None = key(None, resume="never", decides="schedule", added=True, of_our_loop=True)
     'A folder of transformers\' config.json and safetensors to begin from, instead of random weights; "Llama-3.2-1B".'
-    deterministic: bool = key(False, "free", "speed")
+    deterministic: bool = key(False, resume="free", decides="speed")
     "Use deterministic kernels only: the same layout gives the same bits, more slowly."
-    tf32: bool = key(False, "free", "speed")
+    tf32: bool = key(False, resume="free", decides="speed")
     "Let fp32 products run as TF32, with 10 bits of mantissa."
-    optimizer: Literal["adamw", "sgd"] = key("adamw", "never", "speed")
+    optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", decides="speed")
     "AdamW, or SGD without momentum."
-    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(None, "free", "speed")
+    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(
+        None, resume="free", decides="speed"
+    )
     "How the update is computed; host is for offloaded states, compiled one pass (ddp, bf16 or fp16)."
-    lr: float = key(3e-4, "never", "schedule", least=0)
+    lr: float = key(3e-4, resume="never", decides="schedule", least=0)
     "Learning rate after the warm-up; for example 3e-4."
-    min_lr: float = key(0.0, "never", "schedule", least=0)
+    min_lr: float = key(0.0, resume="never", decides="schedule", least=0)
     "Learning rate at the end of the decay; for example 3e-5."
-    warmup_steps: int = key(0, "never", "schedule", least=0)
+    warmup_steps: int = key(0, resume="never", decides="schedule", least=0)
     "Steps in which the learning rate rises from 0; for example 200."
-    decay: Literal["cosine", "constant"] = key("cosine", "never", "schedule")
+    decay: Literal["cosine", "constant"] = key("cosine", resume="never", decides="schedule")
     "After the warm-up the learning rate falls as a cosine to min_lr, or stays."
-    weight_decay: float = key(0.1, "never", "schedule", least=0)
+    weight_decay: float = key(0.1, resume="never", decides="schedule", least=0)
     "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
-    beta1: float = key(0.9, "never", "schedule", below=1)
+    beta1: float = key(0.9, resume="never", decides="schedule", below=1)
     "AdamW's decay of the first moment, from 0 to 1."
-    beta2: float = key(0.95, "never", "schedule", below=1)
+    beta2: float = key(0.95, resume="never", decides="schedule", below=1)
     "AdamW's decay of the second moment, from 0 to 1."
-    eps: float = key(1e-8, "never", "schedule", least=0)
+    eps: float = key(1e-8, resume="never", decides="schedule", least=0)
     "AdamW's term beside the root of the second moment."
-    clip: float = key(1.0, "never", "speed", least=0)
+    clip: float = key(1.0, resume="never", decides="speed", least=0)
     "The gradient's norm is clipped to this; 0 for never."
-    log_every: int = key(10, "free", "nothing", least=1)
+    log_every: int = key(10, resume="free", decides="nothing", least=1)
     "Steps from one logged line to the next, 1 or more; for example 10."
-    eval_every: int = key(0, "free", "schedule", least=0)
+    eval_every: int = key(0, resume="free", decides="schedule", least=0)
     "Steps from one evaluation to the next; 0 for none; for example 500."
-    eval_batches: int = key(4, "free", "speed", least=0)
+    eval_batches: int = key(4, resume="free", decides="speed", least=0)
     "Micro-batches a rank of one evaluation; for example 4."
-    save_every: int = key(0, "free", "nothing", least=0)
+    save_every: int = key(0, resume="free", decides="nothing", least=0)
     "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
-    save_minutes: float | None = key(None, "free", "nothing", added=True, above=0, of_our_loop=True)
+    save_minutes: float | None = key(None, resume="free", decides="nothing", added=True, above=0, of_our_loop=True)
     "Minutes from one checkpoint to the next, while the disk has room; a new run that sets no other save has 30."
-    save_at: tuple[int, ...] = key((), "free", "nothing", added=True, of_our_loop=True)
+    save_at: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
     "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
-    save_last: bool = key(True, "free", "nothing")
+    save_last: bool = key(True, resume="free", decides="nothing")
     "Save a checkpoint when an attempt ends."
-    save_in_background: bool = key(True, "free", "nothing")
+    save_in_background: bool = key(True, resume="free", decides="nothing")
     "Write checkpoints while the training continues."
-    keep_last: int = key(0, "free", "nothing", least=0)
+    keep_last: int = key(0, resume="free", decides="nothing", least=0)
     "Checkpoints that are kept, the newest; 0 for all; for example 3."
-    keep_every: int = key(0, "free", "nothing", least=0)
+    keep_every: int = key(0, resume="free", decides="nothing", least=0)
     "Keep those, too, whose step this divides; 0 for none; for example 5000."
-    max_failed_saves: int = key(3, "free", "nothing", least=1)
+    max_failed_saves: int = key(3, resume="free", decides="nothing", least=1)
     "Saves in a row that a disk may refuse before the attempt ends, 1 or more."
-    max_bad_steps: int = key(20, "free", "nothing", least=0)
+    max_bad_steps: int = key(20, resume="free", decides="nothing", least=0)
     "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
-    until_loss: float | None = key(None, "free", "nothing")
+    until_loss: float | None = key(None, resume="free", decides="nothing")
     "End as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
-    profile_steps: tuple[int, ...] = key((), "free", "nothing", added=True, of_our_loop=True)
+    profile_steps: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
-    matmul_rate: bool = key(False, "free", "nothing")
+    matmul_rate: bool = key(False, resume="free", decides="nothing")
     "Measure the device's own matrix product rate before and after the steps."
-    hang_multiple: float = key(20.0, "free", "nothing", least=0)
+    hang_multiple: float = key(20.0, resume="free", decides="nothing", least=0)
     "End as a hang after so many times the median step without a step of any rank; 0 for never."
-    hang_floor_s: float = key(300.0, "free", "nothing", least=0)
+    hang_floor_s: float = key(300.0, resume="free", decides="nothing", least=0)
     "Seconds without a step that are never a hang; for example 300."
 
 
@@ -341,47 +344,47 @@ class Train:
 class Job:
     """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile."""
 
-    name: str | None = key(None, "free", "nothing")
+    name: str | None = key(None, resume="free", decides="nothing")
     "The job's name in the queue; by default the experiment's."
-    time: str | None = key(None, "free", "nothing")
+    time: str | None = key(None, resume="free", decides="nothing")
     'Time limit of a job, in one of sbatch\'s forms; for example "20:00:00".'
-    partition: str | None = key(None, "free", "nothing", of_site=True)
+    partition: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'The partition, or several; for example "gpu_p13".'
-    account: str | None = key(None, "free", "nothing", of_site=True)
+    account: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'The account that pays; for example "abc@v100".'
-    qos: str | None = key(None, "free", "nothing", of_site=True)
+    qos: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'The quality of service; for example "qos_gpu-t3".'
-    constraint: str | None = key(None, "free", "nothing", of_site=True)
+    constraint: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'Features that nodes must have; for example "v100-32g".'
-    reservation: str | None = key(None, "free", "nothing", of_site=True)
+    reservation: str | None = key(None, resume="free", decides="nothing", of_site=True)
     "A reservation to run in."
-    nodelist: str | None = key(None, "free", "nothing", of_site=True)
+    nodelist: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'Nodes that must be used; for example "r10i[0-3]n0".'
-    exclude: str | None = key(None, "free", "nothing", of_site=True)
+    exclude: str | None = key(None, resume="free", decides="nothing", of_site=True)
     'Nodes that must not be used; for example "r11i2n4".'
-    comment: str | None = key(None, "free", "nothing")
+    comment: str | None = key(None, resume="free", decides="nothing")
     "A comment for the accounting."
-    mem: str | None = key(None, "free", "nothing")
+    mem: str | None = key(None, resume="free", decides="nothing")
     'Memory of a node, as sbatch has it; for example "160G".'
-    cpus_per_task: int | None = key(None, "free", "nothing")
+    cpus_per_task: int | None = key(None, resume="free", decides="nothing")
     "CPUs of a rank; by default a node's CPUs over its GPUs."
-    dependency: str | None = key(None, "free", "nothing")
+    dependency: str | None = key(None, resume="free", decides="nothing")
     'Jobs that must end before; for example "afterok:4711".'
-    exclusive: bool | None = key(None, "free", "nothing")
+    exclusive: bool | None = key(None, resume="free", decides="nothing")
     "Whether the job has its nodes to itself."
-    signal_lead_s: int | None = key(None, "free", "nothing")
+    signal_lead_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved; for example 120."
-    max_gpu_hours: float | None = key(None, "free", "nothing")
+    max_gpu_hours: float | None = key(None, resume="free", decides="nothing")
     "Budget over all attempts of a run, in GPU-hours; for example 500."
-    retry_pause_s: int | None = key(None, "free", "nothing")
+    retry_pause_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
-    preflight: bool | None = key(None, "free", "nothing")
+    preflight: bool | None = key(None, resume="free", decides="nothing")
     "Probe every node before the ranks start."
-    spare_nodes: int | None = key(None, "free", "nothing")
+    spare_nodes: int | None = key(None, resume="free", decides="nothing")
     "Nodes that are requested in addition, to replace one that fails the preflight; for example 1."
-    sbatch: tuple[str, ...] = key((), "free", "nothing")
+    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing")
     'Further options of sbatch; for example ["--mail-type=END"].'
-    srun: tuple[str, ...] = key((), "free", "nothing")
+    srun: tuple[str, ...] = key((), resume="free", decides="nothing")
     'Further options of srun; for example ["--cpu-bind=none"].'
 
 
@@ -392,33 +395,33 @@ class Command:
     In its texts `{gpus}`, `{nodes}`, `{tp}`, `{run}`, `{attempt}` and `{checkpoint}` are filled in, quoted for bash.
     """
 
-    run: str | tuple[str, ...] = key("", "free", "speed")
+    run: str | tuple[str, ...] = key("", resume="free", decides="speed")
     'A line for bash, or a list that is executed as it is; for example ["python", "train.py", "--gpus", "{gpus}"].'
-    per: Literal["gpu", "node", "job"] = key("gpu", "free", "speed")
+    per: Literal["gpu", "node", "job"] = key("gpu", resume="free", decides="speed")
     "How often it is started: once a GPU, a node (torchrun, accelerate), or a job."
-    workdir: str = key(".", "free", "nothing")
+    workdir: str = key(".", resume="free", decides="nothing")
     "The folder that it runs in, looked for beside the experiment, then here."
-    setup: tuple[str, ...] = key((), "free", "nothing")
+    setup: tuple[str, ...] = key((), resume="free", decides="nothing")
     'Lines of bash before it, on every node; for example ["module load cuda", "source env/bin/activate"].'
-    resume: str | None = key(None, "free", "nothing")
+    resume: str | None = key(None, resume="free", decides="nothing")
     'Added to the command once there is a checkpoint; for example "--resume {checkpoint}".'
-    checkpoints: str | None = key(None, "free", "nothing")
+    checkpoints: str | None = key(None, resume="free", decides="nothing")
     'Its checkpoints, as a pattern of files in {run} or in workdir; for example "out/ckpt-*".'
-    complete: str | None = key(None, "free", "nothing")
+    complete: str | None = key(None, resume="free", decides="nothing")
     'A file that a checkpoint has only once it is complete; for example "{checkpoint}/.done".'
-    stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", "free", "nothing")
+    stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", resume="free", decides="nothing")
     "The signal to save and end, sent before the time limit, too; none if it has none."
-    pattern: str | None = key(None, "free", "nothing")
+    pattern: str | None = key(None, resume="free", decides="nothing")
     "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
-    hang_s: float | None = key(None, "free", "nothing")
+    hang_s: float | None = key(None, resume="free", decides="nothing")
     "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
-    snapshot: bool = key(True, "free", "nothing")
+    snapshot: bool = key(True, resume="free", decides="nothing")
     "Keep workdir's files in the run, but those that git ignores, and run every attempt from them."
-    link: tuple[str, ...] = key((), "free", "nothing", added=True)
+    link: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
     'What of workdir the program reads where it is, through a link in its copy; for example ["data"].'
-    script: str | None = key(None, "never", "nothing", added=True)
+    script: str | None = key(None, resume="never", decides="nothing", added=True)
     'A job script that runs as it is, in place of run, looked for beside the experiment, then here; "train.slurm".'
-    args: tuple[str, ...] = key((), "never", "speed", added=True)
+    args: tuple[str, ...] = key((), resume="never", decides="speed", added=True)
     'The arguments of script; for example ["--lr", "3e-4"].'
 
 

@@ -20,9 +20,9 @@ TABLES: dict[str, Any] = {entry.name: entry.default_factory for entry in fields(
 class LongerTrain(Train):
     """[train] as a later version may have it."""
 
-    new_speed: int = key(0, "never", "speed", least=0)
-    new_schedule: int = key(0, "free", "schedule")
-    new_nothing: int = key(0, "free", "nothing")
+    new_speed: int = key(0, resume="never", decides="speed", least=0)
+    new_schedule: int = key(0, resume="free", decides="schedule")
+    new_nothing: int = key(0, resume="free", decides="nothing")
 
 
 def run(**train: Any) -> Resolved:
