@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.step_time import predict_step
 from tests.plan.published.compared import compare
 from tests.plan.published.files import rows_of
@@ -63,15 +62,3 @@ def test_cross_validation_is_printed_too(clusters_file, capsys):
     out = capsys.readouterr().out
     assert "mean absolute error fitted without the source" in out
     assert "mean absolute error fitted without the row, within its cluster" in out
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{}", "neither rows nor clusters"), ("[", "no JSON"), ('{"rows": {"a": 1}}', "neither rows nor clusters")],
-)
-def test_a_file_of_neither_shape_is_one_line_and_a_hint(tmp_path, text, words):
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=words) as raised:
-        compare(path, [], None, False, False)
-    assert '"rows"' in raised.value.hint
