@@ -2,19 +2,25 @@
 
 A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>> NAME` begins another file) and below
 them all that is read from them, to be read in review. `>1..20 ` is a line for each n, with `{n*16:12d}` for figures
-that grow with it, and `>dump ` Megatron's dump of arguments with some changed (made_logs.py). In `causes.txt` it is the
-first cause over the block's files, `>>>` if all planned steps were trained; in `records.txt` the record of each run.
+that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump of arguments with some changed,
+`>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`
+it is the first cause over the block's files, `>>>` if all planned steps were trained; in `records.txt` and `mlperf.txt`
+the record of each run; in `grouping.txt` which files and attempts are one run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpc_gpt.readers.causes import Cause, first_cause, one_a_line
@@ -23,24 +29,28 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.draft import asked_at
 from hpc_gpt.readers.runs.foreign_run import read_foreign
 from hpc_gpt.readers.runs.grouping import group_logs
+from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.settings.cluster import device_named
-from tests.readers.made_logs import dump
+from tests.readers.made_logs import dump, iterations, write_log
 from tests.readers.reading import read_lines
 
 # Control characters, as the files have them.
 ESCAPED = {r"\e": "\x1b", r"\r": "\r", r"\a": "\a", r"\x85": "\x85"}
 # A line for each n, and a figure in it that grows with n.
 MANY = re.compile(r">(\d+)\.\.(\d+) .*")
-GROWING = re.compile(r"\{(n[^{}:]*)(?::([^{}]*))?\}")
+GROWING = re.compile(r"\{([\d.*(+-]*n\b[^{}:]*)(?::([^{}]*))?\}")
 CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
 # Of a record: what is shown on lines of its own, or is another module's.
-APART = ("schema", "run", "name", "settings", "sources", "flags", "versions", "attempts", "tokens_total")
+APART = ("schema", "run", "name", "settings", "sources", "flags", "versions", "attempts")
+# Of an attempt among several.
+TOLD = ("job_id", "first_step", "last_step", "ended")
 FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_all_that_is_read(file: Path, request: pytest.FixtureRequest) -> None:
-    said = {"causes": causes, "records": records}.get(file.stem, facts_and_figures)
+def test_all_that_is_read(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    ways = {"causes": causes, "records": records, "mlperf": records, "grouping": partial(grouped, tmp_path)}
+    said = ways.get(file.stem, facts_and_figures)
     found = []
     for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
         given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
@@ -66,13 +76,75 @@ def logs_of(given: list[str]) -> dict[str, list[str]]:
 
 def lines_of(line: str) -> Iterator[str]:
     """The lines of a log that a line of a block is for."""
-    if line.startswith(">dump"):
-        changed = dict(pair.split("=") for pair in line.split()[1:])
-        yield from dump(**{key: None if text == "None" else text for key, text in changed.items()})
+    macro, *words = line.split()
+    if macro in (">dump", ">steps"):
+        changed = dict(word.split("=") for word in words if "=" in word)
+        if macro == ">dump":
+            yield from dump(**{key: None if text == "None" else text for key, text in changed.items()})
+        else:
+            first, last = words[0].split("..")
+            yield from iterations(int(first), int(last), **{key: int(text) for key, text in changed.items()})
         return
     repeated, text = MANY.fullmatch(line), CONTROL.sub(lambda each: ESCAPED[each[0]], line.partition(" ")[2])
     for n in range(int(repeated[1]), int(repeated[2]) + 1) if repeated else [0]:
-        yield GROWING.sub(lambda each, n=n: format(eval(each[1], {"n": n}), each[2] or ""), text) if repeated else text
+        said = GROWING.sub(lambda each, n=n: format(eval(each[1], {"n": n}), each[2] or ""), text) if repeated else text
+        for each in said.split(r"\n"):
+            yield event(each) if each.startswith("mllog ") else each
+
+
+def event(text: str) -> str:
+    """MLPerf's line of `mllog SECOND KEY VALUE WORD=VALUE …`; a `tracked_stats` has a table for its value."""
+    _, at_s, key, *words = text.split()
+    values = {name: plainly(value) for name, _, value in (word.partition("=") for word in words if "=" in word)}
+    value: Any = plainly(" ".join(word for word in words if "=" not in word))
+    if key == "tracked_stats":
+        name = next(iter(values))
+        value = {name.replace("_in_s", " in s"): values.pop(name)}
+    said = {"namespace": "", "time_ms": round(1.7e12 + 1000 * float(at_s)), "event_type": "POINT_IN_TIME", "key": key}
+    return f":::MLLOG {json.dumps({**said, 'value': value, 'metadata': {'file': '/w/c.py', 'lineno': 1, **values}})}"
+
+
+def plainly(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text or None
+
+
+def grouped(folder: Path, given: list[str]) -> list[str]:
+    """Each run by its name: files, lines of steps and which count, attempts and how it ended."""
+    with TemporaryDirectory(dir=folder) as place:
+        lab = Path(place) / "lab"
+        for name, lines in logs_of(given).items():
+            write_log(lab / name, lines)
+        said = []
+        for run in gather_paths([str(lab)], Path(place) / "logs").runs:
+            files = ", ".join(sorted(str(path.relative_to(lab)) for path in run.files))
+            cause = f": {run.record.cause}" if run.record.cause else ""
+            said.append(
+                f"{run.record.run}: {files}; {run.record.ended}{cause}".replace(f"{lab}/", "").replace(
+                    f"{place}/"[1:], ""
+                )
+            )
+            counts = run.steps.counts
+            others = int((~counts).sum())
+            said.append(f"  steps {spans(run.steps['step'][counts])}" + f"; {others} lines do not count" * bool(others))
+            said += [
+                "  attempt "
+                + pairs({key: value for key, value in attempt.items() if value is not None and key in TOLD})
+                for attempt in run.record.attempts
+                if len(run.record.attempts) > 1
+            ]
+    return said
+
+
+def spans(steps: Any) -> str:
+    """1..10, 21..40"""
+    if not len(steps):
+        return "none"
+    every = int(steps[1] - steps[0]) if len(steps) > 1 else 1
+    parts = np.split(steps, np.flatnonzero(np.diff(steps) != every) + 1)
+    return ", ".join(f"{part[0]:.0f}..{part[-1]:.0f}" for part in parts) + f" by {every}" * (every > 1)
 
 
 def causes(given: list[str]) -> list[str]:
@@ -99,7 +171,9 @@ def said_record(read: RunRead) -> Iterator[str]:
     yield f"{read.record.run}: " + pairs(known)
     if len(read.steps):
         steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
-        yield f"{len(read.steps)} lines of steps, of which {counted} count and {steady} are steady"
+        last = read.record.attempts[-1].get("last_step")
+        reached = "" if last is None else f" to step {last}"
+        yield f"{len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
     for attempt in read.record.attempts[:-1]:
         yield "an attempt before: " + pairs({key: value for key, value in attempt.items() if value is not None})
     for key, source in read.record.sources.items():
