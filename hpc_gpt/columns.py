@@ -17,8 +17,8 @@ from hpc_gpt.words import NOTHING, Grid, show_count, show_digits, show_params, s
 class Column:
     """One column: its heading, the keys it shows (csv has a column for each), a row's value, and its digits.
 
-    `optional`: a table has it only if a row has a value. `seed`: the key of the seed's figure beside it. In a list of
-    figures it is called `label`, and its `unit` and `formula` follow the value. `means` is its meaning in full.
+    `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. In a
+    list of figures it is called `label`, and its `unit` and `formula` follow the value. `means` is its meaning in full.
     """
 
     heading: str
@@ -27,7 +27,7 @@ class Column:
     digits: Callable[[Any], str] = show_value
     right: bool = True
     optional: bool = False
-    seed: str | None = None
+    published: str | None = None
     label: str = ""
     unit: str = ""
     formula: str = ""
@@ -75,7 +75,7 @@ def _tflops(name: str, title: str, formula: str, means: str, **more: Any) -> Col
 
 
 def show_utilisation(record: Any) -> str | None:
-    """As in seed 000: `71.9 +/- 22.0`."""
+    """Mean and spread: `71.9 +/- 22.0`."""
     mean = record.gpu_util_mean
     return None if mean is None else f"{mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
 

@@ -1,4 +1,4 @@
-"""The three FLOPs formulas in use, utilisation, and seed 003's memory formula.
+"""The three FLOPs formulas in use, utilisation, and the memory formula of the table "Training Parallelism".
 
 A FLOPs figure is in TFLOP/s (1e12 a second) per GPU and follows from the seconds of one optimizer step. Each formula
 counts something else, so a figure always names its formula. Letters: P parameters (tied embedding once), L layers,
@@ -16,11 +16,12 @@ GIB = 2**30  # bytes
 def tflops_seed(
     *, params: float, seq: int, global_batch: int, gpus: int, step_s: float, recompute: Recompute = "full"
 ) -> float:
-    """TFLOP/s as the seed counts them: 8 P s B / (t n 1e12) under full recomputation, 6 P s B / (t n 1e12) otherwise.
+    """TFLOP/s by Megatron-DeepSpeed's tables: 8 P s B / (t n 1e12) under full recomputation, else 6 P s B / (t n 1e12).
 
     A forward pass takes 2 P FLOPs a token, a backward pass 4 P, a recomputed forward pass 2 P more. Attention is not
     counted; selective recomputation repeats only attention, so it counts as none.
-    Source: seed 001, "Metrics": `model_size_in_B * 4 * 2 * seq * global_batch_size / (seconds * gpus * 1e3)`.
+    Source: Megatron-DeepSpeed's perf tables, "Metrics":
+    `model_size_in_B * 4 * 2 * seq * global_batch_size / (seconds * gpus * 1e3)`.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     factor = 8 if recompute == "full" else 6
@@ -92,17 +93,17 @@ def memory_seed003_gib(
     vocab: float,
     bytes_each: int = 2,
 ) -> float:
-    """GiB of GPU memory that training takes by seed 003's formula, which counts in GB of 1e9 bytes:
+    """GiB of GPU memory that training takes by the formula of "Training Parallelism", which counts in GB of 1e9 bytes:
 
         activations = B C (2 V + l (6 e + h C))
         bytes       = (4 P + 2 activations) x bytes_each
 
     B samples in a pass (`batch`), C tokens of context (`seq`), l layers, e the embedding's size (`hidden`), h heads, V
-    the vocabulary (the seed's `toks`). 4 P are parameters, gradients, momentum and variance; 2 activations "forward
+    the vocabulary (the source's `toks`). 4 P are parameters, gradients, momentum and variance; 2 activations "forward
     and backwards"; 6 e the outputs of QKV (3), FFN (2) and projection (1); h C the attention scores. `bytes_each` is
     2, "fixed for bfloat16". The formula ignores fp32 master weights, recomputation, attention kernels that store no
     scores, and sharding: pass the sizes that one GPU holds.
-    Source: seed 003, "FSDP".
+    Source: "Training Parallelism", "FSDP".
     """
     _check(params=params, batch=batch, seq=seq, layers=layers, hidden=hidden, heads=heads, vocab=vocab)
     activations = batch * seq * (2 * vocab + layers * (6 * hidden + heads * seq))

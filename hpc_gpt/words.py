@@ -45,7 +45,7 @@ def show_digits(figure: float | None, digits: int = 3) -> str:
 
 
 def show_params(params: float | None) -> str:
-    """A number of parameters as the seed prints it: 52.0B, 124M, 845K."""
+    """A number of parameters as published tables print it: 52.0B, 124M, 845K."""
     if params is None:
         return NOTHING
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -225,7 +225,7 @@ class Grid:
         return "".join(self._line(cells, widths, "  ").rstrip() + "\n" for cells in (self.headings, *self.lines))
 
     def markdown(self) -> str:
-        """A Markdown table in the seed's style, figures flush right. Markup in a cell is escaped."""
+        """A Markdown table, figures flush right. Markup in a cell is escaped."""
         headings, *lines = ([_MARKUP.sub(r"\\\g<0>", cell) for cell in cells] for cells in (self.headings, *self.lines))
         grid = Grid(headings, self.right, lines)
         widths = [max(3, width) for width in grid._widths()]

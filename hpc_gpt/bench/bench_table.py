@@ -12,7 +12,7 @@ from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 
-# Seed 000's mark of a row that does not fit.
+# minGPT's FSDP table marks so a row that does not fit.
 OOM = "OOM"
 # The mark of a run on a CPU: the host memory of its processes is a different figure.
 NO_GPU = "no GPU"
@@ -126,7 +126,7 @@ def _several(rows: Sequence[BenchRow], width: int | None) -> str:
 
 
 def _notes(record: Record) -> str:
-    """How a run ended, if not well; and allocator retries, which slow a row down, as seed 000 says of its batch 8."""
+    """How a run ended, if not well; and allocator retries, which slow a row down."""
     notes = [] if record.ended in (*GOOD, None) else [str(record.ended)]
     if not notes and not record.tokens_per_s:
         notes.append("no tokens/s found")

@@ -1,4 +1,4 @@
-"""A seed's ladder on this machine: its rungs as cells, what each saves and costs, and a table in the seed's columns."""
+"""A published ladder on this machine: its rungs as cells, what each saves and costs, and a table in its columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
-from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
+from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
@@ -45,14 +45,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The ladder of the seed with that number: its rungs, then further rows that are measured after them."""
+    """A published ladder by its number in `bench --json`: its rungs, then further rows that are measured after them."""
 
-    seed: str
+    number: str
     groups: Sequence[Group]
 
 
-# Seed 004 compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its time). Its
-# last rung needs two GPUs, so the one before it is the last here.
+# "Efficient GPT2" compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its
+# time). Its last rung needs two GPUs, so the one before it is the last here.
 LADDERS: Mapping[str, Ladder] = {
     "colab": Ladder("002", [Group("colab-ladder", "baseline", "workers")]),
     "memory": Ladder(
@@ -222,32 +222,32 @@ def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """The last rung over the first: the compared figure, our ratio and the seed's; `time` if the ladder saves
+    """The last rung over the first: the compared figure, our ratio and the published one; `time` if the ladder saves
     memory."""
 
     what: str
     first: str
     last: str
     ratio: float | None
-    seed_ratio: float | None
+    published_ratio: float | None
     time: float | None = None
-    seed_time: float | None = None
+    published_time: float | None = None
 
     def line(self) -> str:
         """`tokens/s of workers over baseline: 10.1 (published: 8.66)`."""
         ours = NOT_MEASURED if self.ratio is None else plain(show_digits(self.ratio))
-        theirs = show_digits(self.seed_ratio)
+        theirs = show_digits(self.published_ratio)
         if self.what == _MEMORY:
             time = NOT_MEASURED if self.time is None else plain(show_digits(self.time))
             ours += f" at {time} x the time" if self.ratio is not None else ""
-            theirs += f" at {show_digits(self.seed_time)} x"
+            theirs += f" at {show_digits(self.published_time)} x"
         return f"{self.what} of {self.last} over {self.first}: {ours} (published: {theirs})"
 
 
 def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow], width: int | None = None) -> str:
-    """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
+    """The published table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
     lines = sweep_lines(ladder.groups[0].sweep, [record for _, record in _measured(ladder.groups[0], rungs, rows)])
-    text = seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
+    text = sweep_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
     savings = savings_of(ladder, rungs, rows)
     if savings:
         bases = " and ".join(group.base for group in ladder.groups)
@@ -259,7 +259,9 @@ def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow],
 
 def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
-    own = {"sweep": ladder.groups[0].sweep, "seed": ladder.seed, **vars(outcome(ladder, rungs, rows))}
+    found = vars(outcome(ladder, rungs, rows))
+    keys = {key: key.replace("published_", "seed_") for key in found}  # as versions before named them
+    own = {"sweep": ladder.groups[0].sweep, "seed": ladder.number, **{keys[key]: value for key, value in found.items()}}
     return dict(finite({**own, "savings": savings_of(ladder, rungs, rows)}))
 
 
@@ -268,22 +270,25 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> 
     group = ladder.groups[0]
     records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
     first, last = records.get(group.base), records.get(group.last)
-    seeds: Mapping[str, Mapping[str, Any]] = {
-        line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines
+    published: Mapping[str, Mapping[str, Any]] = {
+        line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines
     }
-    seed_first, seed_last = seeds[group.base], seeds[group.last]
+
+    def theirs(key: str) -> float | None:
+        return _over(published[group.last][key], published[group.base][key])
+
     if group.sweep == "memory-ladder":
         ours = [peak(record.memory_reserved_gib) if record else None for record in (last, first)]
         return LadderOutcome(
-            _MEMORY, group.base, group.last, _over(*ours), _over(seed_last["memory_mb"], seed_first["memory_mb"]),
-            time_ratio(last, first), _over(seed_last["latency_s"], seed_first["latency_s"]),
+            _MEMORY, group.base, group.last, _over(*ours), theirs("memory_mb"),
+            time_ratio(last, first), theirs("latency_s"),
         )  # fmt: skip
     what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
     ours = [getattr(record, key) if record else None for record in (last, first)]
-    return LadderOutcome(what, group.base, group.last, _over(*ours), _over(seed_last[key], seed_first[key]))
+    return LadderOutcome(what, group.base, group.last, _over(*ours), theirs(key))
 
 
-def _with_reason(line: SeedLine) -> SeedLine:
+def _with_reason(line: SweepLine) -> SweepLine:
     """The line with the reason in its notes if its rung has no figures, or is slowed down."""
     record = line.record
     if record is None or (record.ended in GOOD and not record.allocator_retries):

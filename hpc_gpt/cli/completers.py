@@ -48,9 +48,9 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
-    from hpc_gpt.report.seed_tables import SEED_TABLES
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
-    sets = [name for name in ("auto", "usual", "seed", *SEED_TABLES) if name.startswith(begun)]
+    sets = [name for name in ("auto", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)
 
 

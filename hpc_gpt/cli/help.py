@@ -29,12 +29,12 @@ preset = "gpt2-xl"
 gpus = 4
 micro_batch = 1
 [rows]
-"b1" = { seed.step_s = 0.82 }
-"b8" = { layout.micro_batch = 8, train.steps = 50, seed.step_s = 1.68, seed.notes = "by hand" }
+"b1" = { published.step_s = 0.82 }
+"b8" = { layout.micro_batch = 8, train.steps = 50, published.step_s = 1.68, published.notes = "by hand" }
 "pp8" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs, the row has 4" }
 
 # A row takes any key of an experiment (hpc-gpt help keys), and these:
-#   seed.<column>   a figure to compare with, a number or a text; report prints it beside ours
+#   published.<column>   a figure to compare with, a number or a text; report prints it beside ours
 #   impossible      why no such layout can exist: the row is listed and never run
 # Order: the base, then the row, then HPC_GPT_* and options, which apply to every row. A run is named <sweep>-<row>.
 #

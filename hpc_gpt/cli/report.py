@@ -27,9 +27,11 @@ from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_fi
 
 if TYPE_CHECKING:
     from hpc_gpt.report.gather import GatheredRuns
-    from hpc_gpt.report.seed_tables import SweepLines
+    from hpc_gpt.report.published_tables import SweepLines
 
 PLACE = 120
+# Values of --columns for the columns of the runs' sweep; versions before had the second.
+_OF_SWEEP = ("published", "seed")
 
 
 @click.command()
@@ -117,9 +119,9 @@ def report(
 
 def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
-    from hpc_gpt.report.seed_tables import SEED_TABLES
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
-    if columns not in ("auto", "usual", "seed", *SEED_TABLES):
+    if columns not in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
             raise ConfigError(
@@ -147,11 +149,11 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 def _text(gathered: GatheredRuns, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without runs."""
-    from hpc_gpt.report.seed_tables import seed_text
+    from hpc_gpt.report.published_tables import sweep_text
 
-    lines = _seed_lines(gathered, columns)
+    lines = _sweep_lines(gathered, columns)
     if lines is not None:
-        return seed_text(lines, form, width())
+        return sweep_text(lines, form, width())
     chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
     return records_text(gathered.records, form, width(), chosen)
 
@@ -164,20 +166,20 @@ def _predicted(gathered: GatheredRuns, form: str) -> str:
     return predictions_text(lines, form)
 
 
-def _seed_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
-    """The lines of a seed's own table; None if --columns asks for others."""
-    from hpc_gpt.report.seed_tables import SEED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
+def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
+    """The lines of a published table; None if --columns asks for others."""
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
 
-    if columns not in ("auto", "seed", *SEED_TABLES):
+    if columns not in ("auto", *_OF_SWEEP, *PUBLISHED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
     found = only_sweep(gathered.records) if gathered.records else named
-    if columns in SEED_TABLES and found != columns:
+    if columns in PUBLISHED_TABLES and found != columns:
         return lines_in_columns_of(columns, gathered.records)
-    if found is None and columns == "seed":
+    if found is None and columns in _OF_SWEEP:
         raise ConfigError(
-            "--columns seed shows one sweep, but these runs are of several or of none",
-            f"name the runs of one, as in hpc-gpt report gpt2-meg, or its columns: {', '.join(SEED_TABLES)}",
+            f"--columns {columns} shows one sweep, but these runs are of several or of none",
+            f"name the runs of one, as in hpc-gpt report gpt2-meg, or its columns: {', '.join(PUBLISHED_TABLES)}",
         )
     return sweep_lines(found, gathered.records, gathered.sweeps.get(found)) if found is not None else None
 

@@ -140,7 +140,7 @@ def in_flight(training: Training, stage: int) -> float:
 
 Moment = Literal["backward pass", "optimizer step", "evaluation"]
 # Share of the bytes renewed in a step for which PyTorch's allocator finds no hole: large blocks are segments of their
-# own and are not joined. Between 0.8 and 1 on each of seed 001's logs and the BLOOM tables.
+# own and are not joined. Between 0.8 and 1 on each of Megatron-DeepSpeed's logs and the BLOOM tables.
 RENEWED_SLACK = 0.9
 # The same of activations and buffers, whose sizes repeat: their blocks are rounded up to 2 MiB and split.
 REPEATED_SLACK = 0.03

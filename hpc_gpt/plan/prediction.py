@@ -137,7 +137,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
     host = host_need_gib(training, memory, machine)
     limit = machine.host_memory_gib or math.inf
     fit = fits_in_memory(memory, machine)
-    # Seed 001's rows had more activations than this on such nodes: those are no reason to refuse a run.
+    # Megatron-DeepSpeed's rows had more activations than this on such nodes: those are no reason to refuse a run.
     stored = replace(training, activations_on_host=False)
     states = host_need_gib(stored, predict_memory(stored), machine)
     fits, may_run = fit and host <= limit, fit and states <= limit

@@ -273,7 +273,7 @@ def family(model: ModelShape) -> list[ModelShape]:
     """All shapes of the FAMILY with the model's vocabulary and sequence, sorted by parameters.
 
     Hidden / layers as published: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 12288 / 96 = 128; Narayanan et al.
-    2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; seed 001, 16384 / 64 = 256.
+    2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; Megatron-DeepSpeed's perf tables, 16384 / 64 = 256.
     """
     shapes = [
         replace(model, hidden=hidden, layers=layers, heads=hidden // 128)

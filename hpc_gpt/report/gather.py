@@ -15,7 +15,7 @@ from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, re
 from hpc_gpt.readers.runs.discovery import discover, notes, shown_path
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.report.seed_tables import named_sweep, sweep_of
+from hpc_gpt.report.published_tables import named_sweep, sweep_of
 from hpc_gpt.runs.find_runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record
 from hpc_gpt.runs.run_folder import RunFolder

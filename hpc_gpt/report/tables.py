@@ -1,7 +1,7 @@
 """Records and their predictions as text: an aligned table, csv, Markdown, JSON, JSON lines, or one record as a block.
 
-The columns are the usual ones in seed 001's order, or those that a user names. Nothing is cut to a width. A pipe gets
-whole lines; a terminal too narrow for the table gets a block for each record.
+The columns are the usual ones in the order of Megatron-DeepSpeed's tables, or those that a user names. Nothing is cut
+to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.tables import close_matches
 
-# {name: (hidden, layers, heads)}: OpenAI's four GPT-2 sizes, and seed 001's by the size that its tables print. The
-# shapes are in its Slurm scripts (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" has
-# 52.0e9 parameters. The largest are GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion
-# of Narayanan et al. 2021, table 1, at their sequence of 2048.
+# {name: (hidden, layers, heads)}: OpenAI's four GPT-2 sizes, and Megatron-DeepSpeed's by the size that its perf tables
+# print. The shapes are in its Slurm scripts (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30:
+# "48b" has 52.0e9 parameters. The largest are GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the
+# trillion of Narayanan et al. 2021, table 1, at their sequence of 2048.
 _LIKE_GPT2 = {
     "gpt2": (768, 12, 12),
     "gpt2-medium": (1024, 24, 16),
@@ -22,7 +22,7 @@ _LIKE_GPT2 = {
     "18b": (6144, 40, 32),
     "22b": (8192, 32, 32),
     "23b": (7168, 40, 32),
-    # The seed has no script for its 24B rows; 25.1e9 parameters is the nearest shape of its family.
+    # Megatron-DeepSpeed has no script for its 24B rows; 25.1e9 parameters is the nearest shape of its family.
     "24b": (7168, 40, 32),
     "28b": (7168, 48, 32),
     "30b": (7168, 48, 32),

@@ -1,8 +1,8 @@
 """The `[rows]` of an experiment's file, with a line for each row of a table of measurements.
 
 A row is an inline table that is laid over the file's other tables. In addition to the keys of an experiment it may have
-`seed`, the figures that the seed prints in this row, by column, and `impossible`, why no such layout can exist: such a
-row is listed and never runs. Rows keep the order of the file.
+`published`, the figures of a published table in this row, by column (`seed` in earlier versions), and `impossible`, why
+no such layout can exist: such a row is listed and never runs. Rows keep the order of the file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from hpc_gpt.tables import check_tables, close_matches, undotted
 # A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
-_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, seed.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
+# The table of the published figures, by its name and by that of earlier versions.
+_PUBLISHED = ("seed", "published")
+_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One row: its tables over the base, the seed's own figures by column, and why it cannot run, else None."""
+    """One row: its tables over the base, the published figures by column, and why it cannot run, else None."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict)
-    seed: dict[str, float | str] = field(default_factory=dict)
+    published: dict[str, float | str] = field(default_factory=dict)
     impossible: str | None = None
 
 
@@ -77,8 +79,9 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
             check_tables(own, Experiment, where)
         except ConfigError as fault:
             faults += str(fault).splitlines()
-        seed = values.get("seed", {})
-        rows.append(SweepRow(name, own, dict(seed) if isinstance(seed, Mapping) else {}, values.get("impossible")))
+        tables = [table for key in _PUBLISHED if isinstance(table := values.get(key), Mapping)]
+        published = {column: figure for table in tables for column, figure in table.items()}
+        rows.append(SweepRow(name, own, published, values.get("impossible")))
     raise_faults(dict.fromkeys(faults, _EXAMPLE))
     return tuple(rows)
 
@@ -89,25 +92,31 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
     impossible = values.get("impossible")
     if impossible is not None and not (isinstance(impossible, str) and impossible.strip()):
         faults.append(f"impossible must be the reason in words, not {impossible!r}")
-    known = [*_TABLES, "seed", "impossible"]
+    known = [*_TABLES, "published", "impossible"]
     for key in values:
-        if key not in known:
+        if key not in (*known, *_PUBLISHED):
             faults.append(f"unknown key {key}; " + (close_matches(key, known) or f"known here: {', '.join(known)}"))
-    seed = values.get("seed", {})
-    if not isinstance(seed, Mapping):
-        return [*faults, f"seed must be a table of columns, as seed.step_s = 0.661, not {seed!r}"]
-    for column, figure in seed.items():
-        if isinstance(figure, bool) or not isinstance(figure, int | float | str):
-            faults.append(f"seed.{column} must be a number or a text, not {figure!r}")
-        elif isinstance(figure, float) and not math.isfinite(figure):
-            faults.append(
-                f"seed.{column} must be a finite number, not {figure!r}; leave out what the seed does not have"
-            )
-    texts = {f"seed.{column}": figure for column, figure in seed.items()} | {"impossible": impossible}
+    texts: dict[str, Any] = {}
+    for key in _PUBLISHED:
+        table = values.get(key, {})
+        if not isinstance(table, Mapping):
+            faults.append(f"{key} must be a table of columns, as {key}.step_s = 0.661, not {table!r}")
+            continue
+        for column, figure in table.items():
+            where = f"{key}.{column}"
+            if not column.isprintable():
+                faults.append(f"a column of {key} must be printable, not {column!r}")
+            elif isinstance(figure, bool) or not isinstance(figure, int | float | str):
+                faults.append(f"{where} must be a number or a text, not {figure!r}")
+            elif isinstance(figure, float) and not math.isfinite(figure):
+                faults.append(
+                    f"{where} must be a finite number, not {figure!r}; leave out what the table does not have"
+                )
+            else:
+                texts[where] = figure
     faults += [
         f"{key} must be one line of printable text, not {text!r}"
-        for key, text in texts.items()
+        for key, text in (*texts.items(), ("impossible", impossible))
         if isinstance(text, str) and not text.isprintable()
     ]
-    faults += [f"seed's column {column!r} must be printable" for column in seed if not column.isprintable()]
     return faults

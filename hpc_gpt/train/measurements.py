@@ -92,7 +92,7 @@ class GpuWatch:
 def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
     """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
 
-    The spread is the standard deviation over the readings, seed 000's `71.9 +/- 22.0`.
+    The spread is the standard deviation over the readings, such as `71.9 +/- 22.0`.
 
     >>> summarise([GpuSamples([90.0], [1700.0], [600.0]), GpuSamples([70.0], [1500.0], [500.0])])["gpu_util_spread"]
     10.0

@@ -122,7 +122,7 @@ def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
     rows = sweep("memory-techniques").rows
     base = settle("memory-techniques", "base")
     assert (base.model.padded_vocab, base.model.seq, base.batch.global_batch * base.model.seq) == (50304, 1024, 16384)
-    assert [row.name for row in rows if row.seed or row.impossible] == []
+    assert [row.name for row in rows if row.published or row.impossible] == []
     for row in rows:
         run = settle("memory-techniques", row.name)
         assert (run.gpus, run.model, run.batch, run.train.dtype) == (1, base.model, base.batch, base.train.dtype)
@@ -136,7 +136,7 @@ def test_seed_003s_parameters_are_of_another_block_than_ours():
     """What the sweep's file says of the 194,103,296: 8.5 h^2 + 2 h a block, no positions, tied."""
     run = settle("training-parallelism", "fsdp")
     shape = run.model
-    assert sweep("training-parallelism").rows[4].seed["params"] == 194_103_296
+    assert sweep("training-parallelism").rows[4].published["params"] == 194_103_296
     block = 17 * shape.hidden**2 // 2 + 2 * shape.hidden
     assert 50257 * shape.hidden + shape.hidden + shape.layers * block == 194_103_296
     assert 50257 * shape.hidden + shape.hidden + 32 * block == 336_742_400
@@ -145,7 +145,7 @@ def test_seed_003s_parameters_are_of_another_block_than_ours():
 
 def test_torchtitans_llama_rows_resolve_and_its_figures_are_as_printed():
     """As benchmarks/llama3_h100_202412_torchtitan.md has them."""
-    rows = {row.name: row.seed for row in sweep("torchtitan-llama").rows}
+    rows = {row.name: row.published for row in sweep("torchtitan-llama").rows}
     assert {name: figures["tokens_per_s_gpu"] for name, figures in rows.items()} == {
         "fsdp-8": 5762, "fsdp-8-compile": 6667, "fsdp-128": 5605, "fsdp-128-compile": 6514,
     }  # fmt: skip

@@ -59,6 +59,6 @@ def test_nothing_given_is_one_sample_a_rank():
     assert solve_batch(3) == Batch(1, 1, 3)
 
 
-def test_seed_rows():
+def test_published_rows():
     assert solve_batch(1, micro_batch=4, global_batch=1024) == Batch(4, 256, 1024)
     assert solve_batch(16, micro_batch=48, global_batch=768) == Batch(48, 1, 768)

@@ -19,8 +19,8 @@ preset = "gpt2"
 gpus = 8
 pp = 2
 [rows]
-"too-much" = { layout.pp = 16, seed.step_s = 90.5, impossible = "pp16 needs 16 GPUs, the row has 8" }
-"pp2-1.5" = { layout.tp = 1, seed.step_s = 0.661, seed.notes = "05-26" }
+"too-much" = { layout.pp = 16, published.step_s = 90.5, impossible = "pp16 needs 16 GPUs, the row has 8" }
+"pp2-1.5" = { layout.tp = 1, published.step_s = 0.661, published.notes = "05-26" }
 "pp4" = { layout.pp = 4, train.steps = 7 }
 """
 
@@ -105,8 +105,8 @@ def test_every_fault_of_every_row_at_once(sweep_file):
         """
         [rows]
         g2-7.5b = { layout.gpus = 2 }
-        "a" = { layut.gpus = 3, impossble = "x", seed.done = true, train.stps = 3, layout.gpus = "x" }
-        "A" = { seed = 3, impossible = "" }
+        "a" = { layut.gpus = 3, impossble = "x", published.done = true, train.stps = 3, layout.gpus = "x" }
+        "A" = { published = 3, impossible = "" }
         "b c" = { name = "other" }
         "d" = 4
         """,
@@ -116,12 +116,12 @@ def test_every_fault_of_every_row_at_once(sweep_file):
     assert faults[1:] == [
         f"{where} 'a': unknown key layut; did you mean layout?",
         f"{where} 'a': unknown key impossble; did you mean impossible?",
-        f"{where} 'a': seed.done must be a number or a text, not True",
+        f"{where} 'a': published.done must be a number or a text, not True",
         f"{where} 'a': layout.gpus: input should be a whole number, not the text \"x\"",
         f"{where} 'a': unknown key train.stps; did you mean steps?",
         f"{where} 'A': 'a' differs from it only by upper and lower case",
         f"{where} 'A': impossible must be the reason in words, not ''",
-        f"{where} 'A': seed must be a table of columns, as seed.step_s = 0.661, not 3",
+        f"{where} 'A': published must be a table of columns, as published.step_s = 0.661, not 3",
         f"{where} 'b c': a row's name has letters and digits, and after the first . _ + - too",
         next(fault for fault in faults if "'b c': unknown key name" in fault),
         f"{where} 'd' must be an inline table, not 4",
@@ -132,18 +132,20 @@ def test_what_no_table_could_print_is_refused(sweep_file):
     faults = faults_of(
         sweep_file,
         """
-        [rows]
-        "a" = { seed.step_s = nan, seed.tflops_seed = -inf, seed.notes = "two\\nlines", impossible = "a\\u001b[31m" }
-        "b" = { seed."x\\ny" = 3 }
+        [rows.a]
+        published = { step_s = nan, tflops_seed = -inf, notes = "two\\nlines" }
+        impossible = "a\\u001b[31m"
+        [rows.b]
+        published."x\\ny" = 3
         """,
     )
     where = f"{sweep_file}: row"
     assert faults == [
-        f"{where} 'a': seed.step_s must be a finite number, not nan; leave out what the seed does not have",
-        f"{where} 'a': seed.tflops_seed must be a finite number, not -inf; leave out what the seed does not have",
-        f"{where} 'a': seed.notes must be one line of printable text, not 'two\\nlines'",
+        f"{where} 'a': published.step_s must be a finite number, not nan; leave out what the table does not have",
+        f"{where} 'a': published.tflops_seed must be a finite number, not -inf; leave out what the table does not have",
+        f"{where} 'a': published.notes must be one line of printable text, not 'two\\nlines'",
         f"{where} 'a': impossible must be one line of printable text, not 'a\\x1b[31m'",
-        f"{where} 'b': seed's column 'x\\ny' must be printable",
+        f"{where} 'b': a column of published must be printable, not 'x\\ny'",
     ]
 
 
@@ -275,6 +277,14 @@ def test_quoted_dotted_keys_of_a_row_are_as_those_without_quotes(sweep_file):
     assert row == SweepRow("pp1", {"layout": {"pp": 1, "tp": 2}}, {"step_s": 3.5})
     twice = faults_of(sweep_file, BASE + '"pp1" = { "layout.pp" = 1, layout.pp = 2 }\n')
     assert twice[0].endswith("row 'pp1': layout.pp is given twice")
+
+
+def test_published_figures_are_read_under_their_earlier_name(sweep_file):
+    both = '"pp1" = { layout.pp = 1, seed.step_s = 3.5, seed.notes = "05-26", published.step_s = 3.4 }\n'
+    sweep_file.write_text(BASE + both)
+    assert find_sweep(str(sweep_file)).rows[-1].published == {"step_s": 3.4, "notes": "05-26"}
+    wrong = faults_of(sweep_file, BASE + '"pp1" = { seed.done = true }\n')
+    assert wrong[0].endswith("row 'pp1': seed.done must be a number or a text, not True")
 
 
 def test_a_fault_that_file_and_options_share_is_the_files(tmp_path):

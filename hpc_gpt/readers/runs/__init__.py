@@ -98,7 +98,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
 
     If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
     """
-    found, flags = _seed003(record), list(record.flags)
+    found, flags = _memory_by_formula(record), list(record.flags)
     step_s, mean = record.step_s, record.step_s_mean
     # Of few steps one slow one moves the mean: it shows nothing periodic.
     heavy = bool(step_s and mean and mean > _HEAVY * step_s and (record.steps_used or 0) >= _FEW)
@@ -123,8 +123,8 @@ def step_s_of_rates(record: Record) -> float | None:
     return record.step_s_mean if record.sources.get("tokens_per_s") == _BY_MEAN else record.step_s
 
 
-def _seed003(record: Record) -> DerivedFigures:
-    """Return the memory by seed 003's formula, for the share of the model that one GPU has."""
+def _memory_by_formula(record: Record) -> DerivedFigures:
+    """Return the memory by the formula of "Training Parallelism", for the share of the model that one GPU has."""
     sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
     params, batch, seq, layers, hidden, heads, vocab = sizes
     tp, pp = record.tp, record.pp

@@ -2,8 +2,8 @@
 
 The class is that of the shape (`settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
 
-It is HF + DeepSpeed of seed 001. The model starts from our initial weights, so it trains as every other engine does.
-Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
+It is "HF + Deepspeed" of Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains as
+every other engine does. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
 """
 
 from __future__ import annotations

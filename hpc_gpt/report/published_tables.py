@@ -1,6 +1,6 @@
-"""A sweep in its seed's own columns: each run's figures beside the seed's, and the rows that have no run.
+"""A sweep in the columns of its published table: its figures beside ours, and the rows without a run.
 
-A seed's figure is in the column after ours; the sweep's file has it under `seed.<key>`.
+A published figure is in the column after ours. The sweep's file has it under `published.<key>`.
 """
 
 from __future__ import annotations
@@ -30,89 +30,95 @@ from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_whole
 
 
 @dataclass(frozen=True)
-class SeedTable:
-    """A seed's columns, and what it calls a row."""
+class PublishedTable:
+    """The columns of a published table, and what it calls a row."""
 
     columns: Sequence[Column]
     row: str = "Row"
 
 
-def _memory(heading: str, key: str, seed: str, bytes_each: int) -> Column:
+def _memory(heading: str, key: str, published: str, bytes_each: int) -> Column:
     """A column of the highest peak of any stage, in units of `bytes_each`."""
     return column(
-        heading, key, lambda peaks: show_digits(max(peaks) * 2**30 / bytes_each) if peaks else NOTHING, seed=seed
+        heading,
+        key,
+        lambda peaks: show_digits(max(peaks) * 2**30 / bytes_each) if peaks else NOTHING,
+        published=published,
     )
 
 
 def _latency(record: Record) -> str:
-    """Seconds for seed 004's 10,240 samples."""
+    """Seconds for the 10,240 samples of "Efficient GPT2"."""
     step_s, batch = record.step_s, record.global_batch
     return show_digits(step_s * 10_240 / batch) if step_s and batch else NOTHING
 
 
 _GPUS, _TP, _DP, _PP = (FIGURES[key] for key in ("gpus", "tp", "dp", "pp"))
-_SIZE = replace(FIGURES["params"], seed="size")
+_SIZE = replace(FIGURES["params"], published="size")
 _CHUNKS = column("PP Chunks", "micro_batches")
-_BATCH = (FIGURES["micro_batch"], replace(FIGURES["global_batch"], seed="global_batch"))
+_BATCH = (FIGURES["micro_batch"], replace(FIGURES["global_batch"], published="global_batch"))
 _SPEED = (
-    column("Throughput s", "step_s", show_digits, seed="step_s"),
-    column("TFLOPs (8 or 6) P s B", "tflops_seed", show_digits, seed="tflops_seed"),
+    column("Throughput s", "step_s", show_digits, published="step_s"),
+    column("TFLOPs (8 or 6) P s B", "tflops_seed", show_digits, published="tflops_seed"),
 )
-_PIPELINE = SeedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
-# The seeds' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
+_PIPELINE = PublishedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
+# The tables' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
 _RESERVED, _MIB, _GIB = "memory_reserved_gib", 2**20, 2**30
 
-SEED_TABLES: dict[str, SeedTable] = {
+PUBLISHED_TABLES: dict[str, PublishedTable] = {
     "gpt2-meg": _PIPELINE,
     "gpt2-meg-ds-3d": _PIPELINE,
-    "gpt2-meg-ds-zero": SeedTable((_GPUS, _SIZE, _TP, _DP, *_BATCH, *_SPEED)),
-    "gpt2-hf-ds": SeedTable((_GPUS, _SIZE, *_BATCH, *_SPEED)),
-    "mingpt-fsdp": SeedTable(
+    "gpt2-meg-ds-zero": PublishedTable((_GPUS, _SIZE, _TP, _DP, *_BATCH, *_SPEED)),
+    "gpt2-hf-ds": PublishedTable((_GPUS, _SIZE, *_BATCH, *_SPEED)),
+    "mingpt-fsdp": PublishedTable(
         (
             column("Batch Size", "micro_batch"),
             _memory("Memory (MB)", _RESERVED, "memory_mb", _MIB),
-            replace(FIGURES["gpu_util_mean"], heading="GPU Usage %", seed="gpu_util"),
-            column("TFLOP/s hardware", "tflops_hardware", show_digits, seed="tflops_hardware"),
+            replace(FIGURES["gpu_util_mean"], heading="GPU Usage %", published="gpu_util"),
+            column("TFLOP/s hardware", "tflops_hardware", show_digits, published="tflops_hardware"),
             column(
-                "Iteration Time (ms)", "step_s", lambda step_s: show_digits(step_s and step_s * 1000), seed="step_ms"
+                "Iteration Time (ms)",
+                "step_s",
+                lambda step_s: show_digits(step_s and step_s * 1000),
+                published="step_ms",
             ),
         )
     ),
-    "colab-ladder": SeedTable(
+    "colab-ladder": PublishedTable(
         (
             column("batch size", "micro_batch"),
             _memory("GPU (GB)", _RESERVED, "memory_gb", _GIB),
-            column("tok/sec", "tokens_per_s", show_whole, seed="tokens_per_s"),
+            column("tok/sec", "tokens_per_s", show_whole, published="tokens_per_s"),
         ),
         "Rung",
     ),
-    "training-parallelism": SeedTable(
+    "training-parallelism": PublishedTable(
         (
             _GPUS,
-            column("params", "params", seed="params"),
+            column("params", "params", published="params"),
             # In tokens; the sweep's file says why.
-            column("samples_per_second", "tokens_per_s", show_whole, seed="samples_per_s"),
+            column("samples_per_second", "tokens_per_s", show_whole, published="samples_per_s"),
             _memory("max_mem (MB)", "memory_allocated_gib", "memory_mb", _MIB),
             column("formula (GiB)", "memory_seed003_gib", show_digits),
         )
     ),
-    "memory-ladder": SeedTable(
+    "memory-ladder": PublishedTable(
         (
             column("batch size", "global_batch"),
             _memory("GPU Memory Peak (MB)", _RESERVED, "memory_mb", _MIB),
-            Column("Training Latency (s)", ("step_s",), _latency, seed="latency_s"),
+            Column("Training Latency (s)", ("step_s",), _latency, published="latency_s"),
         ),
         "Experiments Setting",
     ),
 }
 
 
-# The note of a run made small by --smoke; the seed's figures are then on a line of their own.
+# The note of a run made small by --smoke; the published figures are then on a line of their own.
 SMOKE = "smoke run"
 
 
 @dataclass(frozen=True)
-class SeedLine:
+class SweepLine:
     """One line: the row, what it ran or would run as a record, and the run's own record if there is one."""
 
     row: SweepRow
@@ -121,26 +127,26 @@ class SeedLine:
 
     @property
     def notes(self) -> str:
-        """The seed's note, why the row cannot run, and which figure does not follow from the row."""
-        texts = (self.row.seed.get("notes"), self.row.impossible, self.contradiction)
+        """The published note, why the row cannot run, and which figure does not follow from the row."""
+        texts = (self.row.published.get("notes"), self.row.impossible, self.contradiction)
         return "; ".join(str(text) for text in texts if text)
 
     @property
     def contradiction(self) -> str | None:
-        """What the formula gives if the seed's TFLOPs are neither that rounded nor cut off; None if they are.
+        """What the formula gives if the published TFLOPs are neither that rounded nor cut off; None if they are.
 
-        The formula is `formulas.tflops_seed` of the size, batch and step time as the seed prints them.
+        The formula is `formulas.tflops_seed` of the size, batch and step time as printed.
         """
-        seed: Mapping[str, Any] = self.row.seed
+        published: Mapping[str, Any] = self.row.published
         row: Any = self.figures
         try:
-            figure = Decimal(str(seed["tflops_seed"]))
+            figure = Decimal(str(published["tflops_seed"]))
             found = tflops_seed(
-                params=float(seed["size"].removesuffix("B")) * 1e9,
+                params=float(published["size"].removesuffix("B")) * 1e9,
                 seq=row.seq,
-                global_batch=seed.get("global_batch", row.global_batch),
+                global_batch=published.get("global_batch", row.global_batch),
                 gpus=row.gpus,
-                step_s=seed["step_s"],
+                step_s=published["step_s"],
                 recompute=row.recompute,
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
@@ -156,13 +162,13 @@ class SweepLines:
     """A sweep's lines in the order of its file, the runs of one row together; and their records, oldest first."""
 
     sweep: str
-    lines: Sequence[SeedLine]
+    lines: Sequence[SweepLine]
     records: Sequence[Record]
 
     @property
-    def seed_keys(self) -> list[str]:
-        """The keys of the seed's figures, in the order in which the rows give them."""
-        return list(dict.fromkeys(key for line in self.lines for key in line.row.seed))
+    def published_keys(self) -> list[str]:
+        """The keys of the published figures, in the order in which the rows give them."""
+        return list(dict.fromkeys(key for line in self.lines for key in line.row.published))
 
 
 def sweep_of(record: Record) -> tuple[str, str] | None:
@@ -206,20 +212,20 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
         named, runs = row, of_rows.get(row.name, [])
         if (
-            preset and preset[0].isdigit() and "size" not in row.seed
-        ):  # such as 48B: seed 001 calls a size like our preset
-            named = replace(row, seed={"size": preset.upper(), **row.seed})
+            preset and preset[0].isdigit() and "size" not in row.published
+        ):  # such as 48B: Megatron-DeepSpeed's tables call a size like our preset
+            named = replace(row, published={"size": preset.upper(), **row.published})
         if all(is_smoke(record) for record in runs):
-            lines.append(SeedLine(named, asked))
+            lines.append(SweepLine(named, asked))
         for record in runs:
-            beside = SweepRow(row.name, seed={"notes": SMOKE}) if is_smoke(record) else named
-            lines.append(SeedLine(beside, record, record))
+            beside = SweepRow(row.name, published={"notes": SMOKE}) if is_smoke(record) else named
+            lines.append(SweepLine(beside, record, record))
     return SweepLines(name, lines, [record for _, record in own])
 
 
 def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
-    """Records of any runs for the columns of the seed's table `name`, without figures of the seed."""
-    lines = [SeedLine(SweepRow(record.name or record.run or ""), record, record) for record in records]
+    """Records of any runs for the columns of the published table `name`, without its figures."""
+    lines = [SweepLine(SweepRow(record.name or record.run or ""), record, record) for record in records]
     return SweepLines(name, lines, records)
 
 
@@ -233,7 +239,7 @@ _SIZES = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batc
 
 
 def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
-    """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the seeds."""
+    """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the tables."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     try:
         resolved = resolve(experiment, ClusterProfile("report"))
@@ -253,16 +259,17 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     return add_figures(asked), experiment.model.preset
 
 
-# The heading of the seed's own figure, after ours.
-SEED = "seed"
+# The heading of the published figure, after ours.
+PUBLISHED = "published"
 
 
-def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
+def sweep_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     """The lines as table, md, csv, json or jsonl.
 
     table: aligned; a block for each line if it is wider than `width` (None: any width). csv: a heading for each key of
-    the record, then `seed_` and the seed's key; memory is the highest of the stages. json: the records, and `rows`:
-    each row with the seed's figures, why it cannot run, and the ids of its runs. jsonl: the records.
+    the record, then `seed_` and the key of each published figure; memory is the highest of the stages. json: the
+    records, and `rows`: each row with the published figures, why it cannot run, and the ids of its runs. jsonl: the
+    records.
     """
     if form == "jsonl":
         return records_text(lines.records, form)
@@ -276,7 +283,7 @@ def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     if width is None or table.width <= width:
         return table.aligned()
     named = [
-        f"{table.headings[index - 1]}, {SEED}" if heading == SEED else heading
+        f"{table.headings[index - 1]}, {PUBLISHED}" if heading == PUBLISHED else heading
         for index, heading in enumerate(table.headings)
     ]
     return "\n".join(Grid(named, table.right, table.lines).block(cells) for cells in table.lines)
@@ -285,13 +292,13 @@ def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
 def _csv(lines: SweepLines) -> str:
     table = _columns(lines)
     keys = list(dict.fromkeys(key for each in table.columns for key in each.keys))
-    seeds = [each.seed for each in table.columns if each.seed]
-    headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in seeds), "notes", "ended", "run"]
+    published = [each.published for each in table.columns if each.published]
+    headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in published), "notes", "ended", "run"]
     written = []
     for line in lines.lines:
         figures = [look_up(line.figures, key) for key in keys]
         figures = [max(value, default=None) if isinstance(value, list) else value for value in figures]
-        printed = [line.row.seed.get(key) for key in seeds]
+        printed = [line.row.published.get(key) for key in published]
         run = line.record.run if line.record else None
         written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run])
     return as_csv(headings, written)
@@ -301,7 +308,7 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for line in lines.lines:
         name = line.row.name
-        found = {"row": name, "seed": line.row.seed, "impossible": line.row.impossible}
+        found = {"row": name, "seed": line.row.published, "impossible": line.row.impossible}
         rows.setdefault(name, {**found, "contradiction": line.contradiction, "runs": []})
         if line.record:
             rows[name]["runs"].append(line.record.run)
@@ -309,29 +316,31 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     return page | {"sweep": lines.sweep, "rows": list(rows.values())}
 
 
-def _columns(lines: SweepLines) -> SeedTable:
-    """The columns of the seed with the sweep's name, else the usual ones and the keys that the rows have; a seed's
+def _columns(lines: SweepLines) -> PublishedTable:
+    """The columns of the table with the sweep's name, else the usual ones and the keys that the rows have; a published
     column only if a row has a figure for it."""
-    printed = lines.seed_keys
-    if lines.sweep in SEED_TABLES:
-        table = SEED_TABLES[lines.sweep]
-        own = [replace(each, seed=each.seed if each.seed in printed else None) for each in table.columns]
+    printed = lines.published_keys
+    if lines.sweep in PUBLISHED_TABLES:
+        table = PUBLISHED_TABLES[lines.sweep]
+        own = [replace(each, published=each.published if each.published in printed else None) for each in table.columns]
         return replace(table, columns=own)
     usual = [
-        replace(each, seed=next((key for key in each.keys if key in printed), None))
+        replace(each, published=next((key for key in each.keys if key in printed), None))
         for each in COLUMNS
         if "run" not in each.keys and "ended" not in each.keys
     ]
-    shown = {each.seed for each in usual} | {"notes"}
-    # Figures of the seed that no column of ours has.
-    return SeedTable([*usual, *(Column(key, (), lambda _: None, seed=key) for key in printed if key not in shown)])
+    shown = {each.published for each in usual} | {"notes"}
+    # Published figures that no column of ours has.
+    return PublishedTable(
+        [*usual, *(Column(key, (), lambda _: None, published=key) for key in printed if key not in shown)]
+    )
 
 
 def _grid(lines: SweepLines) -> Grid:
     table = _columns(lines)
     columns = [Column(table.row, (), lambda line: line.row.name, right=False)]
     for each in table.columns:
-        columns += [_ours(each), *([_seeds(each.seed)] if each.seed else [])]
+        columns += [_ours(each), *([_published(each.published)] if each.published else [])]
     columns += [
         Column("Notes", (), lambda line: line.notes or None, right=False),
         Column("Ended", (), lambda line: _ended(line) or None, right=False),
@@ -344,11 +353,11 @@ def _ours(figure: Column) -> Column:
     return replace(figure, value=lambda line: figure.value(line.figures))
 
 
-def _seeds(key: str) -> Column:
-    return Column(SEED, (), lambda line: line.row.seed.get(key), str)
+def _published(key: str) -> Column:
+    return Column(PUBLISHED, (), lambda line: line.row.published.get(key), str)
 
 
-def _ended(line: SeedLine) -> str:
+def _ended(line: SweepLine) -> str:
     if line.record is None:
         return "impossible" if line.row.impossible else ""
     return line.record.ended or ""

@@ -42,9 +42,9 @@ def check_001(name, rows, printed):
     assert len(rows) == len(printed)
     for row, cells in zip(rows, printed, strict=True):
         where = f"{name} {row.name}: {cells}"
-        assert row.seed.get("step_s") == number(cells["Throughput"]), where
-        assert row.seed.get("tflops_seed") == (number(cells["TFlops"]) if cells["TFlops"] else None), where
-        assert row.seed.get("notes", "") == cells.get("Notes", ""), where
+        assert row.published.get("step_s") == number(cells["Throughput"]), where
+        assert row.published.get("tflops_seed") == (number(cells["TFlops"]) if cells["TFlops"] else None), where
+        assert row.published.get("notes", "") == cells.get("Notes", ""), where
         assert row.overrides.get("layout", {}).get("gpus", 64) == int(cells["GPUs"]), where
         if row.impossible:
             assert row.overrides["layout"]["pp"] == int(cells["PP"]), where
@@ -60,7 +60,7 @@ def check_001(name, rows, printed):
         assert run.batch.micro_batch == int(cells["Mic-BS"]), where
         chunks = cells.get("PP Chunks") or cells.get("PP chunks") or run.batch.micro_batches
         assert run.batch.micro_batches == int(chunks), where
-        assert row.seed.get("global_batch", run.batch.global_batch) == int(cells["Glob-BS"]), where
+        assert row.published.get("global_batch", run.batch.global_batch) == int(cells["Glob-BS"]), where
 
 
 def test_seed_001(seed):
@@ -68,7 +68,7 @@ def test_seed_001(seed):
     assert [len(rows) for rows in printed] == [5, 5, 19, 1, 2, 5, 1, 3, 3]
     check_001("gpt2-meg", sweep("gpt2-meg").rows, list(chain(*printed[:3])))
     check_001("gpt2-meg-ds-3d", sweep("gpt2-meg-ds-3d").rows, printed[3])
-    measured = [row for row in sweep("gpt2-meg-ds-zero").rows if "step_s" in row.seed]
+    measured = [row for row in sweep("gpt2-meg-ds-zero").rows if "step_s" in row.published]
     check_001("gpt2-meg-ds-zero", measured, list(chain(*printed[4:7])))
     check_001("gpt2-hf-ds", sweep("gpt2-hf-ds").rows, list(chain(*printed[7:])))
 
@@ -82,8 +82,8 @@ def test_seed_000(seed):
         run = settle("mingpt-fsdp", row.name)
         assert run.batch.micro_batch == int(cells["Batch Size"])
         assert run.layout.gpus == 4
-        assert str(row.seed["memory_mb"]) == memory
-        figures = [row.seed.get(key, "") for key in ("gpu_util", "tflops_hardware", "step_ms")]
+        assert str(row.published["memory_mb"]) == memory
+        figures = [row.published.get(key, "") for key in ("gpu_util", "tflops_hardware", "step_ms")]
         assert [str(figures[0]), *(float(cell) for cell in figures[1:] if cell)] == [
             rest[0],
             *(float(cell) for cell in rest[1:] if cell),
@@ -105,17 +105,19 @@ def test_seed_002(seed):
         elif speed:
             rungs[-1][1] = float(speed.replace(",", ""))
     rows = sweep("colab-ladder").rows
-    measured = [row for row in rows if "tokens_per_s" in row.seed]
+    measured = [row for row in rows if "tokens_per_s" in row.published]
     last = [tuple(rung) for rung in rungs if rung[1] is not None]
     # A figure of the baseline stands twice, under one batch: the lines behind the first block are its last ones.
-    assert [(settle("colab-ladder", row.name).batch.global_batch, row.seed["tokens_per_s"]) for row in measured] == last
+    assert [
+        (settle("colab-ladder", row.name).batch.global_batch, row.published["tokens_per_s"]) for row in measured
+    ] == last
     memory = re.findall(r"GPU (?:freed up )?([\d.]+) ?/ ?40", text)
-    assert [f"{row.seed['memory_gb']:g}" for row in rows] == [f"{float(figure):g}" for figure in memory]
+    assert [f"{row.published['memory_gb']:g}" for row in rows] == [f"{float(figure):g}" for figure in memory]
 
 
 def test_seed_003(seed):
     text = seed("003")
-    rows = {row.name: row.seed for row in sweep("training-parallelism").rows}
+    rows = {row.name: row.published for row in sweep("training-parallelism").rows}
     for name in ("one-gpu", "ddp"):
         figures = rows[name]
         assert f"samples_per_second={figures['samples_per_s']:,}, max_mem={figures['memory_mb']:,}" in text
@@ -128,7 +130,7 @@ def test_seed_003(seed):
 def test_seed_004(seed):
     [(_, printed)] = tables(seed("004"))
     rows = sweep("memory-ladder").rows
-    assert [(row.seed["memory_mb"], row.seed["latency_s"]) for row in rows] == [
+    assert [(row.published["memory_mb"], row.published["latency_s"]) for row in rows] == [
         (number(cells["GPU Memory Peak"]), number(cells["Training Latency"])) for cells in printed
     ]
     for row, size in zip(rows, (32, 64, 128), strict=False):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.seed_tables import SEED_TABLES, SeedLine, seed_text, sweep_lines
+from hpc_gpt.report.published_tables import PUBLISHED_TABLES, SweepLine, sweep_lines, sweep_text
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
 from hpc_gpt.settings.sweep_rows import SweepRow
@@ -23,8 +23,8 @@ preset = "gpt2"
 [layout]
 gpus = 1
 [rows]
-"small" = { layout.micro_batch = 1, seed.step_s = 0.5, seed.watts = 310 }
-"large" = { layout.micro_batch = 8, seed.step_s = "slow" }
+"small" = { layout.micro_batch = 1, published.step_s = 0.5, published.watts = 310 }
+"large" = { layout.micro_batch = 8, published.step_s = "slow" }
 "none" = { layout.tp = 3, impossible = "tp3 does not divide 12 heads by 4" }
 """
 
@@ -48,9 +48,11 @@ def ran(logs, experiment, row, step_s=0.5, **values):
 
 
 def cells(text, row):
-    """The cells of a row in a markdown table, by heading; the seed's as `HEADING seed`."""
+    """The cells of a row in a markdown table, by heading; the published ones as `HEADING published`."""
     heading, _, *lines = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in text.splitlines()]
-    names = [f"{heading[place - 1].strip()} seed" if name == "seed" else name for place, name in enumerate(heading)]
+    names = [
+        f"{heading[place - 1].strip()} published" if name == "published" else name for place, name in enumerate(heading)
+    ]
     found = [dict(zip(names, line, strict=True)) for line in lines if line[0] == row]
     assert found, text
     return found[0] if len(found) == 1 else found
@@ -59,9 +61,9 @@ def cells(text, row):
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_folder_has_columns_of_its_seeds_and_each_seed_figure_a_place(name):
     sweep = find_sweep(name)
-    shown = {column.seed for column in SEED_TABLES[name].columns}
+    shown = {column.published for column in PUBLISHED_TABLES[name].columns}
     for row in sweep.rows:
-        assert set(row.seed) <= shown | {"notes"}, row.name
+        assert set(row.published) <= shown | {"notes"}, row.name
 
 
 # The published TFLOPs that their rows contradict, with what the formula gives. Others are rounded or cut off.
@@ -97,17 +99,17 @@ def test_a_figure_that_is_rounded_or_cut_off_follows(printed, marked):
     asked = Record(
         seq=1024, global_batch=512, gpus=16, recompute="full"
     )  # 8 x 18e9 x 1,024 x 512 / (177 x 16 x 1e12) = 26.66
-    row = SweepRow("a", seed={"size": "18B", "step_s": 177, "tflops_seed": printed})
-    assert bool(SeedLine(row, asked).contradiction) is marked
+    row = SweepRow("a", published={"size": "18B", "step_s": 177, "tflops_seed": printed})
+    assert bool(SweepLine(row, asked).contradiction) is marked
 
 
 def test_our_figure_stands_beside_the_seeds(logs):
     run = ran(logs, "gpt2-meg-ds-3d", "48b", step_s=73.0)
     row = cells(call("--format", "md").stdout, "48b")
     assert row == {
-        "Row": "48b", "GPUs": "64", "Size": "52.0B", "Size seed": "48B", "DP": "1", "PP": "16", "PP Chunks": "256",
-        "Mic-BS": "4", "Glob-BS": "1024", "Throughput s": "73.0", "Throughput s seed": "146",
-        "TFLOPs (8 or 6) P s B": "93.3", "TFLOPs (8 or 6) P s B seed": "43", "Notes": "05-27", "Ended": "done",
+        "Row": "48b", "GPUs": "64", "Size": "52.0B", "Size published": "48B", "DP": "1", "PP": "16", "PP Chunks": "256",
+        "Mic-BS": "4", "Glob-BS": "1024", "Throughput s": "73.0", "Throughput s published": "146",
+        "TFLOPs (8 or 6) P s B": "93.3", "TFLOPs (8 or 6) P s B published": "43", "Notes": "05-27", "Ended": "done",
         "Run": run.run_id,
     }  # fmt: skip
 
@@ -118,9 +120,9 @@ def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(log
     assert len(text.splitlines()) == 2 + COUNTS["gpt2-meg"]
     assert cells(text, "32g-18b")["Run"] == run.run_id
     waiting, never = cells(text, "32g-28b"), cells(text, "perf-48b-pp32-c256-mb4")
-    assert (waiting["Throughput s"], waiting["Throughput s seed"], waiting["Ended"]) == ("-", "1.618", "-")
+    assert (waiting["Throughput s"], waiting["Throughput s published"], waiting["Ended"]) == ("-", "1.618", "-")
     assert (never["GPUs"], never["PP"], never["Glob-BS"]) == ("64", "32", "1024")
-    assert (never["Ended"], never["TFLOPs (8 or 6) P s B seed"]) == ("impossible", "28.6")
+    assert (never["Ended"], never["TFLOPs (8 or 6) P s B published"]) == ("impossible", "28.6")
     assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
 
 
@@ -130,8 +132,8 @@ def test_a_sweep_by_name_is_its_runs_and_without_any_the_seeds_table(logs):
     ran(logs, "colab-ladder", "tf32")
     row = cells(call("memory-ladder", "--format", "md").stdout, "batch64")
     # 160 steps of half a second, and 14 GiB in MB.
-    assert (row["Training Latency (s)"], row["Training Latency (s) seed"]) == ("80.0", "56.8")
-    assert (row["GPU Memory Peak (MB)"], row["GPU Memory Peak (MB) seed"]) == ("14336", "14338")
+    assert (row["Training Latency (s)"], row["Training Latency (s) published"]) == ("80.0", "56.8")
+    assert (row["GPU Memory Peak (MB)"], row["GPU Memory Peak (MB) published"]) == ("14336", "14338")
 
 
 def test_runs_of_one_row_stand_under_one_another_and_a_smoke_run_stands_beside_no_figure(logs):
@@ -140,29 +142,33 @@ def test_runs_of_one_row_stand_under_one_another_and_a_smoke_run_stands_beside_n
     text = call("--format", "md").stdout
     assert {line["Run"] for line in cells(text, "batch32")} == {first.run_id, second.run_id}
     seeds, shrunken = cells(text, "batch128")
-    assert (seeds["Training Latency (s) seed"], seeds["Run"]) == ("45.5", "-")
-    assert (shrunken["Training Latency (s) seed"], shrunken["Notes"]) == ("-", "smoke run")
+    assert (seeds["Training Latency (s) published"], seeds["Run"]) == ("45.5", "-")
+    assert (shrunken["Training Latency (s) published"], shrunken["Notes"]) == ("-", "smoke run")
     assert shrunken["Run"] == smoke.run_id
 
 
 def test_seed_003s_formula_stands_beside_the_memory(logs):
     ran(logs, "training-parallelism", "one-gpu", memory_allocated_gib=[30.0], memory_reserved_gib=[31.0])
     row = cells(call("--format", "md").stdout, "one-gpu")
-    assert (row["max_mem (MB)"], row["max_mem (MB) seed"], row["formula (GiB)"]) == ("30720", "35480", "34.2")
-    assert (row["samples_per_second"], row["samples_per_second seed"]) == ("65,536", "482427")
+    assert (row["max_mem (MB)"], row["max_mem (MB) published"], row["formula (GiB)"]) == ("30720", "35480", "34.2")
+    assert (row["samples_per_second"], row["samples_per_second published"]) == ("65,536", "482427")
 
 
 def test_seed_000s_columns(logs):
     ran(logs, "mingpt-fsdp", "b7", step_s=0.25, memory_reserved_gib=[10.0], memory_allocated_gib=[9.0])
     text = call("--format", "md").stdout
     row = cells(text, "b7")
-    assert (row["Memory (MB)"], row["Memory (MB) seed"], row["GPU Usage % seed"]) == ("10240", "14736", "86.2 +/- 9.7")
-    assert (row["Iteration Time (ms)"], row["Iteration Time (ms) seed"]) == ("250", "748.78")
-    assert cells(text, "b9")["Memory (MB) seed"] == "OOM"
+    assert (row["Memory (MB)"], row["Memory (MB) published"], row["GPU Usage % published"]) == (
+        "10240",
+        "14736",
+        "86.2 +/- 9.7",
+    )
+    assert (row["Iteration Time (ms)"], row["Iteration Time (ms) published"]) == ("250", "748.78")
+    assert cells(text, "b9")["Memory (MB) published"] == "OOM"
 
 
 def test_utilisation_reads_as_the_seed_prints_it():
-    show = next(column.show for column in SEED_TABLES["mingpt-fsdp"].columns if column.seed == "gpu_util")
+    show = next(column.show for column in PUBLISHED_TABLES["mingpt-fsdp"].columns if column.published == "gpu_util")
     assert show(Record(gpu_util_mean=71.94, gpu_util_spread=22.0)) == "71.9 +/- 22.0"
     assert show(Record()) == "-"
 
@@ -194,7 +200,7 @@ def test_runs_of_several_sweeps_and_of_none_have_the_usual_columns(logs):
     make_run(logs)
     assert call().stdout.startswith("GPUs")
     with pytest.raises(ConfigError, match="one sweep"):
-        call("--columns", "seed")
+        call("--columns", "published")
 
 
 def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
@@ -206,13 +212,13 @@ def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
     assert run.run_id in table[1]
     run.path.joinpath("resolved.json").write_text(text.replace('"row": "batch32"', '"row": "batch31"'))
     row = cells(call("--format", "md").stdout, "batch31")
-    assert (row["Training Latency (s)"], row["Training Latency (s) seed"]) == ("160", "-")
+    assert (row["Training Latency (s)"], row["Training Latency (s) published"]) == ("160", "-")
 
 
 def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_path, logs):
     path = tmp_path / "mine.toml"
     path.write_text(OWN)
-    lines = seed_text(sweep_lines("mine", [], str(path)), "table").splitlines()
+    lines = sweep_text(sweep_lines("mine", [], str(path)), "table").splitlines()
     assert [line.split()[0] for line in lines] == ["Row", "small", "large", "none"]
     assert "watts" in lines[0]
     assert "310" in lines[1]
@@ -227,11 +233,11 @@ def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_pa
 
 @pytest.mark.parametrize("width", [20, 60])
 def test_a_narrow_terminal_gets_a_block_a_row_and_no_figure_is_cut(width):
-    text = seed_text(sweep_lines("colab-ladder", []), "table", width)
+    text = sweep_text(sweep_lines("colab-ladder", []), "table", width)
     assert text.count("\n\n") == COUNTS["colab-ladder"] - 1
     assert "112136.19" in text
     lines = sweep_lines("colab-ladder", [])
-    assert seed_text(lines, "table", 400) == seed_text(lines, "table")
+    assert sweep_text(lines, "table", 400) == sweep_text(lines, "table")
 
 
 def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
@@ -242,7 +248,7 @@ def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
 
 
 def test_csv_of_a_sweep_without_a_run():
-    rows = list(csv.DictReader(io.StringIO(seed_text(sweep_lines("gpt2-meg", []), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(sweep_text(sweep_lines("gpt2-meg", []), "csv"))))
     assert [row["row"] for row in rows] == [row.name for row in find_sweep("gpt2-meg").rows]
     assert {row["step_s"] for row in rows} == {""}
     assert sum(row["ended"] == "impossible" for row in rows) == 6
