@@ -3,6 +3,7 @@ under torchrun, and transformers' Trainer under accelerate."""
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tables import toml_value
-from tests.slurm.cluster import send
+from tests.processes import command_of, send, started_with
 
 PROGRAMS = Path(__file__).parent / "programs"
 _MEETING = "--nnodes={nodes} --nproc-per-node=$GPUS_PER_NODE --node-rank=$NODE_RANK --master-addr=$MASTER_ADDR"
@@ -77,23 +78,11 @@ def losses(run: RunFolder) -> dict[int, float]:
 
 def processes(run: RunFolder, *words: str) -> dict[int, str]:
     """{pid: start time} of the run's processes whose command line has the words, and is not a supervisor's."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = f"HPC_GPT_RUN={run.path}".encode() in (entry / "environ").read_bytes().split(b"\0")
-            line = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if ours and all(any(word.encode() in part for part in line) for word in words) and b"hpc_gpt.train" not in line:
-            started = start_time(int(entry.name))
-            if started:
-                found[int(entry.name)] = started
-    return found
+    ours = {pid: start_time(pid) for pid in started_with(*words, HPC_GPT_RUN=str(run.path))}
+    return {pid: started for pid, started in ours.items() if started and "hpc_gpt.train" not in command_of(pid)}
 
 
 def kill(run: RunFolder, *words: str) -> None:
     """SIGKILL to those processes."""
-    import signal
-
     for pid in processes(run, *words):
         send(pid, signal.SIGKILL)

@@ -1,7 +1,5 @@
 """One rank of two: what deepspeed-3d's switches set going, which right numbers alone would not show."""
 
-import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,6 +18,8 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import Case, micro_batches
+from tests.distributed.groups import finish, meet
+from tests.distributed.trainings import everyone
 
 PIPELINE, TENSOR = Layout(1, 2, 1), Layout(2, 1, 1)
 LOGITS = (61, 64)  # the last dimension of logits, without and with padding; no other tensor's
@@ -68,10 +67,10 @@ def stages() -> list[int]:
 def compiled() -> dict[str, list[int]]:
     """Pieces of compiled code after one step and after three."""
     found = {}
-    for how in ("none", "block", "whole"):
+    for how in ("none", "block", "whole", "block over tp", "whole over tp"):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        engine = build(PIPELINE, compile=how)
+        engine = build(TENSOR if "tp" in how else PIPELINE, compile=how.split()[0])
         counts = []
         for number in range(3):
             step(engine, number)
@@ -140,15 +139,8 @@ LOOKS: list[Callable[[], Any]] = [stages, compiled, logits, between_blocks, offl
 
 
 def main(folder: Path) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, {look.__name__: look() for look in LOOKS})
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    meet(folder, "all")
+    finish(folder, everyone({look.__name__: look() for look in LOOKS}), "results")
 
 
 if __name__ == "__main__":

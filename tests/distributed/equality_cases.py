@@ -183,7 +183,13 @@ MUTATIONS = {
     # The norm is DeepSpeed's own where the optimizer is not fused.
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1), optimizer_mode="foreach"): ["the tensor-parallel marks"],
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1)): ["the owner of what is whole"],
-    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True)): ["the norms' gradient sum"],
+    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True)): [
+        "the norms' gradient sum",
+        "the biases' gradient sum",
+        "the position gradients' sum",
+        "the rank's own positions",
+        "the scattered sums",
+    ],
     Case(_TP2, Engine(name="fsdp")): ["qkv's backward sum", "the norm's sum"],
     Case(_DP2, Engine(name="fsdp")): ["the mean of the sum", "the norm's sum", "the accumulation's divisor"],
     Case(_DP2, Engine(name="ddp")): ["the data-parallel mean", "the accumulation's divisor"],

@@ -4,8 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as arg
 weights, are beside it. Rank 0 writes which engines' checkpoints have other bits, and the names of the weights.
 """
 
-import json
-import os
 import sys
 from dataclasses import replace
 from functools import cache, partial
@@ -25,7 +23,7 @@ from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import CLIP, VOCAB, Case, micro_batches, zero
 from tests.distributed.equality_worker import saved_weights
-from tests.distributed.groups import in_turn, meet
+from tests.distributed.groups import finish, in_turn
 
 GIVEN_SEED = 7
 _ZERO, _HF = "deepspeed-zero", "hf-deepspeed"
@@ -94,12 +92,7 @@ def stored(name: str, weight: Tensor) -> Tensor:
 def main(folder: Path) -> None:
     import_deepspeed(torch.device("cpu")).accelerator.get_accelerator().is_fp16_supported = lambda: True
     found = in_turn(folder, "run", {name_of(*case): partial(run, *case, folder) for case in CASES})
-    if os.environ["RANK"] == "0":
-        (folder / "found.json").write_text(json.dumps(found))
-    meet(folder, "end")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    finish(folder, found)
 
 
 if __name__ == "__main__":

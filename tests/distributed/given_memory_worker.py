@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -28,7 +27,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero, fsdp
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import Case
-from tests.distributed.groups import in_turn, meet
+from tests.distributed.groups import finish, in_turn
 
 LARGE = ModelShape(512, 12, 8, vocab=16384, seq=64, ffn=2048, kv_heads=4, mlp="swiglu", norm="rmsnorm",
                    positions="rope", bias="none", tied=False)  # fmt: skip
@@ -123,10 +122,7 @@ def _share(parameter: Any) -> Tensor:
 def main(folder: Path) -> None:
     found = in_turn(folder, "run", {engine: partial(measure, engine, folder) for engine in ENGINES})
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    meet(folder, "end")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    finish(folder, found)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as arg
 it, by the names of the architectures.
 """
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import CLIP, MODELS, Case, micro_batches, zero
 from tests.distributed.equality_worker import saved_weights
-from tests.distributed.groups import in_turn, meet
+from tests.distributed.groups import finish, in_turn
 
 STEPS = 3
 UNTIED = ("llama", "gpt2")
@@ -67,12 +66,7 @@ def main(folder: Path) -> None:
     world = int(os.environ["WORLD_SIZE"])
     cases = [(model, how) for model, how in CASES if HOW[how][0].gpus == world]
     found = in_turn(folder, "run", {f"{model} {how}": partial(run, model, how, folder) for model, how in cases})
-    if os.environ["RANK"] == "0":
-        (folder / "found.json").write_text(json.dumps(found))
-    meet(folder, "end")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    finish(folder, found)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Block
+from hpc_gpt.model.gpt import Block, PositionEmbedding
+from hpc_gpt.model.linear import RowParallelLinear
 from hpc_gpt.model.norm import Norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
@@ -36,6 +37,20 @@ class Lone(SequenceParallel):
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
         return parameters
+
+
+class Displaced(SequenceParallel):
+    """A group whose every rank takes the first positions."""
+
+    def positions(self, count: int) -> slice:
+        return slice(0, count)
+
+
+class Unscattered(SequenceParallel):
+    """A group that gathers, but sends no gradient back to the positions of others."""
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        return partial[:, self.positions(partial.shape[1] // self.size)].contiguous()
 
 
 def mutate(engine: Any, mutation: str) -> None:
@@ -90,9 +105,14 @@ def _no_divisor(engine: Any) -> None:
     engine._scaler.scale = lambda loss: scale(loss * count)
 
 
-def _norms_alone(engine: Any) -> None:
-    norm = _first(engine, Norm)
-    norm.tp = Lone(norm.tp.rank, norm.tp.size, norm.tp.group)
+def _regroup(kind: type[nn.Module], group: type[SequenceParallel]) -> Callable[[Any], None]:
+    """Gives the first module of a kind another group."""
+
+    def apply(engine: Any) -> None:
+        module = _first(engine, kind)
+        module.tp = group(module.tp.rank, module.tp.size, module.tp.group)
+
+    return apply
 
 
 def _no_marks(engine: Any) -> None:
@@ -133,7 +153,11 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the data-parallel mean": _no_mean,
     "the mean of the sum": _sum_for_mean,
     "the accumulation's divisor": _no_divisor,
-    "the norms' gradient sum": _norms_alone,
+    "the norms' gradient sum": _regroup(Norm, Lone),
+    "the biases' gradient sum": _regroup(RowParallelLinear, Lone),
+    "the position gradients' sum": _regroup(PositionEmbedding, Lone),
+    "the rank's own positions": _regroup(PositionEmbedding, Displaced),
+    "the scattered sums": _regroup(RowParallelLinear, Unscattered),
     "the tensor-parallel marks": _no_marks,
     "the owner of what is whole": _counted_by_all,
     "the exchange of what each rank updated": _no_exchange,

@@ -1,7 +1,4 @@
-"""What else a launch of ranks runs: resumes, gradients that are not finite, single layers. Each returns plain JSON.
-
-Assertions stay in the tests: a rank that fails alone would leave the others waiting.
-"""
+"""What else a launch of ranks runs: resumes, gradients that are not finite, fp16's loss scale; plain JSON each."""
 
 import contextlib
 import math
@@ -13,24 +10,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
-from hpc_gpt.model.tensor_parallel import Split, TensorParallel, VocabParallelEmbedding
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
-from hpc_gpt.train.engines.protocol import build_engine
-from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches, zero
+from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
 from tests.distributed.save_now import save_now
+from tests.distributed.trainings import Figures, build, complaint, new_folder, resume, train
 
 Scenario = Callable[[Path], Any]
-Figures = list[tuple[float, float, bool]]
 
 
 def scenarios_of(world: int) -> dict[str, Scenario]:
@@ -45,13 +36,12 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
     if world in (1, 2, 4):
         fp16 = Case(layout, dtype="fp16", clip=CLIP)
         found |= {"fp16": partial(train_in_fp16, fp16), "fp16 overflow": partial(overflow_in_fp16, fp16)}
-        found |= {f"resume {name}": partial(resume, case) for name, case in cases.items()}
+        found |= {f"resume {name}": partial(resume_all, case) for name, case in cases.items()}
         found |= {f"not finite {name}": partial(not_finite, case) for name, case in cases.items()}
     if world == 1:
         found["not finite sgd"] = partial(not_finite, Case(layout, zero(0), optimizer="sgd"))
         found["deterministic"] = partial(deterministic, cases["fp32 zero1"])
     if world == 2:
-        found["layers"] = layers
         found["padding"] = all_padding
         found |= {f"{model} {move}": partial(moved, model, move) for model in MOVED_MODELS for move in MOVES}
     if world == 4:
@@ -59,48 +49,13 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
     return found
 
 
-def _build(resolved: Resolved) -> Deepspeed3D:
-    engine = build_engine(resolved, torch.device("cpu"))
-    assert isinstance(engine, Deepspeed3D)
-    return engine
-
-
-def _train(engine: Any, resolved: Resolved, steps: range) -> Figures:
-    results = []
-    for step in steps:
-        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
-        results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
-    return results
-
-
 def _digest(engine: Deepspeed3D) -> list[float]:
     return [float(parameter.detach().double().sum()) for parameter in engine.module.parameters()]
 
 
-def resume(case: Case, folder: Path) -> dict[str, Any]:
-    """Six steps unbroken, against three, a save, and three more by an engine that began with other weights."""
-    resolved = case.resolved
-    kept = folder / f"resume {case.name}"
-    if dist.get_rank() == 0:
-        kept.mkdir()
-    dist.barrier()
-    first = _build(resolved)
-    _train(first, resolved, range(3))
-    torch.manual_seed(17)
-    save_now(first, kept)
-    drawn = torch.rand(3).tolist()
-    unbroken = _train(first, resolved, range(3, 6))
-    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
-    torch.manual_seed(18)
-    second.load(kept)
-    step = second.step
-    return {
-        "step": step,
-        "same_random": torch.rand(3).tolist() == drawn,
-        "unbroken": unbroken,
-        "resumed": _train(second, resolved, range(3, 6)),
-        "same_weights": _digest(first) == _digest(second),
-    }
+def resume_all(case: Case, folder: Path) -> dict[str, Any]:
+    first, second, found = resume(case.resolved, folder / f"resume {case.name}")
+    return found | {"same_weights": _digest(first) == _digest(second)}
 
 
 # Shapes other than GPT-2's, each saved in the first layout and resumed in the second. Both ranks of SmolLM3's tp 2 use
@@ -124,36 +79,33 @@ def moved(model: str, move: str, folder: Path) -> dict[str, Figures]:
     """Losses and norms of steps 4 to 6: by the engine that did the first three, and by one in another layout, with
     other initial weights, that loads what it saved."""
     before, after = MOVES[move]
-    kept = folder / f"{model} {move}"
-    if dist.get_rank() == 0:
-        kept.mkdir()
-    dist.barrier()
+    kept = new_folder(folder / f"{model} {move}")
     first, then = (Case(layout, engine, clip=CLIP, model=model).resolved for layout, engine in (before, after))
-    saved = build_engine(first, torch.device("cpu"))
-    _train(saved, first, range(3))
+    saved = build(first)
+    train(saved, first, range(3))
     save_now(saved, kept)
     dist.barrier()
-    unbroken = _train(saved, first, range(3, 6))
-    loaded = build_engine(replace(then, train=replace(then.train, seed=2)), torch.device("cpu"))
+    unbroken = train(saved, first, range(3, 6))
+    loaded = build(then, seed=2)
     loaded.load(kept)
-    return {"unbroken": unbroken, "moved": _train(loaded, then, range(3, 6))}
+    return {"unbroken": unbroken, "moved": train(loaded, then, range(3, 6))}
 
 
 def not_finite(case: Case, folder: Path) -> dict[str, Any]:
     """One step whose gradient is infinite, between good ones."""
     resolved = case.resolved
-    engine = _build(resolved)
-    good = _train(engine, resolved, range(2))
+    engine = build(resolved)
+    good = train(engine, resolved, range(2))
     before = _digest(engine)
     hook = engine.module.loss_fn.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
-    bad = _train(engine, resolved, range(2, 3))
+    bad = train(engine, resolved, range(2, 3))
     hook.remove()
     after = _digest(engine)
     return {
         "good": good,
         "bad": bad,
         "weights_kept": before == after,
-        "then": _train(engine, resolved, range(3, 5)),
+        "then": train(engine, resolved, range(3, 5)),
         "step": engine.step,
     }
 
@@ -175,7 +127,7 @@ def fp16_on_cpu() -> Iterator[None]:
 def train_in_fp16(case: Case, folder: Path) -> list[tuple[float, float, bool]]:
     """The table's six steps."""
     with fp16_on_cpu():
-        return _train(Deepspeed3D(case.resolved, torch.device("cpu")), case.resolved, range(STEPS))
+        return train(Deepspeed3D(case.resolved, torch.device("cpu")), case.resolved, range(STEPS))
 
 
 def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
@@ -189,7 +141,7 @@ def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
             if step in (1, 2):
                 hook = engine.module.loss_fn.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
             before = _digest(engine)
-            results += _train(engine, resolved, range(step, step + 1))
+            results += train(engine, resolved, range(step, step + 1))
             if hook is not None:
                 hook.remove()
             results[-1] = (*results[-1], before == _digest(engine))
@@ -200,139 +152,39 @@ def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
 def deterministic(case: Case, folder: Path) -> dict[str, Any]:
     """The same training with and without deterministic kernels."""
     resolved = case.resolved
-    usual = _train(_build(resolved), resolved, range(3))
+    usual = train(build(resolved), resolved, range(3))
     asked = replace(resolved, train=replace(resolved.train, deterministic=True))
-    engine = _build(asked)
+    engine = build(asked)
     on = torch.are_deterministic_algorithms_enabled()
-    exact = _train(engine, asked, range(3))
+    exact = train(engine, asked, range(3))
     torch.use_deterministic_algorithms(False)
     return {"usual": usual, "exact": exact, "on": on}
 
 
 def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
     """What loading says of a checkpoint of another model, another dtype, another optimizer, and of a damaged one."""
-    resolved = case.resolved
-    kept = folder / "other"
-    if dist.get_rank() == 0:
-        kept.mkdir()
-    dist.barrier()
-    engine = _build(resolved)
+    resolved, kept = case.resolved, new_folder(folder / "other")
+    engine = build(resolved)
     save_now(engine, kept)
     dist.barrier()
     others = {
+        "same": resolved,
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
         "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
         "optimizer": replace(resolved, train=replace(resolved.train, optimizer="sgd")),
     }
-    said = {}
-    for name, other in others.items():
-        engine._resolved = other
-        said[name] = _complaint(engine, kept)
-    engine._resolved = resolved
-    said["same"] = _complaint(engine, kept)
-    said["missing"] = _complaint(engine, folder / "nowhere")
+    said = {name: complaint(engine, kept, other) for name, other in others.items()}
+    said["missing"] = complaint(engine, folder / "nowhere")
     dist.barrier()
     if dist.get_rank() == 0:
         (kept / "deepspeed").rename(kept / "lost")
     dist.barrier()
-    said["lost"] = _complaint(engine, kept)
-    return said
-
-
-def _complaint(engine: Deepspeed3D, folder: Path) -> str:
-    try:
-        engine.load(folder)
-    except CheckpointError as fault:
-        return str(fault)
-    return ""
-
-
-def _tensor_parallel() -> TensorParallel:
-    return TensorParallel(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
-
-
-def layers(folder: Path) -> dict[str, float]:
-    """Each split layer against torch's own: the largest difference of outputs and of gradients, relative."""
-    tp, initial = _tensor_parallel(), InitialWeights(5, 1)
-    far: dict[str, float] = {}
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(2, 5, 16, generator=generator)
-
-    column = ColumnParallelLinear("c", 16, 24, tp, initial, parts=3)
-    weight = initial.normal("c.weight", (24, 16)).requires_grad_()
-    far |= _apart("column", tp, column, F.linear, inputs, weight, Split(0, 3), out=Split(2, 3))
-
-    row = RowParallelLinear("r", 16, 24, tp, initial)
-    weight = initial.residual("r.weight", (24, 16)).requires_grad_()
-    far |= _apart("row", tp, row, F.linear, inputs, weight, Split(1), into=Split(2))
-
-    tokens = torch.randint(0, 61, (2, 5), generator=generator)
-    embedding = VocabParallelEmbedding("e", 64, 16, tp, initial)
-    weight = initial.normal("e.weight", (64, 16)).requires_grad_()
-    far |= _apart("embedding", tp, embedding, lambda at, by: F.embedding(at, by), tokens, weight, Split(0))
-
-    # Large logits overflow an exponential that was not shifted by the maximum of all ranks.
-    for name, scale in (("loss", 1.0), ("loss of large logits", 1e4)):
-        logits = (scale * torch.randn(2, 5, 64, generator=generator)).requires_grad_()
-        own = Split(2).shard(logits.detach(), tp.rank, tp.size).requires_grad_()
-        loss = VocabParallelLoss(61, 64, tp)(own, tokens)
-        plain = F.cross_entropy(logits[..., :61].flatten(0, 1), tokens.flatten())
-        loss.backward()
-        plain.backward()
-        assert logits.grad is not None
-        assert own.grad is not None
-        far[name] = _relative(loss.detach(), plain.detach())
-        far[f"{name}, gradient"] = _relative(own.grad, Split(2).shard(logits.grad, tp.rank, tp.size))
-    return far
-
-
-def _apart(
-    name: str,
-    tp: TensorParallel,
-    layer: nn.Module,
-    plain: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    weight: Tensor,
-    split: Split,
-    into: Split | None = None,
-    out: Split | None = None,
-) -> dict[str, float]:
-    """Differences of one layer from `plain`; `into` and `out` are the splits of its input and output."""
-    own = (into.shard(inputs, tp.rank, tp.size) if into else inputs).clone()
-    whole = inputs.clone()
-    if inputs.is_floating_point():
-        own.requires_grad_()
-        whole.requires_grad_()
-    # A layer's output is what some further matmul made, never a leaf: sums happen in place.
-    result, expected = layer(own), plain(whole, weight)
-    slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
-    result.backward(out.shard(slope, tp.rank, tp.size) if out else slope)
-    expected.backward(slope)
-    parameter = layer.weight
-    assert isinstance(parameter, nn.Parameter)
-    assert parameter.grad is not None
-    assert weight.grad is not None
-    far = {
-        f"{name}, output": _relative(
-            result.detach(), out.shard(expected.detach(), tp.rank, tp.size) if out else expected.detach()
-        ),
-        f"{name}, weight's gradient": _relative(parameter.grad, split.shard(weight.grad, tp.rank, tp.size)),
-    }
-    if own.grad is not None and whole.grad is not None:
-        expected_grad = into.shard(whole.grad, tp.rank, tp.size) if into else whole.grad
-        far[f"{name}, input's gradient"] = _relative(own.grad, expected_grad)
-    return far
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    worst = ((ours - theirs).abs().max() / theirs.abs().max()).reshape(1)
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return float(worst)
+    return said | {"lost": complaint(engine, kept)}
 
 
 def all_padding(folder: Path) -> dict[str, Any]:
     """The loss where one rank's whole share of the vocabulary is padding."""
-    tp = _tensor_parallel()
+    tp = TensorParallel(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     generator = torch.Generator().manual_seed(6)
     logits = torch.randn(2, 5, 64, generator=generator)
     tokens = torch.randint(0, 30, (2, 5), generator=generator)

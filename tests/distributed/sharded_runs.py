@@ -1,7 +1,6 @@
 """Trainings on engines ddp and fsdp. One launch of ranks runs all of a world size; a later one finds its checkpoints.
 
-Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument. Results are plain JSON: assertions stay in
-the tests, as a rank that fails alone would leave the others waiting.
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument.
 """
 
 import json
@@ -9,8 +8,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +18,28 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.master_weights import FlatMasters
-from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS, T, marked
 from tests.distributed.counted import count_parameters
-from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
+from tests.distributed.equality_cases import CLIP, EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
-from tests.distributed.groups import in_turn, meet
-from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.groups import finish, in_turn
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.save_now import save_now
+from tests.distributed.trainings import SAVED, build, complaint, everyone, new_folder, resume, train
 
-STEPS = 6
-CLIP = 0.25  # below every step's norm
 DP1, DP2, DP4, TP2, TP2_DP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4), Layout(2, 1, 1), Layout(2, 1, 2)
-Scenario = Callable[[Path], Any]
 
 
 def settings(
-    name: str, layout: Layout, dtype: str = "fp32", count: int = 2, mode: str | None = None, **engine: Any
+    name: str, layout: Layout, dtype: Any = "fp32", count: int = 2, mode: str | None = None, **engine: Any
 ) -> Resolved:
     """`count` micro-batches a step. hidden 30 is uneven: over 4 ranks, and in each half of it over 2."""
-    return resolve(
-        Experiment(
-            name="sharded",
-            model=Model(hidden=30, layers=2, heads=2, vocab=VOCAB, seq=SEQ),
-            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
-            layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=count, global_batch=GLOBAL_BATCH),
-            train=Train(
-                steps=STEPS,
-                dtype=dtype,  # type: ignore[arg-type]
-                optimizer_mode=mode,  # type: ignore[arg-type]
-                lr=5e-4,
-                min_lr=1e-4,
-                warmup_steps=2,
-                clip=CLIP,
-            ),
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
-    )
+    case = Case(layout, Engine(name, **engine), dtype, CLIP, optimizer_mode=mode, micro_batches=count)  # type: ignore[arg-type]
+    return replace(case.resolved, model=replace(case.resolved.model, hidden=30, layers=2, heads=2))
 
 
 DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
@@ -189,97 +163,45 @@ def asked(what: str, table: Mapping[int, Mapping[str, T]], world: int) -> dict[s
     return {name: one for name, one in table[world].items() if ALL_TESTS or name in SHORT[what][world]}
 
 
-def cases(what: str, table: Mapping[int, Mapping[str, Any]], engine: str) -> list[Any]:
-    """(world, name) of an engine's trainings in a table; what is not trained in every run is marked `long`."""
-    of_engine = [(world, name) for world in table for name in table[world] if name.startswith(engine)]
-    return marked(of_engine, [(world, name) for world, name in of_engine if name not in SHORT[what][world]])
-
-
-@cache
-def reference() -> PlainRun:
-    """Six steps in one plain PyTorch process, in fp32."""
-    resolved = DDP(DP1)
-    initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
-    batches = [whole_batch(step) for step in range(STEPS)]
-    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
-
-
-def train(engine: Any, resolved: Resolved, steps: range) -> list[tuple[float, float, bool]]:
-    """(loss, norm, skipped) of each step."""
-    results = []
-    for step in steps:
-        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
-        results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
-    return results
-
-
-def _build(resolved: Resolved) -> Any:
-    return build_engine(resolved, torch.device("cpu"))
-
-
-def _make(folder: Path) -> Path:
-    if dist.get_rank() == 0:
-        folder.mkdir(parents=True)
-    dist.barrier()
-    return folder
-
-
-def _everyone(own: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, own)
-    return values
+def cases(what: str, table: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """(world, name) of a table's trainings; what is not trained in every run is marked `long`."""
+    found = [(world, name) for world in table for name in table[world]]
+    return marked(found, [(world, name) for world, name in found if name not in SHORT[what][world]])
 
 
 def _digest(engine: Any) -> list[list[float]]:
     """A number for each of every rank's tensors: parameters and what the optimizer works on."""
     own = [*engine.module.parameters(), *(getattr(engine, "_shards", None) or engine._parameters)]
     local = [one.to_local() if hasattr(one, "to_local") else one for one in own]
-    return _everyone([float(one.detach().double().sum()) for one in local])
+    return everyone([float(one.detach().double().sum()) for one in local])
 
 
 def train_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
     """Six steps and an evaluation; then what it has become, as a checkpoint."""
-    engine = _build(resolved)
+    engine = build(resolved)
     figures = train(engine, resolved, range(STEPS))
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
-    save_now(engine, _make(kept))
+    save_now(engine, new_folder(kept))
     return {"figures": figures, "loss_eval": loss_eval, "step": engine.step, "parameters": count_parameters(engine)}
 
 
-def resume(resolved: Resolved, kept: Path) -> dict[str, Any]:
-    """Six steps unbroken, against three, a save, and three more by an engine that began with other weights."""
-    first = _build(resolved)
-    train(first, resolved, range(3))
-    torch.manual_seed(17)
-    save_now(first, _make(kept))
-    drawn = torch.rand(3).tolist()
-    unbroken = train(first, resolved, range(3, STEPS))
-    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
-    train(second, resolved, range(1))
-    torch.manual_seed(18)
-    second.load(kept)
-    step, same_random = second.step, torch.rand(3).tolist() == drawn
-    return {
-        "step": step,
-        "same_random": all(_everyone(same_random)),
-        "unbroken": unbroken,
-        "resumed": train(second, resolved, range(3, STEPS)),
-        "same_weights": _digest(first) == _digest(second),
-        "same_scale": first._scaler.read() == second._scaler.read(),
-    }
+def resume_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
+    first, second, found = resume(resolved, kept, before=range(1))
+    same = {"same_weights": _digest(first) == _digest(second)}
+    return found | same | {"same_scale": first._scaler.read() == second._scaler.read()}
 
 
 def move(resolved: Resolved, kept: Path) -> dict[str, Any]:
     """The last three steps, from another layout's checkpoint."""
-    engine = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+    engine = build(resolved, seed=2)
     engine.load(kept)
-    return {"step": engine.step, "figures": train(engine, resolved, range(3, STEPS))}
+    return {"step": engine.step, "figures": train(engine, resolved, range(SAVED, STEPS))}
 
 
 def break_gradient(resolved: Resolved) -> dict[str, Any]:
     """A step between good ones, in which one number of rank 0's gradient, ready to be used, is infinite."""
-    engine = _build(resolved)
+    engine = build(resolved)
     good = train(engine, resolved, range(2))
     before = _digest(engine)
     moments = _moments(engine)
@@ -295,10 +217,10 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
     engine._update.begin = begin
     found = {
         "good": good,
-        "bad": _everyone(bad),
+        "bad": everyone(bad),
         "weights_kept": before == _digest(engine),
         "moments_kept": moments == _moments(engine),
-        "scales": _everyone(engine._scaler.read().get("scale")),
+        "scales": everyone(engine._scaler.read().get("scale")),
     }
     return {**found, "then": train(engine, resolved, range(3, 5)), "step": engine.step}
 
@@ -313,13 +235,13 @@ def _first_gradient(engine: Any) -> torch.Tensor:
 
 def _moments(engine: Any) -> list[Any]:
     states = [state for optimizer in engine._update.optimizers for state in optimizer.state.values()]
-    return _everyone([[float(value.double().sum()) for value in state.values()] for state in states])
+    return everyone([[float(value.double().sum()) for value in state.values()] for state in states])
 
 
 def list_calls(resolved: Resolved) -> list[str]:
     """The collectives of the third step, in order, and where it reads a number from the device. (In the second step DDP
     agrees on its buckets.)"""
-    engine = _build(resolved)
+    engine = build(resolved)
     train(engine, resolved, range(2))
     with Calls() as calls:
         engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 2)))
@@ -347,30 +269,17 @@ class Calls(TorchDispatchMode):
 
 def refuse(folder: Path) -> dict[str, str]:
     """What loading says of checkpoints that it cannot take."""
-    said = {}
     resolved = FSDP(DP1)
-    engine = _build(resolved)
-    save_now(engine, _make(folder))
+    engine = build(resolved)
+    save_now(engine, new_folder(folder))
     others = {
+        "same": resolved,
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
         "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
     }
-    for name, other in others.items():
-        engine._resolved = other
-        said[name] = _complaint(engine, folder)
-    engine._resolved = resolved
-    said["same"] = _complaint(engine, folder)
+    said = {name: complaint(engine, folder, other) for name, other in others.items()}
     (folder / "dcp" / ".metadata").unlink()
-    said["lost"] = _complaint(engine, folder)
-    return said
-
-
-def _complaint(engine: Any, folder: Path) -> str:
-    try:
-        engine.load(folder)
-    except CheckpointError as fault:
-        return str(fault)
-    return ""
+    return said | {"lost": complaint(engine, folder)}
 
 
 def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
@@ -386,7 +295,7 @@ def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
     for name, resolved in asked("train", TRAININGS, world).items():
         found[f"train {name}"] = partial(train_all, resolved, kept / f"trained {world} {name}")
     for name, resolved in asked("resume", RESUMED, world).items():
-        found[f"resume {name}"] = partial(resume, resolved, kept / f"{world} {name}")
+        found[f"resume {name}"] = partial(resume_all, resolved, kept / f"{world} {name}")
     for name, (source, resolved) in asked("move", MOVED, world).items():
         found[f"move {name}"] = partial(move, resolved, kept / source)
     for name, resolved in asked("break", BROKEN, world).items():
@@ -394,34 +303,26 @@ def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
     for name, resolved in asked("calls", LISTED, world).items():
         found[f"calls {name}"] = partial(list_calls, resolved)
     if world == 4:
-        found["placements"] = lambda: describe_placements(_build(FSDP(TP2_DP2)))
+        found["placements"] = lambda: describe_placements(build(FSDP(TP2_DP2)))
         found["mixed"] = train_mixed_up
     if world == 1:
         found["refuse"] = partial(refuse, kept / "refused")
     return found
 
 
-_LAUNCHED: dict[int, dict[str, Any]] = {}
-
-
 def launched(folder: Path) -> dict[int, dict[str, Any]]:
-    """What all launches found, by world size. They run once, for whoever asks first."""
-    if not _LAUNCHED:
-        for world in (2, 4, 1):
-            output = launch_ranks("tests.distributed.sharded_runs", world, folder)
-            _LAUNCHED[world] = {**json.loads((folder / f"{world}.json").read_text()), "output": output}
-    return _LAUNCHED
+    """What all launches found, by world size."""
+    found = {}
+    for world in (2, 4, 1):
+        output = launch_ranks("tests.distributed.sharded_runs", world, folder)
+        found[world] = {**json.loads((folder / f"{world}.json").read_text()), "output": output}
+    return found
 
 
 def main(folder: Path) -> None:
     world = int(os.environ["WORLD_SIZE"])
     found = in_turn(folder, str(world), tasks(world, folder))
-    if os.environ["RANK"] == "0":
-        (folder / f"{world}.json").write_text(json.dumps(found))
-    meet(folder, f"{world}-end")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    finish(folder, found, str(world))
 
 
 if __name__ == "__main__":

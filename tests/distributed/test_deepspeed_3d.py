@@ -29,7 +29,10 @@ def test_the_partition_deals_out_the_blocks(looks: tuple[Stage, Stage]) -> None:
     assert list(zip(looks[0]["stages"], looks[1]["stages"], strict=True)) == [(2, 1), (1, 2), (1, 2), (2, 1)]
 
 
-@pytest.mark.parametrize(("how", "first", "last"), [("none", 0, 0), ("block", 1, 2), ("whole", 1, 2)])
+@pytest.mark.parametrize(
+    ("how", "first", "last"),
+    [("none", 0, 0), ("block", 1, 2), ("whole", 1, 2), ("block over tp", 2, 2), ("whole over tp", 2, 2)],
+)
 def test_a_stage_is_compiled_once(looks: tuple[Stage, Stage], how: str, first: int, last: int) -> None:
     # The last stage has its loss beside the blocks, or the forward pass. No break, and nothing new in later steps.
     assert looks[0]["compiled"][how] == [first, first, 0]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.equality_cases import CLIP
+from hpc_gpt.settings.layout import Layout
+from tests.distributed.equality_cases import CLIP, Case
+from tests.distributed.reference import reference
 from tests.distributed.scenarios import MOVED_MODELS, MOVES
-from tests.distributed.test_equality import reference
 
 Launches = Callable[[int], Any]
 KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
@@ -81,7 +82,7 @@ def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Laun
 @pytest.mark.scenario("fp16")
 @pytest.mark.parametrize("world", WORLDS)
 def test_fp16_is_near(launches: Launches, world: int) -> None:
-    plain = reference("adamw", CLIP, True)
+    plain = reference(Case(Layout(1, 1, 1), clip=CLIP).resolved)
     losses, norms, skipped = zip(*launches(world).figures("fp16"), strict=True)
     assert losses == pytest.approx(plain.losses, abs=1e-2)
     assert norms == pytest.approx(plain.norms, rel=1e-2)
@@ -93,13 +94,6 @@ def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> No
     found = launches(1).figures("deterministic")
     assert found["on"]
     assert found["exact"] == found["usual"]
-
-
-@pytest.mark.scenario("layers", world=2)
-def test_split_layers_equal_whole_ones(launches: Launches) -> None:
-    found = launches(2).figures("layers")
-    assert len(found) == 12
-    assert max(found.values()) < 2e-6, found
 
 
 @pytest.mark.scenario("padding", world=2)

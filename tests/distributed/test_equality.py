@@ -3,21 +3,15 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
 from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import (
     BROKEN,
-    EVALUATION,
     NAMED,
     RECOMPUTE,
     SGD,
@@ -26,7 +20,6 @@ from tests.distributed.equality_cases import (
     UNTIED,
     Case,
     plainer,
-    whole_batch,
     zero,
 )
 from tests.distributed.equality_factors import (
@@ -39,7 +32,7 @@ from tests.distributed.equality_factors import (
     judged,
 )
 from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, OVERLAPPED, PRODUCT, too_long
-from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.reference import initial_weights, reference
 
 
 @dataclass
@@ -60,21 +53,8 @@ class Deviation:
         return self.within(2e-6, 1e-5, 1e-5)
 
 
-@cache
-def initial_weights(shape: ModelShape, seed: int) -> dict[str, Tensor]:
-    return {full_name(parameter): parameter.detach() for parameter in Gpt(shape, seed).parameters()}
-
-
-@cache
-def reference(optimizer: str, clip: float, tied: bool, model: str = "gpt2") -> PlainRun:
-    resolved = Case(Layout(1, 1, 1), optimizer=optimizer, clip=clip, tied=tied, model=model).resolved
-    initial = initial_weights(resolved.model, resolved.train.seed)
-    batches = [whole_batch(step) for step in range(STEPS)]
-    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
-
-
 def deviation(case: Case, figures: dict[str, Any], weights: dict[str, Tensor]) -> Deviation:
-    plain = reference(case.optimizer, case.clip, case.tied, case.model)
+    plain = reference(case.resolved)
     losses = zip([*figures["losses"], figures["loss_eval"]], [*plain.losses, plain.loss_eval], strict=True)
     assert weights.keys() == plain.weights.keys()
     far = {name: (weights[name] - plain.weights[name]).abs() for name in weights}
@@ -147,7 +127,7 @@ def check_the_rest(case: Case, figures: dict[str, Any]) -> None:
     assert figures["step"] == STEPS
     assert figures["parameters"] == shape.params
     assert figures["kept_outputs"] == 0
-    assert figures["lrs"] == pytest.approx(reference(case.optimizer, case.clip, case.tied, case.model).lrs, rel=1e-12)
+    assert figures["lrs"] == pytest.approx(reference(case.resolved).lrs, rel=1e-12)
     if case.dtype == "fp32":
         initial = initial_weights(shape, case.resolved.train.seed)
         sums = {name: float(weight.double().sum()) for name, weight in initial.items()}
@@ -192,7 +172,7 @@ def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:
     }
     assert {case.micro_batches for case in SGD} == {1, 2, 8}
     assert all(not case.tied for case in UNTIED)
-    plain = reference("adamw", 0.0, True)
+    plain = reference(TABLE[0].resolved)
     assert min(plain.norms) > 0.25, "clipping must act on every step"
     assert plain.losses[-1] < plain.losses[0], "the task must be learnable"
 

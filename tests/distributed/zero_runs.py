@@ -1,19 +1,17 @@
-"""Trainings on DeepSpeed's engines, checkpoints that pass between them, and the plain reference.
+"""Trainings on DeepSpeed's engines, and checkpoints that pass between them.
 
 Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument; its name says which launch it
-is. Launches of one session share the checkpoints in the folder above. Assertions stay in the tests: a rank that fails
-alone would leave the others waiting.
+is. Launches of one session share the checkpoints in the folder above.
 """
 
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,43 +23,22 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from hpc_gpt.engines.base import ds_config
-from hpc_gpt.errors import CheckpointError, ConfigError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero
-from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS
-from tests.distributed.counted import count_parameters
-from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
-from tests.distributed.groups import in_turn, meet
-from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.equality_cases import CLIP, STEPS, Case
+from tests.distributed.groups import finish, in_turn
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.save_now import save_now
 from tests.distributed.scenarios import fp16_on_cpu
-
-STEPS = 6
-CLIP = 0.25  # below every step's norm
-SAVED = 3  # checkpoints are of this step
-Figures = list[tuple[float, float, bool]]
+from tests.distributed.trainings import SAVED, Figures, build, complaint, new_folder, resume, train
 
 
-def settings(layout: Layout, engine: Engine, dtype: str = "fp32") -> Resolved:
-    """As the command line would resolve them: two micro-batches a step."""
-    return resolve(
-        Experiment(
-            name="zero",
-            model=Model(hidden=32, layers=3, heads=4, vocab=VOCAB, seq=SEQ),
-            engine=engine,
-            layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=2, global_batch=GLOBAL_BATCH),
-            train=Train(steps=STEPS, dtype=dtype, lr=5e-4, min_lr=1e-4, warmup_steps=2, clip=CLIP),  # type: ignore[arg-type]
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
-    )
+def settings(layout: Layout, engine: Engine, dtype: Any = "fp32") -> Resolved:
+    return Case(layout, engine, dtype, CLIP).resolved
 
 
 def zero(stage: int, tp: int = 1, dp: int = 1, dtype: str = "fp32", **switches: Any) -> Resolved:
@@ -74,6 +51,11 @@ def staged(stage: int, tp: int = 1, pp: int = 1, dp: int = 1) -> Resolved:
     return settings(Layout(tp, pp, dp), Engine("deepspeed-3d", stage))
 
 
+def hf(stage: int = 3) -> Resolved:
+    """On engine hf-deepspeed."""
+    return settings(Layout(1, 1, 2), Engine("hf-deepspeed", stage))
+
+
 def name_of(resolved: Resolved) -> str:
     """Engine, stage, layout and what else a case switches on."""
     engine, plain = resolved.engine, Engine()
@@ -84,17 +66,9 @@ def name_of(resolved: Resolved) -> str:
     return " ".join(words)
 
 
-# Six steps against the reference, all of them on two ranks; the equality table has the rest.
-TRAININGS = [
-    zero(0, tp=2),
-    zero(3, tp=2, tiles=2, offload="optimizer"),
-    zero(1, dp=2, offload="optimizer"),
-    zero(2, dp=2),
-    zero(3, dp=2, offload="full"),
-    zero(3, dp=2, dtype="bf16"),
-]
-# Three steps, a save, three more by another engine; then a step that is not finite.
+# Three steps, a save, three more by another engine; then a step that is not finite. The equality table has the steps.
 RESUMES = [
+    hf(),
     *(zero(stage, dp=2) for stage in (0, 1, 2, 3)),
     zero(3, dp=2, offload="full"),
     zero(2, dp=2, dtype="bf16", offload="optimizer"),
@@ -123,8 +97,7 @@ LAUNCHES = {
     ),
 }
 # What every run of the tests has of each.
-SHORT_TRAININGS = [TRAININGS[1], TRAININGS[3]]
-SHORT_RESUMES = [zero(3, dp=2, offload="full"), zero(1, dp=2, dtype="bf16"), zero(3, tp=2, dtype="bf16")]
+SHORT_RESUMES = [hf(), zero(3, dp=2, offload="full"), zero(1, dp=2, dtype="bf16"), zero(3, tp=2, dtype="bf16")]
 SHORT_LAUNCHES = {
     "two": ([], [staged(1, pp=2), zero(3, dp=2, tiles=3)]),
     "four": ([zero(3, tp=2, dp=2)], [staged(1, tp=2, pp=2)]),
@@ -132,61 +105,22 @@ SHORT_LAUNCHES = {
 }
 
 
-def train(engine: Any, resolved: Resolved, steps: range) -> Figures:
-    """(loss, norm, skipped) of each step."""
-    results = []
-    for step in steps:
-        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
-        results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
-    return results
-
-
-def train_six(resolved: Resolved) -> dict[str, Any]:
-    """The figures of a whole training."""
-    engine = _build(resolved)
-    figures: dict[str, Any] = {"steps": train(engine, resolved, range(STEPS)), "step": engine.step}
-    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
-    figures["loss_eval"] = float(engine.evaluate(iter(pairs), len(pairs)))
-    figures["parameters"] = count_parameters(engine)
-    matrices = [one for one in engine.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
-    figures["split"] = [hasattr(one, "ds_tensor") and not one.ds_persist for one in matrices]
-    figures["shares"] = [one.ds_tensor.numel() / one.ds_numel for one in matrices if hasattr(one, "ds_tensor")]
-    return figures
-
-
-def resume(resolved: Resolved, folder: Path) -> dict[str, Any]:
-    """What an engine does that began with other weights and loaded a checkpoint, beside the unbroken one."""
-    kept = _new_folder(folder / f"resume {name_of(resolved)}")
-    first = _build(resolved)
-    train(first, resolved, range(SAVED))
-    torch.manual_seed(17)
-    save_now(first, kept)
-    drawn = torch.rand(3).tolist()
-    unbroken = train(first, resolved, range(SAVED, STEPS))
-    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
-    dist.barrier()
-    second.load(kept)
-    same_random = torch.rand(3).tolist() == drawn
-    step = second.step
-    resumed = train(second, resolved, range(SAVED, STEPS))
+def resume_and_break(resolved: Resolved, folder: Path) -> dict[str, Any]:
+    """`resume`; which matrices ZeRO-3 splits; then a step that is not finite, and two by both engines."""
+    first, second, found = resume(resolved, folder / f"resume {name_of(resolved)}")
+    matrices = [one for one in first.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
+    found["split"] = [hasattr(one, "ds_tensor") and not one.ds_persist for one in matrices]
+    found["shares"] = [one.ds_tensor.numel() / one.ds_numel for one in matrices if hasattr(one, "ds_tensor")]
     hook = second.module.loss.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
-    bad = train(second, resolved, range(1))
+    found["bad"] = train(second, resolved, range(1))
     hook.remove()
-    return {
-        "step": step,
-        "same_random": same_random,
-        "unbroken": unbroken,
-        "resumed": resumed,
-        "bad": bad,
-        "after_bad": train(second, resolved, range(2)),
-        "without_bad": train(first, resolved, range(2)),
-    }
+    return found | {"after_bad": train(second, resolved, range(2)), "without_bad": train(first, resolved, range(2))}
 
 
 def leave(resolved: Resolved, shared: Path) -> None:
     """A checkpoint for other launches, and what its own engine goes on to do."""
-    kept = _new_folder(shared / name_of(resolved))
-    engine = _build(resolved)
+    kept = new_folder(shared / name_of(resolved))
+    engine = build(resolved)
     train(engine, resolved, range(SAVED))
     save_now(engine, kept)
     dist.barrier()
@@ -199,7 +133,7 @@ def take(resolved: Resolved, shared: Path) -> dict[str, Any]:
     """What an engine goes on to do with each checkpoint there is."""
     found = {}
     for kept in sorted(shared.iterdir()):
-        engine = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+        engine = build(resolved, seed=2)
         engine.load(kept)
         step, skipped = engine.step, engine._engine.skipped_steps
         found[kept.name] = {"step": step, "skipped": skipped, "then": train(engine, resolved, range(SAVED, STEPS))}
@@ -209,7 +143,7 @@ def take(resolved: Resolved, shared: Path) -> dict[str, Any]:
 def in_fp16(folder: Path) -> dict[str, Any]:
     """Two overflows on ZeRO-2, and what ZeRO-3 makes of the checkpoint. DeepSpeed is told that a CPU has fp16."""
     resolved, other = zero(2, dp=2, dtype="fp16"), zero(3, dp=2, dtype="fp16")
-    kept = _new_folder(folder / "fp16")
+    kept = new_folder(folder / "fp16")
     with fp16_on_cpu():
         engine = deepspeed_zero.build(resolved, torch.device("cpu"))
         figures = []
@@ -269,30 +203,29 @@ def part_on_the_gpu() -> Iterator[None]:
 def partly_offloaded(folder: Path) -> dict[str, Any]:
     """Trainings with a share of the states on the host, and what resumes of them with other shares do."""
 
-    def build(ratio: float, seed: int = 1) -> Any:
-        resolved = zero(3, dp=2, offload="optimizer", offload_ratio=ratio)
+    def build_at(ratio: float, seed: int = 1) -> Any:
         with part_on_the_gpu():
-            return _build(replace(resolved, train=replace(resolved.train, seed=seed)))
+            return build(zero(3, dp=2, offload="optimizer", offload_ratio=ratio), seed)
 
     def train_and_save(engine: Any) -> tuple[Figures, Path]:
         figures = train(engine, engine._resolved, range(SAVED))
-        kept = _new_folder(folder / f"offloaded {engine._resolved.engine.offload_ratio}")
+        kept = new_folder(folder / f"offloaded {engine._resolved.engine.offload_ratio}")
         save_now(engine, kept)
         dist.barrier()
         return figures + train(engine, engine._resolved, range(SAVED, STEPS)), kept
 
     def resume_at(ratio: float, kept: Path) -> Figures:
-        engine = build(ratio, seed=2)
+        engine = build_at(ratio, seed=2)
         engine.load(kept)
         return train(engine, engine._resolved, range(SAVED, STEPS))
 
     # A deep model's groups are layers at any ratio.
     with patch.object(ds_config, "_SUB_GROUPS_TO_PLACE", 1):
-        (whole, of_whole), part = train_and_save(build(1.0)), build(0.5)
+        (whole, of_whole), part = train_and_save(build_at(1.0)), build_at(0.5)
         partly, of_part = train_and_save(part)
         resumed = {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
         resumed["1 at 0.5"] = resume_at(0.5, of_whole)
-        older = _older_version(_new_folder(folder / "older version"), build)
+        older = _older_version(new_folder(folder / "older version"), build_at)
     resumed["0.5 at 0.2 in other groups"] = resume_at(0.2, of_part)
     return {
         "devices": list(part._engine.optimizer.subgroup_to_device.values()),
@@ -304,68 +237,35 @@ def partly_offloaded(folder: Path) -> dict[str, Any]:
     }
 
 
-def _older_version(folder: Path, build: Callable[[float], Any]) -> dict[str, str]:
+def _older_version(folder: Path, build_at: Callable[[float], Any]) -> dict[str, str]:
     """What is said of a checkpoint in which DeepSpeed's own optimizer kept the states of what was on the GPU."""
     with patch.object(deepspeed_engine, "share_states"):
-        older = build(0.5)
+        older = build_at(0.5)
     train(older, older._resolved, range(1))
     save_now(older, folder)
     dist.barrier()
-    said = {}
-    for ratio in (0.5, 1.0):
-        try:
-            build(ratio).load(folder)
-        except CheckpointError as fault:
-            said[str(ratio)] = str(fault)
+    said = {str(ratio): complaint(build_at(ratio), folder) for ratio in (0.5, 1.0)}
     said["weights"] = str(sum(weight.numel() for _, weight in deepspeed_zero.read_weights(folder, older._resolved)))
     return said
 
 
 def refusals(shared: Path) -> dict[str, str]:
     """What is said where nothing can go on."""
-    said = {}
-    engine, alike = _build(zero(1, dp=2)), zero(1, dp=2)
-    kept = shared / name_of(staged(1, pp=2))
-    for key, other in {
+    alike = zero(1, dp=2)
+    engine = build(alike)
+    others = {
         "dtype": zero(1, dp=2, dtype="bf16"),
         "model": replace(alike, model=replace(alike.model, layers=2)),
-        "engine": settings(Layout(1, 1, 2), Engine("hf-deepspeed", 1)),
+        "engine": hf(1),
         "nvme": zero(3, dp=2, offload="optimizer", offload_path=str(shared)),
-    }.items():
-        engine._resolved = other
+    }
+    said = {key: complaint(engine, shared / name_of(staged(1, pp=2)), other) for key, other in others.items()}
+    for key, how in {"ratio": {"offload_ratio": 0.5}, "path": {"offload_path": str(shared / "nowhere")}}.items():
         try:
-            engine.load(kept)
-        except CheckpointError as fault:
+            build(zero(3, dp=2, offload="optimizer", **how))
+        except ConfigError as fault:
             said[key] = str(fault)
-    try:
-        _build(zero(3, dp=2, offload="optimizer", offload_ratio=0.5))
-    except ConfigError as fault:
-        said["ratio"] = str(fault)
-    try:
-        _build(zero(3, dp=2, offload="optimizer", offload_path=str(shared / "nowhere")))
-    except ConfigError as fault:
-        said["path"] = str(fault)
     return said
-
-
-def _build(resolved: Resolved) -> Any:
-    return build_engine(resolved, torch.device("cpu"))
-
-
-def _new_folder(path: Path) -> Path:
-    if dist.get_rank() == 0:
-        path.mkdir(parents=True)
-    dist.barrier()
-    return path
-
-
-@cache
-def reference(steps: int = STEPS) -> PlainRun:
-    """So many steps in one plain PyTorch process, in fp32."""
-    resolved = staged(0)
-    initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
-    batches = [whole_batch(step) for step in range(steps)]
-    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
 
 
 def run_launches(folder: Path) -> dict[str, dict[str, Any]]:
@@ -390,16 +290,11 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {"taken": each("taken", takes, lambda case: take(case, shared))}
     each("left", leaves, lambda case: leave(case, shared))
     if folder.name == "two":
-        found["trainings"] = each("trained", TRAININGS if ALL_TESTS else SHORT_TRAININGS, train_six)
-        found["resumes"] = each("resumed", RESUMES if ALL_TESTS else SHORT_RESUMES, lambda case: resume(case, folder))
+        resumes = RESUMES if ALL_TESTS else SHORT_RESUMES
+        found["resumes"] = each("resumed", resumes, lambda case: resume_and_break(case, folder))
         rest = {"fp16": in_fp16, "refused": lambda _: refusals(shared), "partly offloaded": partly_offloaded}
         found |= in_turn(folder, "rest", {of: partial(task, folder) for of, task in rest.items()})
-    if os.environ["RANK"] == "0":
-        (folder / "found.json").write_text(json.dumps(found))
-    meet(folder, "end")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+    finish(folder, found)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
+from tests.processes import command_of, tree_of
 
 __all__ = ["nothing_left"]  # a fixture, found by name
 SMALL = ("demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--set", "engine.name=megatron-lm",
@@ -220,9 +221,7 @@ def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     wait_until(lambda: (status_of(run).step or 0) >= 24)
     [attempt] = run.attempts()
     wrapper = read_json(attempt.ranks / "0.json")["pid"]
-    program = next(
-        pid for pid in children_of(wrapper) if b"pretrain_gpt.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    program = next(pid for pid in tree_of(wrapper) if "pretrain_gpt.py" in " ".join(command_of(pid)))
     os.kill(program, signal.SIGSTOP)
     status = ended(run)
     assert status.state == "hang"
@@ -230,14 +229,6 @@ def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     assert "at a process that is stopped" in status.cause
     assert attempt.ended()["rank"] == 0
     wait_until(lambda: start_time(program) is None)
-
-
-def children_of(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for thread in Path(f"/proc/{parent}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
 
 
 @pytest.mark.long

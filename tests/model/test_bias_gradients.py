@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.bias_gradients import gelu, gelu_gradient, join_gradients, split_qkv
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import check_compilers, compile_model
+from hpc_gpt.train.engines.kernels import compile_model
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
 
@@ -60,41 +59,6 @@ def test_parts_are_views_of_the_outputs() -> None:
     outputs, bias = torch.randn(2, 5, 12, requires_grad=True), torch.zeros(12, requires_grad=True)
     assert all(part.untyped_storage().data_ptr() == outputs.untyped_storage().data_ptr()
                for part in split_qkv(outputs, bias))  # fmt: skip
-
-
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize("how", ["block", "edges", "whole"])
-def test_compiled_it_is_the_same(how: Any) -> None:
-    loss, gradients, _ = train(Gpt(SMALL, 1))
-    model = Gpt(SMALL, 1, techniques=FUSED)
-    names = list(model.state_dict())
-    compile_model(model, Engine(compile=how, compile_backend="aot_eager", fused_bias_gradients=True))
-    assert list(model.state_dict()) == names
-    again, compiled, _ = train(model)
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(compiled, gradients, atol=1e-6)
-
-
-@pytest.mark.long(but="each value")
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("one_pass", [False, True])
-def test_compiled_edges_are_the_model(chunks: int, one_pass: bool) -> None:
-    loss, gradients, _ = train(Gpt(SMALL, 1))
-    model = Gpt(SMALL, 1, techniques=Techniques(loss_chunks=chunks, one_pass_loss=one_pass))
-    compile_model(model, Engine(compile="edges", compile_backend="aot_eager"))
-    again, compiled, _ = train(model)
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(compiled, gradients, atol=1e-6)
-    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    # Embedding, block, and the end, which a loss in one pass or a recomputed piece of one divides.
-    assert counted >= 3
-
-
-def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="fused_bias_gradients is true, which needs Triton for a GPU") as refused:
-        check_compilers(Engine(fused_bias_gradients=True), torch.device("cuda"))
-    assert "fused_bias_gradients = false" in refused.value.hint
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 from hpc_gpt.settings.model_shape import ModelShape
 
@@ -141,27 +140,6 @@ def test_a_shorter_sequence_takes_the_first_positions() -> None:
     model = Gpt(SMALL, 1)
     tokens, _ = tokens_of(SMALL)
     torch.testing.assert_close(model.logits(tokens[:, :7]), model.logits(tokens)[:, :7])
-
-
-def test_recomputation_gives_the_same_gradients_and_keeps_less() -> None:
-    gradients, kept = [], []
-    for recompute in ("none", "full"):
-        model = Gpt(SMALL, 1, techniques=Techniques(recompute=recompute))
-        saved = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal saved
-            saved += tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            loss = model(*tokens_of(SMALL))
-        loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-        kept.append(saved)
-    for once, again in zip(*gradients, strict=True):
-        assert torch.equal(once, again)
-    assert kept[1] < kept[0] / 2
 
 
 def test_a_few_steps_learn_a_pattern() -> None:

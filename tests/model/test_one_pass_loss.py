@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.errors import ConfigError
 from hpc_gpt.model import techniques
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import OnePassLoss, Techniques
@@ -19,7 +18,7 @@ from hpc_gpt.settings.experiment import Engine, key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import config_hash
-from hpc_gpt.train.engines.kernels import check_compilers, compile_model
+from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import Case, micro_batches
@@ -86,17 +85,6 @@ def test_an_engine_multiplies_no_gradient_by_one(
     assert norms == [
         float(engine.train_step(iter(micro_batches(case.resolved, 0, step))).grad_norm) for step in range(3)
     ]
-
-
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize("how", ["block", "whole"])
-def test_a_compiled_model_leaves_it_as_it_is(how: Any) -> None:
-    loss, gradients, _ = train(Gpt(SMALL, 1))
-    model = Gpt(SMALL, 1, techniques=Techniques(one_pass_loss=True))
-    compile_model(model, Engine(compile=how, compile_backend="aot_eager", one_pass_loss=True))
-    again, compiled, _ = train(model)
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(compiled, gradients, atol=1e-6)
 
 
 class Made(TorchDispatchMode):
@@ -172,15 +160,6 @@ def test_too_high_a_loss_scale_still_shows() -> None:
     model = Gpt(SMALL, 1, techniques=Techniques(one_pass_loss=True)).to(torch.float16)
     (model(*tokens_of(SMALL)) * 2.0**30).backward()
     assert not all(gradient.isfinite().all() for gradient in gradients_of(model).values())
-
-
-def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    engine = Engine(one_pass_loss=True)
-    check_compilers(engine, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="one_pass_loss is true, which needs Triton for a GPU") as refused:
-        check_compilers(engine, torch.device("cuda"))
-    assert "one_pass_loss = false" in refused.value.hint
 
 
 def test_a_run_with_it_counts_as_another_one() -> None:

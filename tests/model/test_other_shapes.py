@@ -10,7 +10,7 @@ from torch import Tensor
 from hpc_gpt.model.attention import Attention, Rotation, expand_heads, frequencies, mix
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
+from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
@@ -163,20 +163,6 @@ def test_scaling_mixes_between_the_two_wavelengths() -> None:
     assert between.any()
     assert (scaled[between] < plain[between]).all()
     assert (scaled[between] > plain[between] / 8).all()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", SHAPES)
-def test_shards_of_all_ranks_merge_to_the_whole(name: str, size: int) -> None:
-    shape = replace(SHAPES[name], vocab_multiple=64)
-    whole = Gpt(shape, 1)
-    shards = [list(Gpt(shape, 1, TensorParallel(rank, size)).parameters()) for rank in range(size)]
-    for number, parameter in enumerate(whole.parameters()):
-        split, pieces = split_of(parameter), [shard[number].detach() for shard in shards]
-        if split is not None:
-            assert torch.equal(split.merge(pieces), parameter)
-            assert Split.of_stored(split.stored()) == split
-            assert all(torch.equal(split.shard(parameter, rank, size), piece) for rank, piece in enumerate(pieces))
 
 
 def test_a_rank_holds_its_queries_keys_values_gates_and_ups() -> None:

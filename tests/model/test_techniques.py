@@ -67,10 +67,12 @@ def test_selective_recomputation_drops_what_the_core_of_attention_makes(kernel: 
     with sdpa_kernel(kernel):
         loss, gradients, all_kept = train(Gpt(SMALL, 1))
         again, recomputed, fewer = train(Gpt(SMALL, 1, techniques=Techniques(recompute="selective")))
-        *_, fewest = train(Gpt(SMALL, 1, techniques=Techniques(recompute="full")))
+        _, in_full, fewest = train(Gpt(SMALL, 1, techniques=Techniques(recompute="full")))
     assert loss == again
     assert_same(recomputed, gradients)
+    assert_same(in_full, gradients)
     assert fewest < fewer < all_kept
+    assert fewest < all_kept / 2
     if kernel is SDPBackend.MATH:
         # seq^2 probabilities a head are what it is about.
         assert all_kept - fewer >= SMALL.layers * BATCH * SMALL.heads * SMALL.seq**2

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tests import ALL_TESTS
+from tests.processes import all_pids, environment_of, name_of, send, state_of, tree_of
 from tests.slurm.daemons import (
     DaemonError,
     end_processes_of,
@@ -166,8 +166,8 @@ class Cluster:
 
         Gives the pids of the frozen ranks, to be killed once Slurm has noticed.
         """
-        steps = [pid for pid in _pids_named("slurmstepd") if self._node_of(pid) == name]
-        ranks = [child for step in steps for child in _tree(step)[1:]]
+        steps = [pid for pid in all_pids() if name_of(pid) == "slurmstepd" and self._node_of(pid) == name]
+        ranks = [child for step in steps for child in tree_of(step)[1:]]
         slurmd = self.slurmds.pop(name)
         slurmd.kill()
         slurmd.wait()
@@ -175,7 +175,7 @@ class Cluster:
             send(pid, signal.SIGKILL)
         # Not before they are gone: a stopped process gets SIGHUP when its parent dies, and ends with a last packet.
         log = self.folder / f"slurmd-{name}.log"
-        wait_until(f"the end of {name}'s job steps", lambda: not any(map(_lives, steps)), log)
+        wait_until(f"the end of {name}'s job steps", lambda: all(state_of(pid) in "ZX" for pid in steps), log)
         for pid in ranks:
             send(pid, signal.SIGSTOP)
         return ranks
@@ -212,11 +212,8 @@ class Cluster:
 
     def _node_of(self, pid: int) -> str | None:
         """The virtual node a slurmstepd serves: the slurmd that started it left its name in the environment."""
-        for child in _tree(pid):
-            for entry in _environ(child):
-                if entry.startswith(b"SLURMD_NODENAME="):
-                    return entry.partition(b"=")[2].decode()
-        return None
+        names = (environment_of(child).get("SLURMD_NODENAME") for child in tree_of(pid))
+        return next(filter(None, names), None)
 
     def _write_conf(self, dbd_port: int | None) -> None:
         host, folder = socket.gethostname(), self.folder
@@ -308,50 +305,6 @@ class Cluster:
         allowed = ",".join(("normal", *self.spec.qos))
         modify = ("sacctmgr", "-i", "modify", "user", "root", "where", site, "set")
         self.run(*modify, f"qos={allowed}", "defaultqos=normal", check=True)
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """The signal, to a process that may be gone by now."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def _pids_named(name: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if (entry / "comm").read_text().strip() == name:
-                    found.append(int(entry.name))
-    return found
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    tree = [pid]
-    for parent in tree:
-        tree += children.get(parent, [])
-    return tree
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 @contextlib.contextmanager

@@ -19,6 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpc_gpt.process import start_time
+from tests.processes import all_pids, command_of, environment_of, name_of, send
+
 PREFIX = "hpc-gpt-slurm-"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,45 +44,30 @@ def sweep() -> list[Path]:
     removed = []
     for folder in Path("/tmp").glob(PREFIX + "*"):
         try:
-            pid, started = (int(word) for word in (folder / "owner").read_text().split())
+            pid, started = (folder / "owner").read_text().split()
         except (OSError, ValueError):
             # A folder without a readable owner is either being made right now or half removed.
             if time.time() - folder.stat().st_mtime < 60:
                 continue
-            pid, started = -1, -1
-        if start_time(pid) != started or pid < 0:
+            pid, started = "0", ""
+        if start_time(int(pid)) != started:
             end_processes_of(folder)
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
     return removed
 
 
-def start_time(pid: int) -> int | None:
-    """A process's start in clock ticks since boot, which with its pid names it for good. None: no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 def processes_of(folder: Path) -> list[int]:
     """Pids of the daemons, job steps and job processes that belong to the cluster in `folder`."""
-    mark = f"SLURM_CONF={folder}/".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-            name = (entry / "comm").read_text()
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
+    for pid in all_pids():
+        environment, name = environment_of(pid), name_of(pid)
         # A shell that someone pointed at the cluster has SLURM_CONF too, but is neither a daemon nor in a job.
-        ours = mark in environment and (name.startswith(("slurm", "srun")) or b"SLURM_JOB_ID=" in environment)
-        if ours or (name.startswith(("munged", "mariadbd", "slurm")) and str(folder).encode() + b"/" in command):
-            found.append(int(entry.name))
+        in_it = environment.get("SLURM_CONF", "").startswith(f"{folder}/")
+        ours = in_it and (name.startswith(("slurm", "srun")) or "SLURM_JOB_ID" in environment)
+        is_daemon = name.startswith(("munged", "mariadbd", "slurm")) and f"{folder}/" in " ".join(command_of(pid))
+        if pid != os.getpid() and (ours or is_daemon):
+            found.append(pid)
     return found
 
 
@@ -88,8 +76,7 @@ def end_processes_of(folder: Path, timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while (pids := processes_of(folder)) and time.monotonic() < end:
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from tests.slurm.cluster import Cluster, send
+from tests.processes import children_of, command_of, name_of, send, started_with, state_of
+from tests.slurm.cluster import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable, "-m", "hpc_gpt"]
@@ -132,6 +133,24 @@ class Launcher:
         assert len(folders) == 1, folders
         return Job(self.cluster, RunFolder(folders[0]), found[2], noted)
 
+    def sbatch(self, script: Path, *options: str, cwd: Path | None = None, **more: str) -> str:
+        """The id of the job that plain sbatch makes of a script."""
+        environment = {**self.environment, "HPC_GPT_PYTHON": sys.executable, **more}
+        line = ["sbatch", "--parsable", *options, str(script)]
+        done = subprocess.run(line, env=environment, cwd=cwd or self.folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def profile(self, name: str, top: str = "", site: str = PROFILE) -> str:
+        """Writes a profile of its own name, and gives the name."""
+        (self.folder / "config" / "clusters" / f"{name}.toml").write_text(top + site)
+        return name
+
+    def place(self, name: str) -> Path:
+        """A folder of one story's own."""
+        path = self.folder / name
+        path.mkdir()
+        return path
+
     def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
         """`hpc-gpt submit --wait` in the background, in a process group of its own as a shell would have it."""
         waiting = subprocess.Popen(
@@ -156,17 +175,8 @@ class Launcher:
 
     def commands(self) -> list[int]:
         """Pids of the commands on this cluster that this process has started and that still run."""
-        found = []
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            try:
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                daemon = Path(f"/proc/{pid}/comm").read_text().startswith("slurm")
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if parent == os.getpid() and not daemon and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
-                found.append(pid)
-        return found
+        mine = set(children_of(os.getpid())) & set(started_with(SLURM_CONF=str(self.cluster.conf)))
+        return [pid for pid in mine if not name_of(pid).startswith("slurm")]
 
     def job_of(self, run: RunFolder) -> Job:
         """The last job of a run."""
@@ -245,25 +255,24 @@ class Job:
 
     def ranks(self) -> list[int]:
         """Pids of the run's ranks on this machine, whichever of its jobs they belong to."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    environment = (entry / "environ").read_bytes().split(b"\0")
-                    command = (entry / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                ours = f"HPC_GPT_RUN={self.run.path}".encode() in environment
-                rank = command[1:3] == [b"-m", b"hpc_gpt.train"]
-                if ours and rank and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
-                    found.append(int(entry.name))
-        return found
+        ours = started_with("hpc_gpt.train", HPC_GPT_RUN=str(self.run.path), SLURM_CONF=str(self.cluster.conf))
+        return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.train"]]
+
+    def preempt(self) -> str:
+        """Submits a job of higher priority for its nodes; gives that one's id."""
+        nodes = self.nodes()
+        asked = ("-p", "high", "-w", ",".join(nodes), f"-N{len(nodes)}", "--gres=gpu:4", "-o", "/dev/null")
+        return self.cluster.run("sbatch", "--parsable", *asked, "--wrap", "sleep 1", check=True).stdout.strip()
+
+    def release(self) -> None:
+        """Lets it start, if it was held."""
+        self.cluster.run("scontrol", "update", f"jobid={self.id}", "starttime=now", check=True)
 
     def wait_paused(self, attempt: int = 1) -> None:
         """Waits until the attempt has stopped itself, as `paused` had it: nothing happens, and no time is taken."""
         self.wait(
             f"the pause of attempt {attempt}",
-            lambda: self.last_step(attempt) > 0 and any(is_stopped(pid) for pid in self.ranks()),
+            lambda: self.last_step(attempt) > 0 and any(state_of(pid) in "Tt" for pid in self.ranks()),
         )
 
     def resume(self) -> None:
@@ -316,14 +325,6 @@ LONG_LEAD = ("--set", f"job.signal_lead_s={_LEAD_S}", "--time", "1:00:00")
 def paused(*steps: int) -> dict[str, str]:
     """Environment of a submission whose attempts stop themselves, each after its step."""
     return {"PAUSE_AFTER": " ".join(map(str, steps))}
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as SIGSTOP does."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
 
 
 def _is_whole(line: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.slurm.launcher import ENDLESS, LIMIT_S, PAIR, SINGLE, UNSAVED, Job
 from tests.slurm.stories import Teller, story
 

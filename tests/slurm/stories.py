@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.slurm.launcher import Launcher
 
 T = TypeVar("T")

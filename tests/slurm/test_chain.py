@@ -4,15 +4,13 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from tests.slurm.launcher import ENDLESS, LONG_LEAD, PROFILE, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
+from tests.slurm.launcher import ENDLESS, LONG_LEAD, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
 from tests.slurm.references import single, unbroken
 from tests.slurm.stories import Teller, slow_story, story
 
@@ -20,6 +18,8 @@ from tests.slurm.stories import Teller, slow_story, story
 BUDGET_S, LEAD_S = 45, 10
 # What a slow twin took from its job's start to its first step.
 START_S = 4
+# Where a run goes on by jobs that wait for each other.
+CHAINED = 'chain = "singleton"\n'
 
 
 REFUSED = """\
@@ -29,12 +29,6 @@ touch trains
 until [ -e go ]; do sleep 0.1; done
 exit 7
 """
-
-
-def chained(launcher: Launcher) -> str:
-    """The site, where a run goes on by jobs that wait for each other."""
-    (launcher.folder / "config" / "clusters" / "chained.toml").write_text('chain = "singleton"\n' + PROFILE)
-    return "chained"
 
 
 def slow_twin(job: Job, logs: Path, step_s: float, save_s: float, site: str = "site") -> RunFolder:
@@ -69,7 +63,8 @@ def end_link(job: Job, attempt: int) -> None:
 @slow_story
 def by_walltime(teller: Teller) -> Job:
     """A singleton run that Slurm itself signals at its time limit."""
-    job = teller.launcher.submit("--cluster", chained(teller.launcher), *SINGLE, *LONG_LEAD, **paused(8))
+    site = teller.launcher.profile("chained", CHAINED)
+    job = teller.launcher.submit("--cluster", site, *SINGLE, *LONG_LEAD, **paused(8))
     job.wait_paused()
     job.near_its_limit()
     job.hears(signal.SIGUSR2)
@@ -97,21 +92,10 @@ def over_budget(teller: Teller) -> Job:
 
 
 @story
-def requeued(teller: Teller) -> Job:
-    """Two starts that are signalled, and a third that comes to the end, of one job that is requeued."""
-    job = teller.launcher.submit(*SINGLE, "--until", f"steps={STEPS}", **paused(8, 16))
-    for attempt in (1, 2):
-        end_link(job, attempt)
-    job.wait_end()
-    return job
-
-
-@story
 def refused(teller: Teller) -> list[tuple[Job, str]]:
     """A rendered run and a job script that are to be requeued, but Slurm refuses. Gives their signals' classes."""
     run = teller.launcher.submit(*SINGLE, **paused(8))
-    folder = teller.launcher.folder / "refused"
-    folder.mkdir()
+    folder = teller.launcher.place("refused")
     (folder / "train.slurm").write_text(REFUSED)
     own = {"HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
     script = teller.launcher.submit("train.slurm", cwd=folder, **own)
@@ -133,7 +117,7 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     """The same by jobs that are all submitted at once. Gives where its logs are, too."""
     launcher = teller.launcher
     logs = launcher.folder / "singletons"
-    site = chained(launcher)
+    site = launcher.profile("chained", CHAINED)
     slow_twin(teller(single), logs, 6.0, 1.0, site)
     there = {"HPC_GPT_LOGS": str(logs)}
     asked = (*SINGLE, "--cluster", site, "--until", f"steps={STEPS}", "--time", "1")
@@ -184,52 +168,6 @@ def resharded(teller: Teller) -> tuple[int, Job, str]:
     return step, job, said[1]
 
 
-@pytest.mark.story(single)
-def test_a_dry_run_tells_what_is_measured_and_writes_nothing(launcher: Launcher, told: Teller, tmp_path: Path) -> None:
-    twin = slow_twin(told(single), tmp_path, 0.5, 0.2)
-    there = {"HPC_GPT_LOGS": str(tmp_path)}
-    before = sorted(tmp_path.glob("*/*"))
-    _, said = launcher.run(
-        "submit", *SINGLE, "--until", f"tokens={10**6}", "--dry-run", "--script", "--max-gpu-hours", "9", **there
-    )
-    # 2 x 4 windows of 32 tokens a step.
-    assert f"1,000,000 tokens are {10**6 // 256 + 1:,} steps" in said
-    assert f"of run {twin.run_id}" in said
-    assert re.search(r"forecast: \d+ jobs? of 00:10:00", said)
-    assert re.search(r"save [\d.]+ s.*, measured", said)
-    lead = re.search(r"signal (\d+) s ahead of the limit: two steps", said)
-    assert lead
-    script = launcher.run("submit", *SINGLE, "--until", "steps=50", "--dry-run", "--script", **there)[0]
-    assert f"--signal=USR2@{lead[1]}" in script
-    assert "budget 9 GPU-hours" in said
-    assert sorted(tmp_path.glob("*/*")) == before
-
-
-@pytest.mark.story(single)
-def test_contradictions_are_refused_before_anything_is_queued(launcher: Launcher, told: Teller, tmp_path: Path) -> None:
-    twin = slow_twin(told(single), tmp_path, 15.0, 1.0)
-    before = sorted(tmp_path.glob("*/*"))
-    for words, asked in (
-        (f"newest checkpoint is of step {STEPS}", ("--resume", twin.run_id, "--until", "steps=20")),
-        ("train.steps = 20", (*SINGLE, "--until", "steps=30", "--set", "train.steps=20")),
-        ("has no room for a step", (*SINGLE, "--until", "steps=30", "--time", "0:20")),
-        ("are 3.6 s on 1 GPU,", (*SINGLE, "--until", "steps=30", "--max-gpu-hours", "0.001")),
-    ):
-        _, said = launcher.run("submit", *asked, code=2, HPC_GPT_LOGS=str(tmp_path))
-        assert words in said
-        assert "hint:" in said
-    assert sorted(tmp_path.glob("*/*")) == before
-
-
-@pytest.mark.long  # chains of several jobs do it in each run, test_control and test_runs requeue one
-@pytest.mark.story(requeued, single)
-def test_requeued_links_train_to_the_end(told: Teller) -> None:
-    job = told(requeued)
-    assert job.ended() == ["walltime", "walltime", "done"]
-    assert job_ids(job.run) == [job.id]
-    assert job.losses() == told(single).losses()
-
-
 @pytest.mark.long
 @pytest.mark.story(singletons, single)
 def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(
@@ -247,7 +185,7 @@ def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind
 
 @pytest.mark.story(single)
 def test_cancelling_one_link_ends_them_all(launcher: Launcher, told: Teller, tmp_path: Path) -> None:
-    site = chained(launcher)
+    site = launcher.profile("chained", CHAINED)
     slow_twin(told(single), tmp_path, 6.0, 1.0, site)
     there = {"HPC_GPT_LOGS": str(tmp_path)}
     job = launcher.submit(*SINGLE, "--cluster", site, "--until", f"steps={STEPS}", "--time", "1", "--set",
@@ -273,10 +211,8 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
     _, said = launcher.run("submit", "--resume", str(job.run.path), code=2)
     assert "are spent" in said
     # Nor does a job start that was already in the queue.
-    environment = {**launcher.environment, "HPC_GPT_RUN": str(job.run.path), "HPC_GPT_PYTHON": sys.executable}
-    line = ["sbatch", "--parsable", "--output=/dev/null", str(job.run.job_script)]
-    done = subprocess.run(line, env=environment, cwd=launcher.folder, capture_output=True, text=True, check=True)
-    again = Job(launcher.cluster, job.run, done.stdout.strip())
+    started = launcher.sbatch(job.run.job_script, "--output=/dev/null", HPC_GPT_RUN=str(job.run.path))
+    again = Job(launcher.cluster, job.run, started)
     again.wait_end()
     assert not job.run.attempts()[-1].metrics.exists(), "no rank has started"
     assert launcher.state(again) == "budget"

@@ -14,7 +14,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
 from tests.slurm.stories import Story, Teller, slow_story, story
 from tests.torture.checks import settled_class
@@ -26,8 +26,7 @@ NODES = {"loop": 1, "nano": 2, "hf": 1}
 
 
 def start(teller: Teller, name: str, story: str, *more: str, step_s: str = "0.1") -> Job:
-    folder = teller.launcher.folder / f"{name}-{story}"
-    folder.mkdir()
+    folder = teller.launcher.place(f"{name}-{story}")
     gpus = NODES[name]
     tables = {"layout": {"gpus": gpus, "nodes": NODES[name]}, "job": {"retry_pause_s": 1}}
     path = experiment(folder, name, tables=tables)
@@ -170,9 +169,7 @@ def preempted(teller: Teller) -> Job:
     """By a job of higher priority for its node."""
     job = start(teller, "loop", "preempted", "--partition", "low", step_s="0.3")
     job.wait_step(3)
-    (node,) = job.nodes()
-    asked = ("--parsable", "-p", "high", "-w", node, "-N1", "--gres=gpu:2", "-o", "/dev/null", "--wrap", "sleep 1")
-    teller.cluster.run("sbatch", *asked, check=True)
+    job.preempt()
     job.wait("its end", lambda: job.run.attempt(1).ended())
     job.wait_end()
     return job
@@ -194,8 +191,7 @@ def test_what_slurm_ends_saves_once_and_counts_as_what_it_is(told: Teller) -> No
 @story
 def one_a_gpu(teller: Teller) -> RunFolder:
     """Four tasks on two nodes, each of which says who it is."""
-    folder = teller.launcher.folder / "per-gpu"
-    folder.mkdir()
+    folder = teller.launcher.place("per-gpu")
     show = 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $SLURM_NODEID $MASTER_ADDR ${MASTER_PORT:+port}" >{run}/task-$RANK'
     tables = {"layout": {"gpus": 4, "nodes": 2}}
     job = teller.launcher.submit(str(experiment(folder, "who", {"run": show, "per": "gpu"}, tables)))
@@ -214,8 +210,7 @@ def test_one_process_a_gpu_knows_its_rank(told: Teller) -> None:
 @story
 def one_a_job(teller: Teller) -> RunFolder:
     """One process for two nodes of two GPUs, which looks for its slots as mpirun does, and starts a step on both."""
-    folder = teller.launcher.folder / "per-job"
-    folder.mkdir()
+    folder = teller.launcher.place("per-job")
     show = (
         "hosts=$(scontrol show hostnames | wc -l); "
         'echo "$SLURM_NNODES $SLURM_TASKS_PER_NODE ${SLURM_STEP_ID:-no step} $hosts" >{run}/slots; '
@@ -243,8 +238,7 @@ def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
 
 
 def test_a_program_that_is_on_no_node_is_the_users_mistake_and_not_retried(launcher: Launcher) -> None:
-    folder = launcher.folder / "gone"
-    folder.mkdir()
+    folder = launcher.place("gone")
     path = experiment(folder, "gone", {"run": ["no-such-trainer"], "per": "job"}, {"layout": {"gpus": 1}})
     job = launcher.submit(str(path))
     job.wait_end("FAILED")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import name_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import processes_of, sweep
 from tests.slurm.launcher import REPOSITORY
@@ -23,13 +24,6 @@ def start_by_hand() -> tuple[subprocess.Popen[str], Path]:
     return owner, conf
 
 
-def _is_step(pid: int) -> bool:
-    try:
-        return b"slurmstepd" in Path(f"/proc/{pid}/comm").read_bytes()
-    except OSError:  # gone by now
-        return False
-
-
 def start_job(conf: Path) -> None:
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     command = ["srun", "--output=/dev/null", "bash", "-c", 'trap "" TERM INT; while :; do sleep 1; done']
@@ -38,7 +32,7 @@ def start_job(conf: Path) -> None:
     )
     folder = conf.parent
     end = time.monotonic() + 240
-    while not any(_is_step(pid) for pid in processes_of(folder)):
+    while not any(name_of(pid) == "slurmstepd" for pid in processes_of(folder)):
         assert time.monotonic() < end, "no step came up"
         time.sleep(0.05)
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder, user_name
-from tests.slurm.cluster import Cluster, send
+from tests.processes import send
+from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
@@ -75,19 +76,12 @@ def lost_other_node(teller: Teller) -> Lost:
     return lose_a_node(teller, 1, *PAIR)
 
 
-def preempt(teller: Teller, job: Job) -> str:
-    """Submits a job of higher priority for the nodes of `job`; gives its id."""
-    nodes = job.nodes()
-    asked = ("--parsable", "-p", "high", "-w", ",".join(nodes), f"-N{len(nodes)}", "--gres=gpu:4", "-o", "/dev/null")
-    return teller.cluster.run("sbatch", *asked, "--wrap", "sleep 1", check=True).stdout.strip()
-
-
 @story
 def preempted(teller: Teller) -> tuple[Job, str]:
     """It answers at once. Gives the preemptor's id too."""
     job = teller.launcher.submit("--partition", "low", *SINGLE, **paused(13))
     job.wait_paused()
-    preemptor = preempt(teller, job)
+    preemptor = job.preempt()
     job.hears(signal.SIGTERM)
     job.wait_end()
     return job, preemptor
@@ -101,7 +95,7 @@ def preempted_late(teller: Teller) -> tuple[Job, str]:
     slow = teller.cluster.slurmds[job.nodes()[1]].pid
     send(slow, signal.SIGSTOP)
     try:
-        preemptor = preempt(teller, job)
+        preemptor = job.preempt()
         job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
         # The slow node's rank has not heard of it.
         job.resume()
@@ -195,27 +189,6 @@ def hostile(teller: Teller) -> Hostile:
         shown.append(tuple(teller.cluster.run(*asked, key).stdout.rstrip("\n") for key in ("%j", "%k")))
         job.wait_end()
     return Hostile(jobs, shown, folder)
-
-
-@story
-def once_more(teller: Teller) -> tuple[Job, str, set[str]]:
-    """The script of a run that is done is submitted again. Gives the first job, what `--resume` says of it, and the
-    names of the files that came or changed."""
-    launcher = teller.launcher
-    first = launcher.submit(*SINGLE, "--set", "train.steps=3")
-    first.wait_end()
-
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in first.run.path.rglob("*") if path.is_file()}
-
-    before = files()
-    _, said = launcher.run("submit", "--resume", first.run.run_id, code=2)
-    environment = {**launcher.environment, "HPC_GPT_RUN": str(first.run.path), "HPC_GPT_PYTHON": sys.executable}
-    asked = ["sbatch", "--parsable", f"--output={first.run.path}/slurm-%j.out", str(first.run.job_script)]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
-    Job(teller.cluster, first.run, done.stdout.strip()).wait_end()
-    after = files()
-    return first, said, {path.name for path, text in after.items() if before.get(path) != text}
 
 
 @pytest.mark.story(unbroken)
@@ -315,11 +288,15 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_furth
     assert waiting.returncode == 3, words
     assert job.ranks() == []
     assert job.ended() == ["error", "error"]
-    assert launcher.state(job) == "no_progress"
+    (row,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
+    assert row["state"] == "no_progress"
+    cause = "2 attempts in a row trained no step further, there is no checkpoint; the last end was "
+    assert row["cause"].startswith(cause)
     assert "Error:" in words
     assert "hint:" in words
     job.wait_end("FAILED")  # the script ends with the rank's own code
     said, _ = launcher.run("why", job.run.run_id)
+    assert "chain    ends as no_progress: 2 attempts in a row" in said
     assert f"rank     {rank}\n" in said
     assert f"rank {rank} on " in said
     assert "was ended by SIGKILL, by hand or by the kernel's memory killer (srun: " in said
@@ -339,19 +316,6 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
     assert "within job" not in told(single).noted
     assert not list(found.folder.rglob("pwned"))
     assert not (launcher.folder / "pwned").exists()
-
-
-@pytest.mark.long
-@pytest.mark.story(once_more)
-def test_a_job_that_finds_its_run_done_leaves_nothing(launcher: Launcher, told: Teller) -> None:
-    """But its own output, which says why it did not start."""
-    first, said, changed = told(once_more)
-    assert "is done: it has trained its 3 steps" in said
-    assert first.ended() == ["done"]
-    assert [path.name for path in (first.run.path / "attempts").iterdir()] == ["1"]
-    (output,) = changed - {"record.json"}
-    assert "not started: attempt 1 has finished the training" in (first.run.path / output).read_text()
-    assert launcher.state(first) == "done"
 
 
 @pytest.mark.story(walltime, single)

@@ -66,28 +66,15 @@ def command(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def profile(launcher: Launcher, name: str, text: str, site: str = PROFILE) -> str:
-    """Writes a profile of its own name and gives the name."""
-    (launcher.folder / "config" / "clusters" / f"{name}.toml").write_text(text + site)
-    return name
-
-
-def folder(launcher: Launcher, name: str) -> Path:
-    """A folder of one story's own."""
-    path = launcher.folder / name
-    path.mkdir()
-    return path
-
-
 @story
 def contained(teller: Teller) -> str:
     """The log of a run of two ranks in a container."""
     launcher = teller.launcher
-    place = folder(launcher, "contained")
+    place = launcher.place("contained")
     command(place / "apptainer", APPTAINER)
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
     site = f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n{container}'
-    cluster = profile(launcher, "container", f'python = "{sys.executable}"\n', site)
+    cluster = launcher.profile("container", f'python = "{sys.executable}"\n', site)
     said, _ = launcher.run("submit", "--wait", "--cluster", cluster, *PAIR, "--set", "train.steps=2")
     return (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
 
@@ -96,10 +83,10 @@ def contained(teller: Teller) -> str:
 def without_controller(teller: Teller) -> tuple[Job, str]:
     """Signalled while the controller is away for a moment. Gives the file of the calls that were refused, too."""
     launcher = teller.launcher
-    place = folder(launcher, "away")
+    place = launcher.place("away")
     (place / "asked").touch()
     command(place / "scontrol", SCONTROL.format(folder=place, scontrol=shutil.which("scontrol")))
-    cluster = profile(launcher, "away", "", f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n')
+    cluster = launcher.profile("away", "", f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n')
     job = launcher.submit("--cluster", cluster, *SINGLE, **paused(2))
     job.wait_paused()
     launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
@@ -112,9 +99,9 @@ def without_controller(teller: Teller) -> tuple[Job, str]:
 def terminated_at_its_start(teller: Teller) -> Job:
     """A preemption's SIGTERM while its rank starts."""
     launcher = teller.launcher
-    place = folder(launcher, "slow-start")
+    place = launcher.place("slow-start")
     command(place / "python", SLOW_PYTHON.format(folder=place, python=sys.executable))
-    cluster = profile(launcher, "slow-start", f'python = "{place}/python"\n')
+    cluster = launcher.profile("slow-start", f'python = "{place}/python"\n')
     environment = {"HPC_GPT_PYTHON": f"{place}/python"}
     job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
     job.wait("its ranks", lambda: len(list(place.glob("starts.*"))) == 1)
@@ -129,9 +116,9 @@ def terminated_at_its_start(teller: Teller) -> Job:
 def hanging(teller: Teller) -> Job:
     """Its rank hears no signal at the time limit."""
     launcher = teller.launcher
-    place = folder(launcher, "hanging")
+    place = launcher.place("hanging")
     command(place / "python", HANGING_PYTHON.format(folder=place, python=sys.executable))
-    cluster = profile(launcher, "hanging", f'python = "{place}/python"\n')
+    cluster = launcher.profile("hanging", f'python = "{place}/python"\n')
     environment = {"HPC_GPT_PYTHON": f"{place}/python"}
     job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
     job.wait("its ranks", lambda: len(list(place.glob("hangs.*"))) == 1)
@@ -149,14 +136,11 @@ def of_earlier_version(commit: str) -> Callable[[Teller], Job]:
 
     def at(teller: Teller) -> Job:
         launcher = teller.launcher
-        place = folder(launcher, f"at-{commit}")
+        place = launcher.place(f"at-{commit}")
         script = place / "job.sh"
         text = (SPECIMENS / f"slurm_at_{commit}.sh").read_text()
         script.write_text(text.replace("/tokens/are/here", str(launcher.folder / "some.tokens")))
-        environment = {**launcher.environment, **paused(2), "HPC_GPT_PYTHON": sys.executable}
-        asked = ["sbatch", "--parsable", str(script)]
-        done = subprocess.run(asked, env=environment, cwd=place, capture_output=True, text=True, check=True)
-        job_id = done.stdout.strip()
+        job_id = launcher.sbatch(script, cwd=place, **paused(2))
         job = Job(teller.cluster, RunFolder(launcher.logs / "tiny" / job_id), job_id)
         job.wait_paused()
         launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
@@ -183,7 +167,7 @@ def with_taken_port(teller: Teller) -> tuple[Job, list[int]]:
         with contextlib.suppress(OSError):  # a daemon listens there
             taken.bind(("127.0.0.1", first))
             taken.listen()
-        teller.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", check=True)
+        job.release()
         job.wait_end()
     return job, others
 
@@ -224,7 +208,7 @@ def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(told: Teller) -> N
 
 
 def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Launcher) -> None:
-    cluster = profile(launcher, "no-python", 'python = "/nosuch/python"\n')
+    cluster = launcher.profile("no-python", 'python = "/nosuch/python"\n')
     said, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     run = next((launcher.logs / "tiny").glob(said.split()[1]))
     assert "no /nosuch/python on n" in words
@@ -235,7 +219,7 @@ def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Laun
 
 @pytest.mark.long
 def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: Launcher) -> None:
-    cluster = profile(launcher, "no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
+    cluster = launcher.profile("no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
     _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     assert ".invalid has no address" in words
 
@@ -248,7 +232,7 @@ def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(
     """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
     command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
     site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'
-    _, words = launcher.run("submit", "--wait", "--cluster", profile(launcher, "hostless", "", site), code=3)
+    _, words = launcher.run("submit", "--wait", "--cluster", launcher.profile("hostless", "", site), code=3)
     assert "scontrol names no host of 'n" in words
     job, others = told(with_taken_port)
     found = re.search(r"rendezvous 127.0.0.1:(\d+)\n", job.log())

@@ -11,6 +11,7 @@ import numpy as np
 from hpc_gpt.files import read_json
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.runs.run_folder import Attempt, job_ids
+from tests.processes import command_of
 from tests.torture.order import SAVE_EVERY, STEPS
 from tests.torture.scene import Scene
 
@@ -127,7 +128,7 @@ def _left_over(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
             if left:
                 yield f"jobs left in the queue: {left}"
             if processes:
-                yield f"processes left: {[_command(pid) for pid in processes]}"
+                yield f"processes left: {[(pid, command_of(pid)) for pid in processes]}"
             return
         time.sleep(0.2)
 
@@ -135,14 +136,6 @@ def _left_over(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
 def _jobs_left(scene: Scene) -> list[str]:
     ids = ",".join(job_ids(scene.run))
     return scene.slurm("squeue", "-h", "-o", "%i:%T", "-j", ids, check=False).split()
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return f"{pid} {file.read().replace(bytes(1), b' ').decode(errors='replace')[:80]}"
-    except OSError:
-        return f"{pid} (gone)"
 
 
 def _explained(scene: Scene, reference: dict[int, float]) -> Iterator[str]:

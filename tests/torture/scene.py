@@ -8,10 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from tests.slurm.cluster import Cluster, send
+from tests.processes import environment_of, send, started_with, state_of
+from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PYTHON, Job, Launcher
 from tests.torture.order import STEPS, Planned
 
@@ -112,7 +112,7 @@ class Scene:
         pids = self.job.ranks()
         for pid in pids:
             send(pid, signal.SIGSTOP)
-        while not all(_stands(pid) for pid in pids):
+        while not all(state_of(pid) in "TtZX" for pid in pids):
             time.sleep(_POLL_S)
         return pids
 
@@ -172,29 +172,5 @@ class Scene:
 
     def job_processes(self) -> list[int]:
         """Pids of whatever of the run's jobs still lives on this machine."""
-        conf, ids = str(self.cluster.conf), set(job_ids(self.run))
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                environment = environment_of(int(entry.name))
-                if environment.get("SLURM_JOB_ID") in ids and environment.get("SLURM_CONF") == conf:
-                    found.append(int(entry.name))
-        return found
-
-
-def _stands(pid: int) -> bool:
-    """Whether a process is stopped, or gone: a signal is heard only when the process's turn comes."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
-    except OSError:
-        return True
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """A process's environment; empty for one that is gone."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries if b"=" in entry)
-    return {name: text for name, _, text in pairs}
+        of_cluster, ids = started_with(SLURM_CONF=str(self.cluster.conf)), job_ids(self.run)
+        return [pid for pid in of_cluster if environment_of(pid).get("SLURM_JOB_ID") in ids and pid != os.getpid()]

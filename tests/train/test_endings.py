@@ -25,22 +25,6 @@ def checkpoints(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
-def test_minutes_are_counted_over_all_attempts(tmp_path: Path, tokens: Path) -> None:
-    run = new_run(tmp_path, settings(tokens, DP2, steps=LONG, minutes=0.02, log_every=3))
-    launch = train(run, 2)
-    ended, step, requeue = launch.ended
-    assert (ended, requeue) == ("done", False), launch.log
-    assert launch.attempt.ended()["cause"] == "train.minutes = 0.02 are over"
-    assert 0 < step < LONG
-    assert checkpoints(run) == [f"step-{step:08d}"]
-    assert [line["step"] for line in lines(run)] == list(range(1, step + 1))
-    assert sum(line["step_s"] for line in lines(run)) > 0.3
-    # Asked to go on, it has nothing left but the step after which it sees that.
-    again = train(run, 2)
-    assert again.ended[1] <= step + 2
-    assert [line["step"] for line in lines(run)] == list(range(1, again.ended[1] + 1))
-
-
 def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path, settings(tokens, PP2, steps=LONG, save_every=2))
     launch = Launch(run, 2)

@@ -21,8 +21,8 @@ from hpc_gpt.train import export
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.export import export_hf, main
 from hpc_gpt.weights.config import InitConfig, architecture_in, config_of, read_config
-from hpc_gpt.weights.names import size_of, to_hf
-from hpc_gpt.weights.writing import _write_weights, write_hf
+from hpc_gpt.weights.names import size_of
+from hpc_gpt.weights.writing import write_hf
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train
@@ -69,27 +69,6 @@ def hf_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     assert not any(info.values()), info
     with torch.no_grad():
         return model.eval()(tokens).logits
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "smollm3"])
-def test_other_shapes_are_written_as_their_own_class(name, tied, tmp_path):
-    shape = ModelShape(layers=3, heads=4, vocab=61, seq=32, tied=tied, **MODELS[name])
-    model = Gpt(shape, seed=5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    weights = [(full_name(parameter), parameter.detach()) for parameter in model.parameters()]
-    cut = [(key, value[:61] if key in ("embedding.weight", "head.weight") else value) for key, value in weights]
-    files = _write_weights(to_hf(shape, iter(cut)), tmp_path, 20_000, torch.float32)
-    assert len(files) > 2
-    (tmp_path / "config.json").write_text(json.dumps(config_of(shape)))
-    tokens = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        torch.testing.assert_close(hf_logits(tmp_path, tokens), model.logits(tokens)[..., :61], rtol=1e-5, atol=1e-5)
-    listed = json.loads((tmp_path / files[-1]).read_text())["weight_map"]
-    assert ("lm_head.weight" in listed) is not tied, "a tied file has no head of its own"
-    assert read_config(tmp_path, 32) == shape
 
 
 TOKENS = torch.randint(0, VOCAB, (2, 32), generator=torch.Generator().manual_seed(3))

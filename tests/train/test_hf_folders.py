@@ -48,6 +48,8 @@ def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> Non
     write(shape, tmp_path / "one")
     write(shape, tmp_path / "several", piece_bytes=9_000)
     assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 2
+    listed = json.loads((tmp_path / "several" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert ("lm_head.weight" in listed) is not shape.tied, "a tied file has no head of its own"
     tokens, _ = tokens_of(shape)
     expected = with_large_weights(shape).logits(tokens)[..., : shape.vocab].detach()
     for folder in (tmp_path / "one", tmp_path / "several"):

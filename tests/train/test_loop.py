@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -227,6 +228,30 @@ def test_minutes_count_over_all_attempts(tmp_path: Path, monkeypatch: pytest.Mon
     assert begun.loop.step == 10 + 5 + 1
 
 
+def test_a_run_ends_at_the_loss_that_was_asked_for(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, steps=1000, until_loss=5.2, log_every=3)
+    begun.engine.loss = lambda step: 6.0 - 0.02 * step
+    end = begun.loop.run()
+    # The mean of 20 steps up to the 50th; looked at after the line of the 51st, and agreed on a step later.
+    assert (end.ended, begun.loop.step) == ("done", 53)
+    assert str(end.cause).endswith("train.until_loss = 5.2")
+    assert begun.saved() == ["step-00000053"]
+
+
+def test_a_budget_that_runs_out_ends_a_link_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead of the signal is what saving may take: so much earlier it begins."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr("hpc_gpt.ends.end_policy.time", clock)
+    begun = Begun(tmp_path, steps=1000)
+    begun.loop._resolved = replace(begun.loop._resolved, job=replace(begun.loop._resolved.job, max_gpu_hours=9.0))
+    lead = begun.loop._resolved.job.signal_lead_s
+    assert lead
+    monkeypatch.setenv("HPC_GPT_STOP_AT", f"{clock.now + lead + 20:.0f}")
+    clock.drive(begun)
+    assert (begun.loop.run().ended, begun.loop.step) == ("budget", 11)
+    assert begun.saved() == ["step-00000011"]
+
+
 def test_an_evaluation_is_of_as_many_micro_batches_as_it_has(tmp_path: Path) -> None:
     begun = Begun(tmp_path, steps=2, eval_every=2, eval_batches=3)
     counts: list[int] = []
@@ -239,19 +264,6 @@ def test_an_evaluation_is_of_as_many_micro_batches_as_it_has(tmp_path: Path) -> 
     engine.evaluate = evaluate
     begun.loop.run()
     assert counts == [3 * 2]
-
-
-def test_of_several_wishes_to_stop_the_first_that_applies_is_the_end(tmp_path: Path) -> None:
-    for wishes, ended in (
-        ({"interrupted", "terminated", "walltime"}, "stopped"),
-        ({"terminated", "walltime"}, "cancelled"),
-        ({"walltime"}, "walltime"),
-    ):
-        begun = Begun(tmp_path / ended, steps=9, minutes=1e-9)
-        begun.metrics.parent.mkdir()
-        for wish in wishes:
-            begun.signals.raised.add(wish)
-        assert begun.loop.run().ended == ended
 
 
 def test_steps_skipped_to_the_very_end_are_no_done_run(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def test_training_goes_on_while_a_save_is_written_and_a_kill_meanwhile_loses_not
     half = run.checkpoints / ".writing-step-00000008"
     assert {path.name for path in half.iterdir()} == {"begun-0", "begun-1"}
     assert "saved after step 8 " not in launch.log
-    for rank in launch.ranks:
-        os.kill(rank.pid, signal.SIGKILL)
-    launch.wait()
+    # The other waits for the one that is killed, and leaves.
+    os.kill(launch.ranks[1].pid, signal.SIGKILL)
+    assert launch.wait() == [1, -9], launch.log
     assert half.is_dir()
     again = train(run, 2)
     assert again.ended == ("done", STEPS, False), again.log
@@ -103,18 +103,6 @@ def test_training_goes_on_while_a_save_is_written_and_a_kill_meanwhile_loses_not
     assert found == [expected[one[0] - 1] for one in found]
     assert [line["step"] for line in lines(run)][-8:] == list(range(5, STEPS + 1))
     assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
-
-
-def test_one_rank_killed_in_a_save_leaves_the_one_before(tmp_path: Path, tokens: Path, foreground: RunFolder) -> None:
-    """The other is at the next save by then, waits for the first, and leaves."""
-    run = new_run(tmp_path, resolved(tokens))
-    launch = Launch(run, 2, HOLD_SAVE_OF="8")
-    launch.await_words("step 10/")
-    os.kill(launch.ranks[1].pid, signal.SIGKILL)
-    assert launch.wait() == [1, -9], launch.log
-    again = train(run, 2)
-    assert "resumed after step 4 of 12" in again.log
-    assert figures(run)[-1] == figures(foreground)[-1]
 
 
 def test_where_the_host_has_too_little_memory_it_is_said_once_and_training_waits(tmp_path: Path, tokens: Path) -> None:

@@ -23,6 +23,7 @@ from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.train.data import Stream, StreamedShards, open_stream
+from tests.processes import children_of, command_of
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train
 
@@ -152,13 +153,8 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
 
 def readers_of(launch: Launch) -> list[int]:
     """The processes that the ranks have started to read."""
-    found = []
-    for rank in launch.ranks:
-        for children in Path(f"/proc/{rank.pid}/task").glob("*/children"):
-            for pid in children.read_text().split():
-                if b"reader_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-    return found
+    children = (pid for rank in launch.ranks for pid in children_of(rank.pid))
+    return [pid for pid in children if "reader_process" in " ".join(command_of(pid))]
 
 
 def gone(readers: list[tuple[int, str | None]]) -> bool:

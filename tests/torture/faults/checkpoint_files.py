@@ -5,7 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.torture.faults.kind import AFTER_TWO_SAVES, kind
 from tests.torture.scene import Scene
 

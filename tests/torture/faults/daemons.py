@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.torture.faults.kind import kind
 from tests.torture.scene import Scene
 

@@ -2,7 +2,7 @@
 
 import signal
 
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.torture.faults.kind import kind
 from tests.torture.scene import Scene
 

@@ -5,7 +5,7 @@ import signal
 import time
 
 from tests.command.mine import kill, processes
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.slurm.launcher import any_has_pending
 from tests.torture.faults.disk import fill
 from tests.torture.faults.kind import kind

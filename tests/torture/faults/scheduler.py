@@ -4,7 +4,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.slurm.cluster import send
+from tests.processes import send
 from tests.slurm.launcher import any_has_pending
 from tests.torture.faults.kind import kind
 from tests.torture.scene import Scene

@@ -28,37 +28,50 @@ from tests.model.test_techniques import BATCH, assert_same, train
 CPU = torch.device("cpu")
 
 
-def compiled(
-    mode: str, techniques: Techniques | None = None, backend: str = "aot_eager"
-) -> tuple[Tensor, dict[str, Tensor]]:
+def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> tuple[Tensor, dict[str, Tensor]]:
     model = Gpt(SMALL, 1, techniques=techniques)
     names = list(model.state_dict())
-    compile_model(model, Engine(compile=mode, compile_backend=backend))  # type: ignore[arg-type]
+    switches = {"one_pass_loss": techniques.one_pass_loss, "fused_bias_gradients": techniques.fused_bias_gradients}
+    compile_model(model, Engine(compile=mode, compile_backend=backend, **switches))
     assert list(model.state_dict()) == names
     loss, gradients, _ = train(model)
     return loss, gradients
 
 
 @pytest.mark.long(but="each value")
-@pytest.mark.parametrize("mode", ["block", "whole"])
+@pytest.mark.parametrize("mode", ["block", "whole", "edges"])
 @pytest.mark.parametrize(
     "techniques",
     [
         Techniques(),
+        Techniques(one_pass_loss=True),
+        Techniques(one_pass_loss=True, loss_chunks=3),
+        Techniques(fused_bias_gradients=True),
         Techniques(recompute="selective"),
         Techniques(recompute="full"),
         Techniques(activation_offload=True),
         Techniques(loss_chunks=3),
         Techniques(tiles=2, recompute="full", activation_offload=True, loss_chunks=3),
     ],
-    ids=["plain", "selective", "full", "offload", "chunks", "together"],
+    ids=[
+        "plain",
+        "one pass",
+        "one pass in chunks",
+        "bias gradients",
+        "selective",
+        "full",
+        "offload",
+        "chunks",
+        "together",
+    ],
 )
 def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
     again, found = compiled(mode, techniques)
     torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
     assert_same(found, gradients, atol=1e-6)
-    if mode == "block" or not techniques.activation_offload:  # whole, the code breaks where the offload begins
+    counted = mode != "edges" and not techniques.one_pass_loss
+    if counted and (mode == "block" or not techniques.activation_offload):  # whole, it breaks where the offload begins
         # One piece of code for all blocks and one for the loss, or one for everything; nothing compiled twice. The
         # pieces of a chunked loss are compiled, so it ends the code: blocks, last norm, piece.
         in_chunks = mode == "whole" and techniques.loss_chunks > 1

@@ -1,0 +1,30 @@
+"""The plain process that trains what a case trains, once a session for each model and schedule."""
+
+from dataclasses import replace
+from functools import cache
+
+from torch import Tensor
+
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolved import Resolved
+from tests.distributed.equality_cases import EVALUATION, STEPS, whole_batch
+from tests.distributed.plain_gpt import PlainRun, train_plainly
+
+
+def reference(resolved: Resolved, steps: int = STEPS) -> PlainRun:
+    """So many steps in one plain PyTorch process, in fp32 whatever the dtype."""
+    return _reference(resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps)
+
+
+@cache
+def _reference(shape: ModelShape, train: Train, steps: int) -> PlainRun:
+    batches = [whole_batch(step) for step in range(steps)]
+    return train_plainly(shape, train, initial_weights(shape, train.seed), batches, whole_batch(EVALUATION))
+
+
+@cache
+def initial_weights(shape: ModelShape, seed: int) -> dict[str, Tensor]:
+    return {full_name(parameter): parameter.detach() for parameter in Gpt(shape, seed).parameters()}
