@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
     from hpc_gpt.plan.machine import Constants, Machine
     from hpc_gpt.plan.memory import Memory
-    from hpc_gpt.plan.search import Candidate
+    from hpc_gpt.plan.search import Candidate, Searched
     from hpc_gpt.plan.step_time import StepTime
 
 SCHEMA = 1
 _MICRO_BATCH, _PP = "layout.micro_batch", "layout.pp"
 # {what the planner chooses if it is not given: its name in texts}; more stages only if one does not fit.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MICRO_BATCH: "micro-batch", _PP: "pp"}
+
+# More than the settings that one layout can have, all of which are kept to find the rules' among them.
+_EVERY = 10**4
 
 # The seconds that the search for a faster layout may take while a user waits for a submission.
 _FASTER_S = 2.0
@@ -225,10 +228,10 @@ def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
     """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     for open_keys in _NEARER:
         try:
-            picked = _search(resolved, found.profile, found.machine, _ALL - set(open_keys))
+            picked = _search(resolved, found.profile, found.machine, _ALL - set(open_keys)).best
         except UserError:
             continue
-        if picked is not None and not picked.needs_unknown_host:
+        if picked is not None:
             return picked
     return None
 
@@ -237,17 +240,19 @@ def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: 
     """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
     the rules' choice is as good."""
     open_keys = set(_OPEN) - {_PP, *given}
-    as_ruled = _search(resolved, profile, machine, _ALL - (open_keys & {"engine.zero_stage"}))
-    picked = _search(resolved, profile, machine, _ALL - open_keys) if open_keys else as_ruled
-    if picked is not None:
-        return picked if as_ruled is None or as_ruled.rank[:2] > picked.rank[:2] else None
-    if (
-        {_PP, "layout.tp", "layout.dp"} & set(given)
-        or resolved.layout.pp != 1
-        or not engine_named(resolved.engine.name).splits("pp")
-    ):
+    may_split = not {_PP, "layout.tp", "layout.dp"} & set(given) and resolved.layout.pp == 1
+    may_split = may_split and engine_named(resolved.engine.name).splits("pp")
+    if not (open_keys or may_split):
         return None
-    return _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"})
+    found = _search(resolved, profile, machine, _ALL - open_keys, keep=_EVERY).candidates
+    if not found and may_split:
+        found = _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"}).candidates
+    by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
+    runs = ((each, each.training) for each in found)
+    ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
+    if not found or (ruled is not None and ruled.rank[:2] <= found[0].rank[:2]):
+        return None
+    return found[0]
 
 
 def faster_notes(prediction: Prediction | None, resolved: Resolved, given: Collection[str]) -> list[str]:
@@ -275,10 +280,10 @@ def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime) -> str:
     error bands; empty if there is none, or if the search takes more than _FASTER_S."""
     holds = _ALL - {*_SMALL, *_SPLITS, "engine.sequence_parallel"}
     try:
-        best = _search(resolved, found.profile, found.machine, holds, _FASTER_S)
+        best = _search(resolved, found.profile, found.machine, holds, limit_s=_FASTER_S).best
     except (UserError, TimeoutError):
         return ""
-    theirs = best.step if best is not None and not best.needs_unknown_host else None
+    theirs = best.step if best is not None else None
     if best is None or theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
     bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
@@ -299,18 +304,16 @@ def compiled_step(training: Training, machine: Machine, constants: Constants) ->
 
 
 def _search(
-    resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], limit_s: float = math.inf
-) -> Candidate | None:
-    """The best candidate that fits, with the run's values of the keys `holds` and of the global batch. Raises
-    TimeoutError after `limit_s`."""
+    resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
+) -> Searched:
+    """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
     from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
     question = question_of(experiment_of(resolved), profile, {*holds, "layout.global_batch"})
     if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
         machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
-    candidates = search(question, machine, constants_of(profile), limit_s=limit_s).candidates
-    return candidates[0] if candidates else None
+    return search(question, machine, constants_of(profile), **limits)
 
 
 def _flags(asked: Training, nearest: Training) -> str:

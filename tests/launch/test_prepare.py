@@ -63,6 +63,18 @@ def row_of(prepared: PreparedRun) -> tuple[str | None, str | None]:
     return prepared.resolved.sweep, prepared.resolved.row
 
 
+def test_the_file_that_is_made_of_a_run_without_an_experiment_is_that_run(tmp_path):
+    """Also where its forecast has decided the signal's lead."""
+    asks = {"model.preset": "7.5b", "layout.gpus": 64, "job.time": "20:00:00"}
+    request = asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=asks, names_experiment=False, until=Until(steps=5000))
+    prepared = prepare(request)
+    path = tmp_path / "made.toml"
+    path.write_text(prepared.text)
+    profile = load_profile("a100-80g-8")
+    assert resolve(load_experiment(str(path)), profile) == prepared.resolved
+    assert prepared.resolved.job.signal_lead_s != profile.signal_lead_s
+
+
 def test_a_job_script_is_what_it_resolves_to(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=2 --time=00:01:00 --gres=gpu:4 -A mine\nsrun ./train\n")
