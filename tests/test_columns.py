@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.bench import bench_table
+from hpc_gpt.bench import bench_run
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
 from hpc_gpt.report import tables
 from hpc_gpt.report.page import run_table
@@ -35,7 +35,7 @@ def test_the_tables_take_a_figure_as_it_is_described(table: tuple[Column, ...]) 
 
 
 def test_the_bench_has_a_label_for_each_of_its_figures() -> None:
-    assert [each.heading for each in bench_table._COLUMNS if not each.label] == []
+    assert [each.heading for each in bench_run._COLUMNS if not each.label] == []
 
 
 def test_a_grid_has_its_columns_in_order_and_leaves_out_what_is_optional_and_empty() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt.bench.bench_table import SLOWED, shared_lines
+from hpc_gpt.bench.bench_run import SLOWED, shared_lines
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
 from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory

@@ -223,9 +223,8 @@ def _run(
 
 
 def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
-    from hpc_gpt.bench import bench_table
     from hpc_gpt.bench import ladder as ladder_table
-    from hpc_gpt.bench.bench_run import tables_of
+    from hpc_gpt.bench.bench_run import bench_text, tables_of
 
     rows = bench_run.rows
     if as_json:
@@ -235,7 +234,7 @@ def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
         if ladder:
             text = ladder_table.ladder_text(ladder.ladder, ladder.rungs, rows, width())
         else:
-            text = bench_table.bench_text(rows, width())
+            text = bench_text(rows, width())
         click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:

@@ -23,7 +23,7 @@ from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.doctor.checks import Check
-    from hpc_gpt.doctor.slow_nodes import SlowNodeOfRun
+    from hpc_gpt.doctor.site import SlowNodeOfRun
 
 PLACE = 20
 
@@ -50,7 +50,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor --cluster mine --forgive n17
     """
     from hpc_gpt.doctor.checks import check_all  # needs numpy
-    from hpc_gpt.doctor.slow_nodes import slow_nodes_of_runs
+    from hpc_gpt.doctor.site import slow_nodes_of_runs
 
     run = _run_named(request)
     if run is not None:

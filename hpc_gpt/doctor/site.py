@@ -1,4 +1,5 @@
-"""Read a site from Slurm (partitions, nodes, the user's accounts and qos), and write a cluster profile from it."""
+"""Read a site from Slurm (partitions, nodes, the user's accounts and qos), and write a cluster profile from it;
+and the nodes that earlier runs found slow or broken."""
 
 from __future__ import annotations
 
@@ -9,8 +10,15 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
-from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.preflight.verdict import PREFLIGHT
+from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import DEVICES
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.slurm.clients import ask
@@ -349,3 +357,40 @@ def _chain(site: Site) -> Iterable[str]:
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=True)
+
+
+_NEWEST_RUNS = 20
+
+
+@dataclass(frozen=True)
+class SlowNodeOfRun:
+    """A node that a run has found slow or broken."""
+
+    node: str
+    run: str
+    words: str
+
+
+def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNodeOfRun]:
+    """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest finding."""
+    found: dict[str, SlowNodeOfRun] = {}
+    for run in _runs_on(logs, cluster):
+        for attempt in run.attempts():
+            for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
+                found[slow.node] = SlowNodeOfRun(slow.node, run.run_id, str(slow))
+            for finding in read_stored(attempt.folder / PREFLIGHT).get("findings") or []:
+                if node := finding.get("node"):
+                    found[node] = SlowNodeOfRun(node, run.run_id, f"preflight: {finding.get('words')}")
+    return sorted(found.values(), key=lambda each: each.node)
+
+
+def _runs_on(logs: Path, cluster: str) -> list[RunFolder]:
+    """The newest runs on a cluster, oldest first."""
+
+    def is_on(run: RunFolder) -> bool:
+        try:
+            return run.resolved().cluster.name == cluster
+        except UserError:
+            return False
+
+    return [*islice(filter(is_on, reversed(list_runs(logs))), _NEWEST_RUNS)][::-1]

@@ -15,8 +15,7 @@ from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.program.work_folder import WORK_ARCHIVE
 from hpc_gpt.program.work_folder import changed_since as changed_in
-from hpc_gpt.runs.checkpoints import faults_of, list_complete, newest_sound
-from hpc_gpt.runs.program_checkpoints import WORK
+from hpc_gpt.runs.checkpoints import WORK, faults_of, list_complete, newest_sound
 from hpc_gpt.runs.provenance import INIT, collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256

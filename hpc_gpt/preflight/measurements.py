@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_gpt.formulas import GIB
-from hpc_gpt.preflight.lines import NODE_FILE, SEEN_BY_ALL, SHARED
+from hpc_gpt.preflight.verdict import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved

@@ -23,9 +23,20 @@ from typing import TextIO
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.preflight.lines import NODE_FILE, PREFLIGHT, SEEN_BY_ALL, SHARED, preflight_limit_s
 from hpc_gpt.preflight.probe import Probe
-from hpc_gpt.preflight.verdict import Finding, NodeReport, choose_nodes, judge_devices, judge_exchanges, judge_space
+from hpc_gpt.preflight.verdict import (
+    NODE_FILE,
+    PREFLIGHT,
+    SEEN_BY_ALL,
+    SHARED,
+    Finding,
+    NodeReport,
+    choose_nodes,
+    judge_devices,
+    judge_exchanges,
+    judge_space,
+    preflight_limit_s,
+)
 from hpc_gpt.runs.disk_space import space_needed_gib
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import RunFolder

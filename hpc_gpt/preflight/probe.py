@@ -1,5 +1,5 @@
 """The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the plan of their
-transfers, and reads the rates. preflight/lines.py has the lines.
+transfers, and reads the rates. preflight/verdict.py has the lines.
 
 `python -m hpc_gpt.preflight.probe NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine, as srun does
 on a cluster: the command once for each rank of each node. NODES are names separated by blanks. Its stdin is copied to
@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from hpc_gpt.preflight.lines import decode
-from hpc_gpt.preflight.verdict import Measure, NodeReport
+from hpc_gpt.preflight.verdict import Measure, NodeReport, decode
 
 # The least time for the slower half of the ranks, after the faster half has answered.
 _LATE_S = 10.0

@@ -1,20 +1,58 @@
-"""The verdict on a preflight's figures: which nodes are broken or slow, and which faults are not a node's.
+"""The verdict on a preflight's figures: which nodes are broken or slow, and which faults are not a node's. And the
+protocol of the probe: the lines that the ranks send to the process that judges them.
 
-Pure functions. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail in the same
-way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a node.
+A line has the rank's `node`, its number there (`local`) and the `time`: the first when the rank starts. Then come its
+`figures`, its `transfer`s with other ranks as they begin and as they have a rate, `done`, and `failed` if it cannot
+continue. It reads the plan of the transfers on stdin. Slurm carries the lines, so a judgement needs neither a port nor
+a shared folder: either may be what is broken.
+
+Judging is pure functions. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail in
+the same way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a
+node.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
+from hpc_gpt.files import json_object
+from hpc_gpt.process import seconds_given
 from hpc_gpt.runs.heartbeats import SLOW
 from hpc_gpt.words import show_bytes
+
+# In an attempt's folder: the figures and the verdict.
+PREFLIGHT = "preflight.json"
+# A variable of a rank's environment: a command whose JSON replaces figures.
+COMMAND = "HPC_GPT_PROBE_COMMAND"
+# In the attempt's folder during the preflight: a file that every node must see, and one file from each node.
+SHARED = "preflight"
+SEEN_BY_ALL = "seen-by-all"
+NODE_FILE = "node-"
+
+_MARK = "hpc-gpt-preflight "
+
+
+def preflight_limit_s() -> float:
+    """The seconds that a preflight may take, by HPC_GPT_PREFLIGHT_S; ConfigError if it is no number of seconds."""
+    return seconds_given("HPC_GPT_PREFLIGHT_S", "180", "300 where torch loads slowly")
+
+
+def encode(node: str, local: int, **fields: Any) -> str:
+    return f"{_MARK}{json.dumps({'node': node, 'local': local, 'time': time.time(), **fields})}\n"
+
+
+def decode(line: str) -> dict[str, Any] | None:
+    """The fields of a line; None for any other output."""
+    # Ranks share a stream: the unfinished line of another may come first.
+    fields = json_object(line.partition(_MARK)[2]) or {}
+    return fields if fields.keys() >= {"node", "local", "time"} else None
+
 
 # Seconds by which a node's clock differs from the others': the first gives a warning, the second a bad node.
 SKEW_WARN_S = 2.0
@@ -48,7 +86,7 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have sent: by local rank, the fields of all its lines (preflight/lines.py).
+    """What a node's ranks have sent: by local rank, the fields of all its lines (preflight/verdict.py).
 
     `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
     """

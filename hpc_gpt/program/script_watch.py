@@ -28,7 +28,7 @@ from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
-from hpc_gpt.runs.program_checkpoints import checkpoint_step, newest_checkpoint, saved_step
+from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.experiment import ScriptFacts

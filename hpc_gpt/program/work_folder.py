@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.files import aside, logs_folder
-from hpc_gpt.runs.program_checkpoints import WORK
+from hpc_gpt.runs.checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.experiment import Command

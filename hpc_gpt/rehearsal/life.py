@@ -22,8 +22,8 @@ from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlu
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.log_lines import last_lines
 from hpc_gpt.report.why import explain
+from hpc_gpt.runs.checkpoints import saved_step
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.program_checkpoints import saved_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved

@@ -22,7 +22,7 @@ from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
-from hpc_gpt.runs.program_checkpoints import command_of
+from hpc_gpt.runs.checkpoints import command_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.slurm.hosts import first_host

@@ -14,8 +14,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, raise_faults
-from hpc_gpt.runs.checkpoints import newest_sound, read_marker, stored_bytes
-from hpc_gpt.runs.program_checkpoints import command_of, newest_checkpoint, saved_step
+from hpc_gpt.runs.checkpoints import command_of, newest_checkpoint, newest_sound, read_marker, saved_step, stored_bytes
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile

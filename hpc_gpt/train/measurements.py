@@ -24,8 +24,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpc_gpt.files import write_once
-from hpc_gpt.preflight.lines import COMMAND
 from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
+from hpc_gpt.preflight.verdict import COMMAND
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import when_there_is_room

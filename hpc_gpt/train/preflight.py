@@ -1,7 +1,7 @@
 """`python -m hpc_gpt.train.preflight`: one rank of a preflight, on a node of the job. Takes no arguments.
 
 Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, SLURMD_NODENAME and SLURM_LOCALID. The rank prints its figures as lines on
-stdout, and reads from stdin which ranks take part in the transfers; preflight/lines.py has the probe protocol.
+stdout, and reads from stdin which ranks take part in the transfers; preflight/verdict.py has the probe protocol.
 It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
 """
 
@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.preflight.lines import COMMAND, encode, preflight_limit_s
+from hpc_gpt.preflight.verdict import COMMAND, encode, preflight_limit_s
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.supervision.meeting import RankIdentity

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_table import bench_text
+from hpc_gpt.bench.bench_run import bench_text
 from hpc_gpt.bench.measurement import BenchRow, measurement_row
 from hpc_gpt.runs.record import Record
 from tests.bench.test_measurement import bad, good

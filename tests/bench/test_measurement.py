@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_table import bench_text
+from hpc_gpt.bench.bench_run import bench_text
 from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_gpt.ends.bad_nodes import listed
-from hpc_gpt.preflight.lines import decode
 from hpc_gpt.preflight.nodes import Preflight
-from hpc_gpt.preflight.verdict import NodeReport
+from hpc_gpt.preflight.verdict import NodeReport, decode
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
@@ -135,7 +134,7 @@ def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
 # Stands in for the ranks of a preflight: it says what they would, and reads the plan as they do.
 ACTOR = """
 import json, os, sys
-from hpc_gpt.preflight.lines import encode
+from hpc_gpt.preflight.verdict import encode
 shared = os.environ["HPC_GPT_RUN"] + "/attempts/1/preflight/node-"
 def say(node, **more):
     print(encode(node, 0, **more), end="", flush=True)

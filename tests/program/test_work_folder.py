@@ -11,7 +11,7 @@ import pytest
 
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.program import work_folder as work
-from hpc_gpt.runs.program_checkpoints import newest_checkpoint, saved_step
+from hpc_gpt.runs.checkpoints import newest_checkpoint, saved_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest

@@ -24,9 +24,9 @@ from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, cod
 from hpc_gpt.program.rank import OVER, ForeignRank, ProgramStart, Stop
 from hpc_gpt.program.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.readers.live_lines import LiveLines
+from hpc_gpt.runs.checkpoints import WORK, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.runs.checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.disk_space import free_space_text
-from hpc_gpt.runs.program_checkpoints import WORK, newest_checkpoint, saved_step, work_folder
-from hpc_gpt.runs.program_checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines

@@ -16,7 +16,7 @@ from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.overlapped_update import OverlappedUpdate
+from hpc_gpt.train.engines.ddp import OverlappedUpdate
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import CLIP, LAYERS, Case, micro_batches
 from tests.distributed.save_now import save_now
