@@ -1,4 +1,4 @@
-"""The three FLOPs formulas: closed forms, proportions, and the seed's own cells."""
+"""The three FLOPs formulas: closed forms, proportions, and the source's own cells."""
 
 import re
 from dataclasses import replace
@@ -21,46 +21,46 @@ runs = st.fixed_dictionaries(
     }
 )
 shapes = st.fixed_dictionaries({"layers": st.integers(1, 128), "hidden": st.integers(8, 16384)})
-SEED_RUN = {"seq": 1024, "global_batch": 1024, "gpus": 64}
+PUBLISHED_RUN = {"seq": 1024, "global_batch": 1024, "gpus": 64}
 
 
-def test_the_seeds_perl_line():
+def test_the_source_perl_line():
     # perl -le '$ng=64; $ms=48; $gbs=1024; $sp=127; print $ms*4*2*1024*$gbs / ( $sp * $ng * 1e3)'
-    assert tflops_seed(params=48e9, step_s=127, **SEED_RUN) == pytest.approx(49.5, abs=0.05)
+    assert tflops_seed(params=48e9, step_s=127, **PUBLISHED_RUN) == pytest.approx(49.5, abs=0.05)
 
 
-def test_the_seeds_3d_row_is_43():
-    assert tflops_seed(params=48e9, step_s=146, **SEED_RUN) == pytest.approx(43, abs=0.5)
+def test_the_source_3d_row_is_43():
+    assert tflops_seed(params=48e9, step_s=146, **PUBLISHED_RUN) == pytest.approx(43, abs=0.5)
 
 
-def test_without_recomputation_the_seeds_factor_is_six():
-    full = tflops_seed(params=48e9, step_s=127, **SEED_RUN)
-    assert tflops_seed(params=48e9, step_s=127, recompute="none", **SEED_RUN) == pytest.approx(full * 6 / 8)
-    assert tflops_seed(params=48e9, step_s=127, recompute="selective", **SEED_RUN) == pytest.approx(full * 6 / 8)
+def test_without_recomputation_the_source_factor_is_six():
+    full = tflops_seed(params=48e9, step_s=127, **PUBLISHED_RUN)
+    assert tflops_seed(params=48e9, step_s=127, recompute="none", **PUBLISHED_RUN) == pytest.approx(full * 6 / 8)
+    assert tflops_seed(params=48e9, step_s=127, recompute="selective", **PUBLISHED_RUN) == pytest.approx(full * 6 / 8)
 
 
-SEED_003 = {"params": 194_103_296, "seq": 512, "layers": 16, "hidden": 1024, "heads": 8, "vocab": 50257}
+TRAINING_PARALLELISM = {"params": 194_103_296, "seq": 512, "layers": 16, "hidden": 1024, "heads": 8, "vocab": 50257}
 
 
-def test_seed_003s_memory_is_its_own_line_of_python_in_gib():
+def test_training_parallelisms_memory_is_its_own_line_of_python_in_gib():
     model_params, bytes_per_param, toks = 194_103_296, 2, 50257
     B, C, l, e, h = 64, 512, 16, 1024, 8  # noqa: E741
     gb = (4 * model_params + 2 * B * C * (2 * toks + l * (6 * e + h * C))) * bytes_per_param / 1_000_000_000
-    assert memory_seed003_gib(batch=64, **SEED_003) * 2**30 / 1e9 == pytest.approx(gb)
+    assert memory_seed003_gib(batch=64, **TRAINING_PARALLELISM) * 2**30 / 1e9 == pytest.approx(gb)
 
 
-def test_seed_003s_figures_come_out_at_64_samples_of_512():
+def test_training_parallelisms_figures_come_out_at_64_samples_of_512():
     """It names neither batch nor context. At these the activations are its 34.65 "gb", and all of it is near the
     35,480 MB it measured."""
     states_gb = 4 * 194_103_296 * 2 / 1e9
-    gb = memory_seed003_gib(batch=64, **SEED_003) * 2**30 / 1e9
+    gb = memory_seed003_gib(batch=64, **TRAINING_PARALLELISM) * 2**30 / 1e9
     assert gb - states_gb == pytest.approx(34.65, abs=0.005)
     assert gb == pytest.approx(35.480, rel=0.025)
     assert states_gb == pytest.approx(1.553, abs=0.001)
 
 
-def seed_cells(text):
-    """Every row of seed 001 that prints TFLOPs, as {heading: cell}."""
+def published_cells(text):
+    """Every row of Megatron-DeepSpeed's tables that prints TFLOPs, as {heading: cell}."""
     heading = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -73,8 +73,8 @@ def seed_cells(text):
 
 
 @pytest.mark.shared
-def test_all_of_the_seeds_cells_but_four_follow_from_its_formula(shared):
-    cells = list(seed_cells(next((shared / "seeds").glob("001_*")).read_text(errors="replace")))
+def test_all_of_the_source_cells_but_four_follow_from_its_formula(shared):
+    cells = list(published_cells(next((shared / "seeds").glob("001_*")).read_text(errors="replace")))
     assert len(cells) > 30
     off = []
     for row in cells:
@@ -140,7 +140,7 @@ GPT2 = [name for name in PRESETS if PRESETS[name].is_gpt2]
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_over_the_matrices_it_is_narayanans_to_the_last_digit_for_gpt2(name, recompute):
     shape = PRESETS[name]
-    run = {**SEED_RUN, "step_s": 3.7, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.padded_vocab}
+    run = {**PUBLISHED_RUN, "step_s": 3.7, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.padded_vocab}
     matrices = {"layer_weights": shape.layer_weights, "attention_width": shape.query_width}
     printed = narayanan(**run, full=recompute == "full")
     assert tflops_hardware(**run, **matrices, recompute=recompute) == printed
@@ -184,7 +184,7 @@ def test_llama_3_8b_on_8_h100_as_torchtitan_published_it():
 
 
 @given(runs, shapes)
-def test_model_is_the_seeds_six_plus_attention(run, shape):
+def test_model_is_the_source_six_plus_attention(run, shape):
     model = tflops_model(params=1e9, **shape, **run)
     matrices = tflops_seed(params=1e9, recompute="none", **run)
     attention = 12 * shape["layers"] * shape["hidden"] * run["seq"]
@@ -194,7 +194,7 @@ def test_model_is_the_seeds_six_plus_attention(run, shape):
 def test_model_and_hardware_agree_where_they_count_the_same():
     # P counts the tied embedding, which is the head's matrix; biases, norms and positions are the small rest.
     shape = ModelShape(8192, 64, 32)
-    run = {**SEED_RUN, "step_s": 146.0, "layers": 64, "hidden": 8192}
+    run = {**PUBLISHED_RUN, "step_s": 146.0, "layers": 64, "hidden": 8192}
     model = tflops_model(params=shape.params, **run)
     hardware = tflops_hardware(vocab=shape.padded_vocab, recompute="none", **run)
     assert hardware == pytest.approx(model, rel=2e-3)
@@ -209,14 +209,14 @@ def test_twice_as_fast_is_twice_the_figure_and_more_gpus_a_smaller_one(run, fact
 
 @pytest.mark.parametrize("name", ["seq", "global_batch", "gpus", "step_s"])
 def test_a_size_of_nothing_is_refused_by_name(name):
-    run = {**SEED_RUN, "step_s": 1.0, name: 0}
+    run = {**PUBLISHED_RUN, "step_s": 1.0, name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
         tflops_seed(params=1e9, **run)
 
 
 def test_an_unknown_recomputation_is_refused():
     with pytest.raises(ValueError, match="recompute is 'some'"):
-        tflops_hardware(layers=1, hidden=1, vocab=1, recompute="some", step_s=1, **SEED_RUN)
+        tflops_hardware(layers=1, hidden=1, vocab=1, recompute="some", step_s=1, **PUBLISHED_RUN)
 
 
 def test_utilisation():
@@ -251,7 +251,7 @@ def test_peaks_are_dense_and_say_their_source(device):
     assert device.peaks["fp16"] == device.peaks.get("bf16", device.peaks["fp16"])
 
 
-def test_peak_of_the_seeds_card():
+def test_peak_of_the_source_card():
     assert peak_tflops("v100-32g", "fp16") == 125
     assert peak_tflops("v100-32g", "bf16") is None
 

@@ -48,7 +48,7 @@ def test_a_rung_keeps_what_it_is_about_and_a_bench_keeps_nothing():
     assert (runs["tied"].sweep, runs["tied"].row) == ("colab-ladder", "tied")
 
 
-def test_steps_take_the_place_of_the_seeds_minutes():
+def test_steps_take_the_place_of_the_source_minutes():
     assert {
         (rung.cell.prepared.resolved.train.steps, rung.cell.prepared.resolved.train.minutes)
         for rung in rungs_of("colab", steps=7)
@@ -142,7 +142,7 @@ def cells(text, row):
     return next(line.split() for line in text.splitlines() if line.startswith(f"{row} "))
 
 
-def test_the_colab_ladder_has_its_seeds_columns_and_the_ratio_of_the_last_rung():
+def test_the_colab_ladder_has_its_published_columns_and_the_ratio_of_the_last_rung():
     rows = measured(
         RUNGS["colab"],
         baseline={"tokens_per_s": 40_000.0, "memory_reserved_gib": [30.0]},
@@ -160,7 +160,7 @@ def test_the_colab_ladder_has_its_seeds_columns_and_the_ratio_of_the_last_rung()
     assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
     assert last["time_ratio"] == pytest.approx(40 / 410)
     assert last["predicted_memory_gib"] > 10
-    # A rung that was not measured keeps the seed's figure.
+    # A rung that was not measured keeps the source's figure.
     assert cells(text, "tied")[-4:] == ["148637.53", "-", "-", "-"]
     assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (published: 8.66)"
 
@@ -209,8 +209,8 @@ def test_a_shrunken_run_is_no_measure_of_its_rung():
         if each["row"] == "base"
     ]
     assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
-    seeds, small = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("baseline "))
-    assert "16939.79" in seeds
+    published, small = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("baseline "))
+    assert "16939.79" in published
     assert "16939.79" not in small
     assert "smoke run" in small
 
@@ -229,7 +229,7 @@ def test_a_rung_without_figures_says_why():
     assert [cells(savings, row)[-1] for row in ("batch32", "batch64", "fsdp")] == ["gpu_memory", "error", "refused"]
 
 
-def test_a_rung_that_fits_but_barely_is_marked_as_seed_000_marks_its_batch_8():
+def test_a_rung_that_fits_but_barely_is_marked_as_mingpt_marks_its_batch_8():
     rungs = rungs_of("mingpt", gpus=4)
     rows = measured(rungs, b7={"step_s": 0.7}, b8={"step_s": 1.7, "allocator_retries": 12})
     text = ladder_text(LADDERS["mingpt"], rungs, rows)

@@ -72,7 +72,7 @@ def test_the_shortest_submit_is_about_as_fast_as_plans_best(model, gpus, share):
     assert ("from plan: micro-batch " in done.stderr) is (resolved["batch"]["micro_batch"] > 1)
 
 
-def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_seeds():
+def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_source():
     resolved = resolved_of(in_process("render", *SIZES))
     assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, Engine().name)
     assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64

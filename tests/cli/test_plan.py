@@ -13,7 +13,7 @@ from tests.megatron_lm.checkout import make_checkout
 from tests.terminal import on_a_terminal
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
-SEED = ("--model", "48b", "--gpus", "64", *JEAN_ZAY)
+PUBLISHED_RUN = ("--model", "48b", "--gpus", "64", *JEAN_ZAY)
 
 
 def test_it_is_the_first_verb():
@@ -21,7 +21,7 @@ def test_it_is_the_first_verb():
 
 
 def test_a_short_table_best_first_and_the_next_command():
-    done = in_process("plan", *SEED)
+    done = in_process("plan", *PUBLISHED_RUN)
     assert done.code == 0, done.stderr
     head, empty, headings, first, *rest = done.stdout.splitlines()
     assert head.startswith("48b (52.0e9 parameters) on 64 v100-32g (")
@@ -40,7 +40,7 @@ def test_a_short_table_best_first_and_the_next_command():
 
 
 def test_json_is_one_object_with_every_figure():
-    done = in_process("plan", *SEED, "--json")
+    done = in_process("plan", *PUBLISHED_RUN, "--json")
     assert not done.stderr
     page = json.loads(done.stdout)
     assert page["schema"] == 1
@@ -70,15 +70,15 @@ def test_json_is_one_object_with_every_figure():
 
 def test_constants_are_the_profiles_own_or_anothers_that_is_named():
     profile_of("mine", 'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n')
-    slow = planned(*SEED[:-1], "mine")
+    slow = planned(*PUBLISHED_RUN[:-1], "mine")
     assert slow["constants"]["source"] == "calibration of mine"
     assert slow["constants"]["gemm"] == 0.4
-    usual = planned(*SEED)
+    usual = planned(*PUBLISHED_RUN)
     assert usual["constants"]["source"] == "data sheets"
     assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]
-    named = planned(*SEED, "--calibration", "mine")
+    named = planned(*PUBLISHED_RUN, "--calibration", "mine")
     assert named["candidates"] == slow["candidates"]
-    done = in_process("plan", *SEED, "--calibration", "jean-zay-v100-16g")
+    done = in_process("plan", *PUBLISHED_RUN, "--calibration", "jean-zay-v100-16g")
     assert done.code == 2
     assert error_of(done)[0] == "profile jean-zay-v100-16g has no [calibration]"
 
@@ -92,7 +92,7 @@ def in_submits_words(command):
 @pytest.mark.parametrize(
     "arguments",
     [
-        SEED,
+        PUBLISHED_RUN,
         ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
         ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY),
         ("--model", "7.5b", "--gpus", "4", *JEAN_ZAY),
@@ -130,11 +130,11 @@ def test_the_next_command_runs_what_was_planned(arguments, tmp_path):
 
 
 def test_what_an_option_settles_is_not_searched(monkeypatch):
-    page = planned(*SEED, "--pp", "16", "--mbs", "4", "--recompute", "full")
+    page = planned(*PUBLISHED_RUN, "--pp", "16", "--mbs", "4", "--recompute", "full")
     assert {(each["pp"], each["micro_batch"], each["recompute"]) for each in page["candidates"]} == {(16, 4, "full")}
     assert page["settled"] == {"pp": 16, "micro_batch": 4, "recompute": "full"}
     monkeypatch.setenv("HPC_GPT_TP", "2")
-    assert {each["tp"] for each in planned(*SEED)["candidates"]} == {2}
+    assert {each["tp"] for each in planned(*PUBLISHED_RUN)["candidates"]} == {2}
 
 
 def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
@@ -144,7 +144,7 @@ def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
 
 
 def test_why_explains_one_layout_with_its_arithmetic():
-    done = in_process("plan", *SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
+    done = in_process("plan", *PUBLISHED_RUN, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
     assert done.code == 0, done.stderr
     text = done.stdout
     assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d, ZeRO-1, recompute full")
@@ -169,7 +169,7 @@ def test_why_explains_a_layout_that_does_not_fit():
 @pytest.mark.parametrize("more", [(), ("--why", "tp4-pp16-dp1")], ids=["table", "why"])
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_terminal_gets_lines_that_fit_it(columns, more):
-    words = ["plan", *SEED, *more]
+    words = ["plan", *PUBLISHED_RUN, *more]
     program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({words!r})"
     code, shown = on_a_terminal("-c", program, NO_COLOR="1")
     assert code == 0
@@ -180,7 +180,7 @@ def test_a_terminal_gets_lines_that_fit_it(columns, more):
 
 
 def test_bars_are_ascii_where_nothing_else_can_be_shown():
-    done = hpc_gpt("plan", *SEED, environment={"PYTHONIOENCODING": "ascii"})
+    done = hpc_gpt("plan", *PUBLISHED_RUN, environment={"PYTHONIOENCODING": "ascii"})
     assert done.code == 0, done.stderr
     assert done.stdout.isascii()
     assert "###" in done.stdout
@@ -271,11 +271,11 @@ def test_the_users_own_cluster_without_a_device_is_refused_as_before():
 
 def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     file = tmp_path / "plan.html"
-    assert in_process("plan", *SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
+    assert in_process("plan", *PUBLISHED_RUN, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
     assert file.read_text().startswith("<!DOCTYPE html>")
-    assert in_process("plan", *SEED, "--html", file).code == 0
+    assert in_process("plan", *PUBLISHED_RUN, "--html", file).code == 0
     file.write_text("mine")
-    done = in_process("plan", *SEED, "--html", file)
+    done = in_process("plan", *PUBLISHED_RUN, "--html", file)
     assert done.code == 2
     assert "not a page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"

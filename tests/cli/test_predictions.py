@@ -24,7 +24,7 @@ from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line
 
-SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
+PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 SMALL = {"model.preset": "gpt2-xl", "model.seq": 1024, "layout.gpus": 4, "layout.tp": 4, "layout.pp": 1}
 
 
@@ -40,8 +40,8 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
 # --- the line
 
 
-def test_the_seeds_run_is_predicted_and_left_as_it_is():
-    done = in_process("render", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER)
+def test_the_source_run_is_predicted_and_left_as_it_is():
+    done = in_process("render", "--gpus", "64", "--pp", "16", *PUBLISHED_CLUSTER)
     assert done.code == 0
     took = r"no EXPERIMENT: takes gpt2-meg-ds-3d --row 48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
     line = (
@@ -50,7 +50,7 @@ def test_the_seeds_run_is_predicted_and_left_as_it_is():
     found = re.fullmatch(line, done.stderr)
     assert found, done.stderr
     assert float(found[1]) < 31.7
-    # The seed printed 146 s; its author gives V100 on Jean Zay 40 % of noise.
+    # The source printed 146 s; its author gives V100 on Jean Zay 40 % of noise.
     assert 146 / 1.6 < float(found[2]) < 146 * 1.4
 
 
@@ -103,7 +103,7 @@ def test_a_calibration_moves_the_time_alone():
 
 
 def test_arithmetic_that_the_card_lacks_has_no_time():
-    done = in_process("render", "demo", "--set", "train.dtype=bf16", *SEEDS_CLUSTER)
+    done = in_process("render", "demo", "--set", "train.dtype=bf16", *PUBLISHED_CLUSTER)
     assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
@@ -138,13 +138,13 @@ def test_a_dry_run_says_it_too():
     ids=["recompute", "one stage", "micro-batch", "few GPUs", "ddp"],
 )  # fmt: skip
 def test_what_would_not_fit_is_refused_and_the_hint_fits(asked):
-    refused = in_process("render", *asked, *SEEDS_CLUSTER)
+    refused = in_process("render", *asked, *PUBLISHED_CLUSTER)
     assert (refused.code, refused.stdout) == (2, "")
     message, hint = error_of(refused)
     assert re.search(r"is predicted not to fit: stage \d+ needs [\d.]+ GiB, but a v100-32g has 31\.7", message)
     assert hint.endswith("or --force to run it anyway")
     flags, layout = re.fullmatch(r"use (.*) \((tp\d+-pp\d+-dp\d+): .*\), or --force to run it anyway", hint).groups()
-    taken = in_process("render", *asked, *shlex.split(flags), *SEEDS_CLUSTER)
+    taken = in_process("render", *asked, *shlex.split(flags), *PUBLISHED_CLUSTER)
     assert taken.code == 0, taken.stderr
     assert f"predicted: {layout} needs" in taken.stderr
 
@@ -170,7 +170,7 @@ def test_what_a_host_must_hold_is_said_and_refused_if_it_holds_less():
     assert "engine.offload=none" in hint
 
 
-def test_activations_on_a_host_are_counted_but_seed_001s_rows_are_not_refused(tmp_path):
+def test_activations_on_a_host_are_counted_but_megatron_deepspeeds_rows_are_not_refused(tmp_path):
     sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
     done = in_process("render", *sweep, "--sweep", "-o", tmp_path)
     assert done.code == 0, done.stderr
@@ -192,14 +192,14 @@ def test_no_hint_needs_a_hosts_memory_that_is_not_known():
 
 
 def test_the_nearest_that_fits_keeps_what_it_can():
-    refused = in_process("submit", "--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *SEEDS_CLUSTER)
+    refused = in_process("submit", "--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *PUBLISHED_CLUSTER)
     assert refused.code == 2
     assert error_of(refused)[1].startswith("use --set engine.recompute=full (tp4-pp16-dp1: ")
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
 def test_force_smoke_and_this_machine_are_never_refused():
-    asked = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *SEEDS_CLUSTER)
+    asked = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *PUBLISHED_CLUSTER)
     forced = in_process("render", *asked, "--force")
     assert (forced.code, ": does not fit; " in forced.stderr) == (0, True)
     assert "#SBATCH" in forced.stdout
@@ -223,7 +223,7 @@ def test_a_model_that_no_layout_holds_says_so():
 
 
 def test_recomputation_is_the_planners_where_nobody_settles_it():
-    left = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=", *SEEDS_CLUSTER)
+    left = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=", *PUBLISHED_CLUSTER)
     done = in_process("render", *left)
     assert "\nfrom plan: recompute full, which neither flags nor experiment give\npredicted: " in done.stderr
     assert '"recompute": "full"' in done.stdout

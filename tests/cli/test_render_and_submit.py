@@ -18,7 +18,7 @@ def test_render_prints_a_script_and_nothing_else():
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
-def test_no_experiment_means_the_seeds_own_run():
+def test_no_experiment_means_the_source_own_run():
     resolved = resolved_of(in_process("render", "--gpus", "64", "--pp", "16"))
     assert resolved["layout"] == {"tp": 4, "pp": 16, "dp": 1}
     assert resolved["batch"] == {"micro_batch": 4, "micro_batches": 256, "global_batch": 1024}

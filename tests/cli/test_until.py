@@ -8,11 +8,11 @@ from tests.cli.command import hpc_gpt, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
 
 FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run", "--script")
-SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
+PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 
 
 def test_a_predicted_chain(tmp_path):
-    done = in_process(*FAR, *SEEDS_CLUSTER, environment=without_slurm(tmp_path))
+    done = in_process(*FAR, *PUBLISHED_CLUSTER, environment=without_slurm(tmp_path))
     assert done.code == 0, done.stderr
     steps = re.search(r"30,000,000,000 tokens are ([\d,]+) steps of (\d+) x (\d+)", done.stderr)
     assert steps

@@ -1,1 +1,1 @@
-"""The experiments that are shipped: the seeds' tables, row by row."""
+"""The experiments that are shipped: the sources' tables, row by row."""

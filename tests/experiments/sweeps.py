@@ -1,4 +1,4 @@
-"""The seeds' sweeps and their rows, resolved as a cluster would have them."""
+"""The sources' sweeps and their rows, resolved as a cluster would have them."""
 
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
@@ -6,7 +6,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import SweepRow
 
-# Rows of each folder: as many as its seed's tables have, and those that the seed names without a figure.
+# Rows of each folder: as many as its published tables have, and those that the source names without a figure.
 COUNTS = {
     "gpt2-meg": 29,
     "gpt2-meg-ds-3d": 1,
@@ -17,7 +17,7 @@ COUNTS = {
     "training-parallelism": 3 + 4,
     "memory-ladder": 7,
 }
-# Clusters of nodes with 4 GPUs, as the seeds' were.
+# Clusters of nodes with 4 GPUs, as the sources' were.
 PROFILES = ("generic-slurm", "jean-zay-v100-32g")
 
 

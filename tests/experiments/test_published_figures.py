@@ -1,4 +1,4 @@
-"""The figures of the sweeps against the seeds themselves, cell by cell, contradictions and all."""
+"""The figures of the sweeps against the published texts, cell by cell, contradictions and all."""
 
 import re
 from itertools import chain
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture
-def seed(shared):
-    """The text of a seed by its number."""
+def source(shared):
+    """The text of a source by its number."""
     return lambda number: next((shared / "seeds").glob(f"{number}_*")).read_text(encoding="utf-8", errors="replace")
 
 
 def tables(text):
-    """Every table of a seed as (heading, rows); rows without a cell are left out."""
+    """Every table of a source as (heading, rows); rows without a cell are left out."""
     found, heading = [], None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -63,8 +63,8 @@ def check_001(name, rows, printed):
         assert row.published.get("global_batch", run.batch.global_batch) == int(cells["Glob-BS"]), where
 
 
-def test_seed_001(seed):
-    printed = [rows for heading, rows in tables(seed("001")) if "GPUs" in heading]
+def test_megatron_deepspeed(source):
+    printed = [rows for heading, rows in tables(source("001")) if "GPUs" in heading]
     assert [len(rows) for rows in printed] == [5, 5, 19, 1, 2, 5, 1, 3, 3]
     check_001("gpt2-meg", sweep("gpt2-meg").rows, list(chain(*printed[:3])))
     check_001("gpt2-meg-ds-3d", sweep("gpt2-meg-ds-3d").rows, printed[3])
@@ -73,8 +73,8 @@ def test_seed_001(seed):
     check_001("gpt2-hf-ds", sweep("gpt2-hf-ds").rows, list(chain(*printed[7:])))
 
 
-def test_seed_000(seed):
-    printed = list(chain.from_iterable(rows for _, rows in tables(seed("000"))))
+def test_mingpt(source):
+    printed = list(chain.from_iterable(rows for _, rows in tables(source("000"))))
     rows = sweep("mingpt-fsdp").rows
     assert len(rows) == len(printed)
     for row, cells in zip(rows, printed, strict=True):
@@ -88,15 +88,15 @@ def test_seed_000(seed):
             rest[0],
             *(float(cell) for cell in rest[1:] if cell),
         ]
-    text = seed("000")
+    text = source("000")
     assert [row.name for row in rows if settle("mingpt-fsdp", row.name).engine.prefetch] == ["ckpt-prefetch-b64"]
     assert "Mixed Precision (AMP)" in text
     assert "average over 100 iterations" in text
 
 
-def test_seed_002(seed):
-    """A rung's figure is the last line that the seed prints of it; the rungs follow one another as there."""
-    text = seed("002")
+def test_colab_ladder(source):
+    """A rung's figure is the last line that the source prints of it; the rungs follow one another as there."""
+    text = source("002")
     speeds = re.findall(r"batch size: (\d+)|batch_size: (\d+)|tok/sec: ([\d,.]+)", text)
     rungs = []
     for plain, underlined, speed in speeds:
@@ -115,8 +115,8 @@ def test_seed_002(seed):
     assert [f"{row.published['memory_gb']:g}" for row in rows] == [f"{float(figure):g}" for figure in memory]
 
 
-def test_seed_003(seed):
-    text = seed("003")
+def test_training_parallelism(source):
+    text = source("003")
     rows = {row.name: row.published for row in sweep("training-parallelism").rows}
     for name in ("one-gpu", "ddp"):
         figures = rows[name]
@@ -127,8 +127,8 @@ def test_seed_003(seed):
     assert f"--fsdp` is {rows['fsdp-e1024-l32']['params']:_} params" in text
 
 
-def test_seed_004(seed):
-    [(_, printed)] = tables(seed("004"))
+def test_memory_ladder(source):
+    [(_, printed)] = tables(source("004"))
     rows = sweep("memory-ladder").rows
     assert [(row.published["memory_mb"], row.published["latency_s"]) for row in rows] == [
         (number(cells["GPU Memory Peak"]), number(cells["Training Latency"])) for cells in printed

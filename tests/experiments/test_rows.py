@@ -1,4 +1,4 @@
-"""Every row of every seed's folder: it resolves, or cannot, by our own rules; it renders; its layout is the table's."""
+"""Every row of every published folder: it resolves, or cannot, by our rules; it renders; its layout is the table's."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ from hpc_gpt.tables import check_tables, merge_tables
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 
 
-def test_there_is_a_folder_for_each_seed_table():
+def test_there_is_a_folder_for_each_published_table():
     assert set(list_experiments()) == {"bench", "demo", "llama-tiny", "memory-techniques", "torchtitan-llama", *COUNTS}
     assert {name: len(sweep(name).rows) for name in COUNTS} == COUNTS
 
@@ -49,7 +49,7 @@ def test_the_six_rows_that_cannot_exist_are_refused_by_our_own_rules():
         assert resolve(enough, load_profile("generic-slurm")).layout.gpus == int(needed)
 
 
-def test_without_an_experiment_the_default_is_the_seeds_64_gpu_run():
+def test_without_an_experiment_the_default_is_the_source_64_gpu_run():
     run = resolve(load_experiment(DEFAULT_EXPERIMENT), load_profile("generic-slurm"))
     assert run.name == "gpt2-meg-ds-3d-48b"
     assert (str(run.layout), run.batch.micro_batches, run.batch.global_batch) == ("tp4-pp16-dp1", 256, 1024)
@@ -82,7 +82,7 @@ def test_shellcheck_finds_nothing_in_the_first_row_of_each_folder(tmp_path):
 
 
 def test_a_rung_of_the_ladder_keeps_what_the_one_before_switched_on():
-    """Seed 002's rungs differ from one another by what their names say, and by the batch that then fits."""
+    """the colab ladder's rungs differ from one another by what their names say, and by the batch that then fits."""
     rungs = [row.name for row in sweep("colab-ladder").rows]
     settings = [settle("colab-ladder", name) for name in rungs]
     switches = [
@@ -106,19 +106,19 @@ def test_a_rung_of_the_ladder_keeps_what_the_one_before_switched_on():
     assert all(switches[-1].values())
 
 
-def test_seed_002s_samples_are_512_tokens():
+def test_colab_ladders_samples_are_512_tokens():
     run = settle("colab-ladder", "baseline")
     assert 11 * run.batch.global_batch * run.model.seq == 157_696
 
 
-def test_the_memory_ladder_trains_on_the_seeds_10240_samples_in_every_rung():
+def test_the_memory_ladder_trains_on_the_source_10240_samples_in_every_rung():
     for row in sweep("memory-ladder").rows:
         run = settle("memory-ladder", row.name)
         assert run.train.steps * run.batch.global_batch == 10_240
 
 
 def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
-    """One GPU, seed-free, the shape and the batch of the base; but for the row of all of them one switch each."""
+    """One GPU, no published figure, shape and batch of the base; one switch each, but for the row of all of them."""
     rows = sweep("memory-techniques").rows
     base = settle("memory-techniques", "base")
     assert (base.model.padded_vocab, base.model.seq, base.batch.global_batch * base.model.seq) == (50304, 1024, 16384)
@@ -132,7 +132,7 @@ def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
             assert sum(len(table) for table in row.overrides.values()) == 1, row.name
 
 
-def test_seed_003s_parameters_are_of_another_block_than_ours():
+def test_training_parallelisms_parameters_are_of_another_block_than_ours():
     """What the sweep's file says of the 194,103,296: 8.5 h^2 + 2 h a block, no positions, tied."""
     run = settle("training-parallelism", "fsdp")
     shape = run.model

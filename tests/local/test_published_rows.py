@@ -1,4 +1,4 @@
-"""A row of some engines trains here, shrunken, with its switches; `make test-all`: of each seed's folder."""
+"""A row of some engines trains here, shrunken, with its switches; `make test-all`: of each published folder."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_a_row_trains_and_keeps_its_switches(folder):
     losses = [line["loss"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
     assert len(losses) == 5
     assert all(map(math.isfinite, losses))
-    # And its row is found again, with the seed's figures in a line of their own.
+    # And its row is found again, with the source's figures in a line of their own.
     assert only_sweep([record]) == folder
     [line] = [line for line in sweep_lines(folder, [record]).lines if line.record]
     assert (line.row.name, line.notes) == (row, "smoke run")

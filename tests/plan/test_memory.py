@@ -20,8 +20,8 @@ from tests.plan.machines import machine_named
 from tests.plan.published.programs import PROGRAMS
 
 GIB = 2.0**30
-# Seed 001's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
-SEED_18B = Training(
+# Megatron-DeepSpeed's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
+MEGATRON_18B = Training(
     ModelShape(6144, 40, 32, vocab=50688, seq=1024),
     tp=4,
     pp=4,
@@ -195,7 +195,7 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
     hidden = 6144
     layer = (12 * hidden**2 + 7 * hidden) / 4 + 6 * hidden
     embedding = 50688 * hidden / 4
-    assert [stage_params(SEED_18B, stage) for stage in range(SEED_18B.pp)] == pytest.approx(
+    assert [stage_params(MEGATRON_18B, stage) for stage in range(MEGATRON_18B.pp)] == pytest.approx(
         [10 * layer + embedding + 1024 * hidden, 10 * layer, 10 * layer, 10 * layer + 2 * hidden + embedding]
     )
 
@@ -254,7 +254,7 @@ def test_every_way_to_hold_states_is_covered() -> None:
 
 
 def test_the_step_is_the_peak_where_micro_batches_are_small() -> None:
-    small = replace(SEED_18B, shape=replace(SEED_18B.shape, seq=128))
+    small = replace(MEGATRON_18B, shape=replace(MEGATRON_18B.shape, seq=128))
     stage, params = predict_memory(small).stages[1], stage_params(small, 1)
     assert (stage.parameters + stage.gradients + stage.optimizer) * GIB == pytest.approx(22 * params)
     assert stage.activations == 0
@@ -297,16 +297,17 @@ def test_grouped_queries_keep_less() -> None:
     assert peak(Training(LLAMA, flash=True)) < peak(whole)
 
 
-# Stage 0 and 1 of seed 001's 18B (gpt2.md, first row of 32 GB): peak allocated and reserved, GiB.
+# Stage 0 and 1 of Megatron-DeepSpeed's 18B (gpt2.md, first row of 32 GB): peak allocated and reserved, GiB.
 def test_a_published_stage() -> None:
-    first, second, *_ = predict_memory(SEED_18B).stages
+    first, second, *_ = predict_memory(MEGATRON_18B).stages
     assert (first.allocated, second.allocated) == pytest.approx((25.59, 23.86), rel=0.05)
     assert (first.reserved, second.reserved) == pytest.approx((30.05, 28.63), rel=0.1)
 
 
-# Seed 001's 52B under DeepSpeed 3D, micro-batch 4: peak allocated by stage, GiB. The middle stages differ by what one
-# micro-batch more in flight holds: 0.266, four layers' inputs and a quarter of the output; Megatron's by 0.314, five.
-SEED_52B = Training(
+# Megatron-DeepSpeed's 52B under DeepSpeed 3D, micro-batch 4: peak allocated by stage, GiB. The middle stages differ by
+# what one micro-batch more in flight holds: 0.266, four layers' inputs and a quarter of the output; Megatron's by
+# 0.314, five.
+MEGATRON_52B = Training(
     ModelShape(8192, 64, 32, vocab=50688, seq=1024),
     tp=4,
     pp=16,
@@ -320,7 +321,7 @@ SEED_52B = Training(
 
 
 def test_the_published_stages_of_a_pipeline() -> None:
-    stages = predict_memory(SEED_52B).stages
+    stages = predict_memory(MEGATRON_52B).stages
     published = {0: 19.493, 1: 17.053, 2: 16.787, 8: 15.193, 14: 15.085, 15: 17.749}
     for stage, allocated in published.items():
         assert stages[stage].allocated == pytest.approx(allocated, rel=0.015)
@@ -328,7 +329,7 @@ def test_the_published_stages_of_a_pipeline() -> None:
 
 
 def test_what_megatron_keeps_between_stages() -> None:
-    megatron = replace(SEED_52B, micro_batch=8, engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"])
+    megatron = replace(MEGATRON_52B, micro_batch=8, engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"])
     stages = predict_memory(megatron).stages
     assert stages[1].allocated - stages[2].allocated == pytest.approx(2 * 0.3137, rel=0.01)
 
@@ -374,7 +375,7 @@ def test_activations_on_the_host_are_counted_there() -> None:
 
 
 def test_layers_of_stages_as_given() -> None:
-    uneven = replace(SEED_18B, stage_layers=(7, 13, 13, 7))
+    uneven = replace(MEGATRON_18B, stage_layers=(7, 13, 13, 7))
     memory = predict_memory(uneven)
     assert memory.deciding == 1
     assert memory.stages[3].parameters < memory.stages[2].parameters
@@ -382,9 +383,9 @@ def test_layers_of_stages_as_given() -> None:
 
 def test_what_is_reserved_stays_within_the_card_while_what_is_allocated_does() -> None:
     card = machine_named("v100-32g", 4, "omni-path 4x100G")
-    # Seed 001's 36B with micro-batch 6, which ran ("a very snag fit"): more is wished for than there is.
+    # Megatron-DeepSpeed's 36B with micro-batch 6, which ran ("a very snag fit"): more is wished for than there is.
     training = replace(
-        SEED_18B, shape=ModelShape(8192, 48, 32, vocab=50688, seq=1024), pp=8, micro_batch=6, micro_batches=128
+        MEGATRON_18B, shape=ModelShape(8192, 48, 32, vocab=50688, seq=1024), pp=8, micro_batch=6, micro_batches=128
     )
     wished = predict_memory(training)
     assert not fits_in_memory(wished, card)
@@ -467,11 +468,11 @@ def test_what_does_not_go_to_the_host_stays_on_the_gpu(one: float, other: float)
 
 
 def test_what_cuda_and_nccl_take_must_fit_on_the_card_too() -> None:
-    memory = predict_memory(SEED_18B)
+    memory = predict_memory(MEGATRON_18B)
     stage = memory.stages[memory.deciding]
     context = stage.nvidia_smi - stage.reserved
     assert context > 0.5
     for share, fit in ((0.5, False), (1.5, True)):
         size = 1.03 * stage.allocated + share * context
         card = replace(machine_named("a100-80g", 8, None), memory_gib=size)
-        assert fits_in_memory(predict_memory(SEED_18B, card), card) == fit
+        assert fits_in_memory(predict_memory(MEGATRON_18B, card), card) == fit

@@ -339,7 +339,7 @@ def test_no_model_at_all():
 
 
 @pytest.mark.shared
-def test_as_seed_001_found_by_hand(shared):
+def test_as_megatron_deepspeed_found_by_hand(shared):
     """`Max model size`, dp 1: sizes in 2^30, in steps of up to 1.8 x; one below is what its authors had tried."""
     text = next((shared / "seeds").glob("001_*.txt")).read_text(encoding="utf-8", errors="replace")
     part = text.partition("**Max model size**")[2].partition("**Performance**")[0]

@@ -27,7 +27,7 @@ def test_slow_steps_at_the_start_are_warm_up_until_the_first_settled_one():
     assert not [flag for flag in times.flags if "settled" in flag]
 
 
-def test_a_log_of_the_seeds_kind():
+def test_a_log_of_the_source_kind():
     # log-formats.md: 5.8 s at first, then 2.74.
     assert measured(5.8, 2.74, 2.75, 2.74, 2.73).step_s == pytest.approx(2.74)
 

@@ -15,7 +15,7 @@ from hpc_gpt.slurm.directives import sbatch_directives
 
 
 def real(profile: ClusterProfile | None = None, **overrides: object) -> Resolved:
-    """Seed 001's own run: 64 GPUs on 16 nodes."""
+    """Megatron-DeepSpeed's published run: 64 GPUs on 16 nodes."""
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     return resolve(load_experiment("gpt2-meg-ds-3d", keys), profile or load_profile("jean-zay-v100-32g"))
 

@@ -1,4 +1,4 @@
-"""A sweep in its seed's own columns: our figure and the seed's side by side, and rows that nobody ran."""
+"""A sweep in its published own columns: our figure and the source's side by side, and rows that nobody ran."""
 
 import csv
 import io
@@ -59,7 +59,7 @@ def cells(text, row):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_folder_has_columns_of_its_seeds_and_each_seed_figure_a_place(name):
+def test_every_folder_has_columns_of_its_published_and_each_published_figure_a_place(name):
     sweep = find_sweep(name)
     shown = {column.published for column in PUBLISHED_TABLES[name].columns}
     for row in sweep.rows:
@@ -103,7 +103,7 @@ def test_a_figure_that_is_rounded_or_cut_off_follows(printed, marked):
     assert bool(SweepLine(row, asked).contradiction) is marked
 
 
-def test_our_figure_stands_beside_the_seeds(logs):
+def test_our_figure_stands_beside_the_source(logs):
     run = ran(logs, "gpt2-meg-ds-3d", "48b", step_s=73.0)
     row = cells(call("--format", "md").stdout, "48b")
     assert row == {
@@ -126,7 +126,7 @@ def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(log
     assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
 
 
-def test_a_sweep_by_name_is_its_runs_and_without_any_the_seeds_table(logs):
+def test_a_sweep_by_name_is_its_runs_and_without_any_the_source_table(logs):
     assert call("memory-ladder", "--format", "md").stdout.count("\n") == 2 + 7
     ran(logs, "memory-ladder", "batch64", memory_reserved_gib=[14.0], memory_allocated_gib=[13.0])
     ran(logs, "colab-ladder", "tf32")
@@ -141,20 +141,20 @@ def test_runs_of_one_row_stand_under_one_another_and_a_smoke_run_stands_beside_n
     smoke = make_run(logs, GENERIC, "memory-ladder", row="batch128", name="memory-ladder-batch128-smoke")
     text = call("--format", "md").stdout
     assert {line["Run"] for line in cells(text, "batch32")} == {first.run_id, second.run_id}
-    seeds, shrunken = cells(text, "batch128")
-    assert (seeds["Training Latency (s) published"], seeds["Run"]) == ("45.5", "-")
+    published, shrunken = cells(text, "batch128")
+    assert (published["Training Latency (s) published"], published["Run"]) == ("45.5", "-")
     assert (shrunken["Training Latency (s) published"], shrunken["Notes"]) == ("-", "smoke run")
     assert shrunken["Run"] == smoke.run_id
 
 
-def test_seed_003s_formula_stands_beside_the_memory(logs):
+def test_training_parallelisms_formula_stands_beside_the_memory(logs):
     ran(logs, "training-parallelism", "one-gpu", memory_allocated_gib=[30.0], memory_reserved_gib=[31.0])
     row = cells(call("--format", "md").stdout, "one-gpu")
     assert (row["max_mem (MB)"], row["max_mem (MB) published"], row["formula (GiB)"]) == ("30720", "35480", "34.2")
     assert (row["samples_per_second"], row["samples_per_second published"]) == ("65,536", "482427")
 
 
-def test_seed_000s_columns(logs):
+def test_mingpts_columns(logs):
     ran(logs, "mingpt-fsdp", "b7", step_s=0.25, memory_reserved_gib=[10.0], memory_allocated_gib=[9.0])
     text = call("--format", "md").stdout
     row = cells(text, "b7")
@@ -167,7 +167,7 @@ def test_seed_000s_columns(logs):
     assert cells(text, "b9")["Memory (MB) published"] == "OOM"
 
 
-def test_utilisation_reads_as_the_seed_prints_it():
+def test_utilisation_reads_as_the_source_prints_it():
     show = next(column.show for column in PUBLISHED_TABLES["mingpt-fsdp"].columns if column.published == "gpu_util")
     assert show(Record(gpu_util_mean=71.94, gpu_util_spread=22.0)) == "71.9 +/- 22.0"
     assert show(Record()) == "-"

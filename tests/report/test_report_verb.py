@@ -143,7 +143,7 @@ def test_columns_and_order_of_ones_choice(runs):
         call("--columns", "stpe_s")
 
 
-def test_any_run_in_a_seeds_columns_by_its_name(runs):
+def test_any_run_in_published_columns_by_its_name(runs):
     lines = call("--columns", "gpt2-meg").stdout.splitlines()
     assert lines[0].startswith("Row")
     assert "PP Chunks" in lines[0]

@@ -1,4 +1,4 @@
-"""Records as text: the seed's columns, whole figures, and readable at any width."""
+"""Records as text: the source's columns, whole figures, and readable at any width."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from hpc_gpt.report.tables import COLUMNS, as_block, print_record, records_text
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
-SEED_RUN = Record(
+PUBLISHED_RUN = Record(
     run="20210527-040202-ab12",
     name="gpt2-meg-ds-3d-48b",
     engine="deepspeed-3d",
@@ -45,7 +45,7 @@ SEED_RUN = Record(
 EMPTY = Record(run="20210527-040202-ffff", name="demo", gpus=4, ended="pending")
 
 
-def test_columns_stand_in_the_seeds_order():
+def test_columns_stand_in_the_source_order():
     headings = [column.heading for column in COLUMNS]
     assert headings[:9] == ["GPUs", "Size", "TP", "PP", "DP", "Micro-batches", "Mic-BS", "Glob-BS", "Step s"]
     assert [heading for heading in headings if "TFLOPs" in heading] == [
@@ -57,10 +57,10 @@ def test_columns_stand_in_the_seeds_order():
 
 
 def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
-    assert "Memory" not in records_text([SEED_RUN])
-    assert "printed" not in records_text([SEED_RUN])
-    run = replace(SEED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
-    for text in (records_text([SEED_RUN, run]), records_text([run], "md")):
+    assert "Memory" not in records_text([PUBLISHED_RUN])
+    assert "printed" not in records_text([PUBLISHED_RUN])
+    run = replace(PUBLISHED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
+    for text in (records_text([PUBLISHED_RUN, run]), records_text([run], "md")):
         assert "Memory GiB" in text
         assert "25.5" in text
         assert "TFLOPs printed" in text
@@ -70,7 +70,7 @@ def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
 
 
 def test_a_name_that_the_run_begins_with_is_not_said_twice():
-    log = replace(SEED_RUN, name="train", run="train-4711")
+    log = replace(PUBLISHED_RUN, name="train", run="train-4711")
     assert records_text([log]).splitlines()[1].endswith(" train-4711")
     assert as_block(log).startswith("train-4711\n")
     assert as_block(replace(log, name="demo")).startswith("demo/train-4711\n")
@@ -84,8 +84,8 @@ def test_a_block_says_nothing_of_what_is_not_known():
     assert "tp2 on 16 ranks\n" in block
 
 
-def test_a_row_reads_like_the_seeds():
-    heading, row = records_text([SEED_RUN]).splitlines()
+def test_a_row_reads_like_the_source():
+    heading, row = records_text([PUBLISHED_RUN]).splitlines()
     assert heading.split()[:5] == ["GPUs", "Size", "TP", "PP", "DP"]
     assert row.split()[:9] == ["64", "52.0B", "4", "16", "1", "256", "4", "1024", "146"]
     assert "12.800 -> 6.400" in row
@@ -93,7 +93,7 @@ def test_a_row_reads_like_the_seeds():
 
 
 def test_a_pipe_gets_whole_lines_a_record_each():
-    lines = records_text([SEED_RUN, EMPTY]).splitlines()
+    lines = records_text([PUBLISHED_RUN, EMPTY]).splitlines()
     assert len(lines) == 3
     assert "…" not in "".join(lines)
     assert lines[0].index("Ended") == lines[1].index("done") == lines[2].index("pending")
@@ -101,18 +101,18 @@ def test_a_pipe_gets_whole_lines_a_record_each():
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
 def test_a_narrow_terminal_gets_a_block_a_record_and_no_figure_is_cut(width):
-    text = records_text([SEED_RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)
+    text = records_text([PUBLISHED_RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)
     assert "46.7 TFLOP/s" in text
     assert text.count("20210527-040202") == 2
     assert "…" not in text
 
 
 def test_a_wide_terminal_gets_the_table():
-    assert records_text([SEED_RUN], "table", 400) == records_text([SEED_RUN], "table", None)
+    assert records_text([PUBLISHED_RUN], "table", 400) == records_text([PUBLISHED_RUN], "table", None)
 
 
 def test_csv_holds_figures_in_full_under_the_records_keys():
-    (row,) = csv.DictReader(io.StringIO(records_text([SEED_RUN], "csv")))
+    (row,) = csv.DictReader(io.StringIO(records_text([PUBLISHED_RUN], "csv")))
     assert float(row["step_s"]) == 146.0
     assert float(row["step_s_p90"]) == 150.1
     assert int(row["params"]) == 51_970_000_000
@@ -121,7 +121,7 @@ def test_csv_holds_figures_in_full_under_the_records_keys():
 
 
 def test_csv_of_an_odd_name():
-    (row,) = csv.DictReader(io.StringIO(records_text([replace(SEED_RUN, name='a,"b"\nc')], "csv")))
+    (row,) = csv.DictReader(io.StringIO(records_text([replace(PUBLISHED_RUN, name='a,"b"\nc')], "csv")))
     assert row["name"] == 'a,"b"\nc'
 
 
@@ -138,7 +138,7 @@ def test_no_name_is_markup_in_markdown():
 
 
 def test_markdown_is_a_table_of_equal_columns():
-    lines = records_text([SEED_RUN, replace(EMPTY, name="a|b")], "md").splitlines()
+    lines = records_text([PUBLISHED_RUN, replace(EMPTY, name="a|b")], "md").splitlines()
     assert {line.replace("\\|", "").count("|") for line in lines} == {
         sum(not column.optional for column in COLUMNS) + 1
     }
@@ -146,9 +146,9 @@ def test_markdown_is_a_table_of_equal_columns():
 
 
 def test_json_is_one_object_with_every_key():
-    page = json.loads(records_text([SEED_RUN, EMPTY], "json"))
+    page = json.loads(records_text([PUBLISHED_RUN, EMPTY], "json"))
     assert page["schema"] == 1
-    assert [record["run"] for record in page["records"]] == [SEED_RUN.run, EMPTY.run]
+    assert [record["run"] for record in page["records"]] == [PUBLISHED_RUN.run, EMPTY.run]
     assert list(page["records"][1]) == list(Record().to_tables())
 
 
@@ -158,7 +158,7 @@ def test_no_record_at_all():
 
 
 def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
-    text = as_block(SEED_RUN)
+    text = as_block(PUBLISHED_RUN)
     for word in ("tflops_seed", "tflops_hardware", "tflops_model", "12.800 -> 6.400", "146 s", "7,182", "99; 10th"):
         assert word in text
     assert "GPU hours" not in text
@@ -167,9 +167,9 @@ def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
 
 
 def test_print_record_writes_to_stdout(capsys):
-    print_record(SEED_RUN)
+    print_record(PUBLISHED_RUN)
     captured = capsys.readouterr()
-    assert captured.out == as_block(SEED_RUN)
+    assert captured.out == as_block(PUBLISHED_RUN)
     assert captured.err == ""
 
 
@@ -190,5 +190,5 @@ def test_a_shown_figure_is_within_half_a_percent(figure):
     ("params", "text"),
     [(51_970_000_000, "52.0B"), (207_010_000_000, "207B"), (124_475_904, "124M"), (845_000, "845K"), (7, "7")],
 )
-def test_sizes_as_the_seed_prints_them(params, text):
+def test_sizes_as_the_source_prints_them(params, text):
     assert show_params(params) == text

@@ -52,7 +52,7 @@ def test_no_tensor_parallel_group_spans_nodes_once_it_is_accepted(layout, per_no
         assert len({rank // ranks_per_node for rank in group}) == 1
 
 
-def test_seed_layout_in_numbers():
+def test_published_layout_in_numbers():
     layout = Layout(tp=4, pp=16, dp=1)
     assert str(layout) == "tp4-pp16-dp1"
     assert layout.gpus == 64

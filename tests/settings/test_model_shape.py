@@ -97,7 +97,7 @@ def test_padded_vocabulary_is_the_next_multiple(shape):
     assert 0 <= shape.padded_vocab - shape.vocab < shape.vocab_multiple
 
 
-def test_gpt2_padded_as_seed_002_pads_it():
+def test_gpt2_padded_as_colab_ladder_pads_it():
     assert ModelShape(768, 12, 12).padded_vocab == 50304
 
 
@@ -115,18 +115,18 @@ def test_gpt2_sizes(name, millions):
 
 
 @pytest.mark.shared
-def test_every_size_of_seed_001_is_a_preset(shared):
+def test_every_size_of_megatron_deepspeed_is_a_preset(shared):
     import re
 
-    seed = next((shared / "seeds").glob("001_*")).read_text(errors="replace")
-    sizes = {found.lower() for found in re.findall(r"^\|\s*\d+ \|\s*([\d.]+B)\s*\|", seed, re.MULTILINE)}
+    source = next((shared / "seeds").glob("001_*")).read_text(errors="replace")
+    sizes = {found.lower() for found in re.findall(r"^\|\s*\d+ \|\s*([\d.]+B)\s*\|", source, re.MULTILINE)}
     assert len(sizes) >= 12
     assert sizes <= set(PRESETS)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name[0].isdigit()])
-def test_presets_of_the_seed_are_near_their_name(name):
-    # The seed's names mix 10^9, 2^30 and guesses. Its 22B is the furthest off: that run's script has 26.2e9.
+def test_presets_of_the_source_are_near_their_name(name):
+    # The source's names mix 10^9, 2^30 and guesses. Its 22B is the furthest off: that run's script has 26.2e9.
     billions = float(name[:-1]) * (1000 if name.endswith("t") else 1)
     assert preset(name).params / 1e9 == pytest.approx(billions, rel=0.2)
 

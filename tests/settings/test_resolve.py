@@ -30,7 +30,7 @@ def settle(profile=NODE_OF_4, experiment=DEFAULT_EXPERIMENT, **overrides):
     return resolve(load_experiment(experiment, {key.replace("__", "."): v for key, v in overrides.items()}), profile)
 
 
-SEED_RUN = settle()
+PUBLISHED_RUN = settle()
 
 
 def write(path, text):
@@ -67,7 +67,7 @@ def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
         assert way[1] in ("", str(run.layout))
 
 
-def test_gpus_and_pp_alone_are_the_seeds_run():
+def test_gpus_and_pp_alone_are_the_source_run():
     run = settle(load_profile("generic-slurm"), layout__gpus=64, layout__pp=16)
     assert str(run.layout) == "tp4-pp16-dp1"
     assert (run.nodes, run.ranks_per_node) == (16, 4)
@@ -496,7 +496,7 @@ def test_resolved_of_another_schema():
 
 @given(st.text(max_size=30))
 def test_slug_is_a_plain_folder_name(name):
-    slug = dataclasses.replace(SEED_RUN, name=name).slug
+    slug = dataclasses.replace(PUBLISHED_RUN, name=name).slug
     assert slug
     assert "/" not in slug
     assert not slug.startswith((".", "-"))

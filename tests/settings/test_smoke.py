@@ -149,7 +149,7 @@ def test_a_sequence_and_rows_for_three_ranks_are_made_to_fit_two():
 
 
 @pytest.mark.parametrize("name", [name for name in list_experiments() if find_sweep(name)])
-def test_every_row_of_every_seed_table_shrinks(name):
+def test_every_row_of_every_published_table_shrinks(name):
     sweep = find_sweep(name)
     assert sweep is not None
     for row in sweep.possible:

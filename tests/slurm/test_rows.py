@@ -1,4 +1,4 @@
-"""Every row of every seed's table, at full size, put before a real scheduler."""
+"""Every row of every published table, at full size, put before a real scheduler."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ RUN = Record(
 )  # fmt: skip
 
 
-def test_seed_003s_memory_is_that_of_one_ranks_share():
+def test_training_parallelisms_memory_is_that_of_one_ranks_share():
     record = add_figures(RUN)
     share = {"params": 100_000, "batch": 4, "seq": 128, "layers": 2, "hidden": 32, "heads": 2, "vocab": 500}
     assert record.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
@@ -27,7 +27,7 @@ def test_seed_003s_memory_is_that_of_one_ranks_share():
     assert record.step_s is None, "it needs no step time"
 
 
-def test_seed_003s_memory_knows_the_bytes_of_fp32_and_no_sharding():
+def test_training_parallelisms_memory_knows_the_bytes_of_fp32_and_no_sharding():
     whole = add_figures(RUN).memory_seed003_gib
     assert add_figures(replace(RUN, dtype="fp32")).memory_seed003_gib == pytest.approx(2 * whole)
     assert add_figures(replace(RUN, zero_stage=3, dp=64, gpus=256)).memory_seed003_gib == whole

@@ -23,7 +23,7 @@ def slurm_run(logs, **more):
     return run
 
 
-def test_the_seeds_run_on_its_own_device(logs):
+def test_the_source_run_on_its_own_device(logs):
     record = read_run(slurm_run(logs))
     assert record.device == "v100-32g"
     assert record.tflops_seed == pytest.approx(46.7, abs=0.1)

@@ -1,4 +1,4 @@
-"""The three real logs: what their records must say, and where seed 001's tables say something else."""
+"""The three real logs: what their records must say, and where Megatron-DeepSpeed's tables say something else."""
 
 import pytest
 
@@ -36,20 +36,20 @@ def test_megatron_of_64_gpus(runs):
     record = run.record
     assert (record.gpus, record.tp, record.pp, record.dp) == (64, 4, 16, 1)
     assert (record.micro_batch, record.micro_batches, record.global_batch) == (4, 256, 1024)
-    # Steps of 155.4838 s, 129.0288 s and 128.8915 s: the first is warm-up. Seed 001 says 129 s.
+    # Steps of 155.4838 s, 129.0288 s and 128.8915 s: the first is warm-up. Megatron-DeepSpeed's tables say 129 s.
     assert record.step_s == pytest.approx((129.0288 + 128.8915) / 2)
     assert (record.steps_used, record.warmup_steps) == (2, 1)
     assert run.steps.steady.tolist() == [False, True, True]
     assert flags_with(record, "every step was skipped")
     assert (record.skipped_steps, record.loss_first, record.loss_last) == (3, None, None)
     assert run.steps.is_skipped.all()
-    # 52.0B; seed 001 says 48B, which is 48.4 x 2^30.
+    # 52.0B; Megatron-DeepSpeed's tables say 48B, which is 48.4 x 2^30.
     assert record.params == 51_970_064_384
     assert int(record.params / 2**30) == 48
     # The ranks count 52,419,952,640: the embedding twice, what every tensor-parallel rank holds four times. No flag.
     assert record.settings["params_printed"] == 52_419_952_640
     assert not flags_with(record, "parameters")
-    # 48 in place of 52.0 gives the seed's 48.7 TFLOPs (at 129 s): the same formula gives 52.8.
+    # 48 in place of 52.0 gives the source's 48.7 TFLOPs (at 129 s): the same formula gives 52.8.
     assert record.tflops_seed == pytest.approx(52.82, abs=0.01)
     assert record.tflops_seed * 48e9 / record.params * record.step_s / 129 == pytest.approx(48.77, abs=0.01)
     assert (record.engine, record.dtype, record.recompute, record.seq) == ("megatron-lm", "fp16", "full", 1024)
@@ -65,7 +65,7 @@ def test_zero_of_64_gpus(records):
     record = records["meg_ds_zero_gpt2_perf_n16_nbs48_ms48"]
     assert (record.gpus, record.tp, record.pp, record.dp) == (64, 4, 1, 16)
     assert (record.micro_batch, record.micro_batches, record.global_batch) == (48, 1, 768)
-    # 121.8998 s, 125.9124 s, 123.9078 s: seed 001 says 122 s, which is the first alone.
+    # 121.8998 s, 125.9124 s, 123.9078 s: Megatron-DeepSpeed's tables say 122 s, which is the first alone.
     assert record.step_s == pytest.approx((125.9124 + 123.9078) / 2)
     assert (record.engine, record.zero_stage) == ("deepspeed-zero", 3)
     # The program says 52.005e9, which counts what each of the four tensor-parallel ranks holds four times.
@@ -77,7 +77,7 @@ def test_zero_of_64_gpus(records):
     assert record.memory_reserved_gib == [pytest.approx(28234 / 1024)]
     assert (record.loss_first, record.loss_last) == (12.52221, 40.75231)
     assert record.skipped_steps == 0
-    # The seed's 38.67 TFLOPs are of 122 s and 48e9; the steady steps and the true size give 40.9.
+    # The source's 38.67 TFLOPs are of 122 s and 48e9; the steady steps and the true size give 40.9.
     assert record.tflops_seed == pytest.approx(40.90, abs=0.01)
     assert record.tflops_seed * 48e9 / record.params * record.step_s / 122 == pytest.approx(38.67, abs=0.01)
 
@@ -87,7 +87,7 @@ def test_hugging_face_of_16_gpus(runs):
     record = run.record
     assert (record.gpus, record.nodes, record.tp, record.pp, record.dp) == (16, 4, 1, 1, 16)
     assert (record.micro_batch, record.micro_batches, record.global_batch) == (4, 1, 64)
-    # 919.03 s / 16; seed 001 says 58.72 s, which is 64 / 1.09 samples a second.
+    # 919.03 s / 16; Megatron-DeepSpeed's tables say 58.72 s, which is 64 / 1.09 samples a second.
     assert record.step_s == pytest.approx(919.03 / 16, abs=0.005)
     assert (record.steps_used, record.warmup_steps) == (16, 0)
     assert "warm-up included" in record.sources["step_s"]
@@ -99,7 +99,7 @@ def test_hugging_face_of_16_gpus(runs):
     assert record.params == 25_033_831_424
     assert flags_with(record, "prints a size of 23B")
     assert (record.engine, record.zero_stage, record.dtype) == ("hf-deepspeed", 3, "fp16")
-    # The seed's 25.66 TFLOPs is twice what its formula gives for its own row, 12.83.
+    # The source's 25.66 TFLOPs is twice what its formula gives for its own row, 12.83.
     assert record.tflops_seed == pytest.approx(14.28, abs=0.01)
     assert (record.job_id, record.ended) == ("1832555", "done")
     assert record.tokens_total == 1024 * 1024

@@ -57,7 +57,7 @@ def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ..
 
 
 def megatron(**changes) -> Record:
-    """Seed 001's 52 B run on 64 GPUs."""
+    """Megatron-DeepSpeed's 52 B run on 64 GPUs."""
     record = Record(
         run="1587010",
         name="meg_gpt2_perf_n16",
