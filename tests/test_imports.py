@@ -206,6 +206,8 @@ VALUE_TYPES = {
     "settings.model_shape",
     "settings.shape_split",
     "settings.experiment",
+    "settings.command",
+    "settings.forms",
     "settings.cluster",
     "settings.resolved",
 }

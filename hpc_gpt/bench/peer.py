@@ -71,7 +71,7 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
         job=Job(signal_lead_s=10),  # from SIGTERM to SIGKILL: torchrun needs time to end its workers
         command=Command(run=run, per="job", snapshot=False),
     )
-    return BenchCell(name, finish(experiment, profile, "a bench's peer"), pattern)
+    return BenchCell(name, finish(experiment, profile, "a bench's peer"), pattern, is_peer=True)
 
 
 def peer_record(record: Record, log: Path, pattern: str | None) -> Record:

@@ -60,11 +60,7 @@ class BenchCell:
     prepared: PreparedRun | None = None
     pattern: str | None = None
     record: Record | None = None
-
-    @property
-    def is_peer(self) -> bool:
-        """Whether it is a program of the user's own."""
-        return self.prepared is not None and self.prepared.resolved.command is not None
+    is_peer: bool = False  # a program of the user's own
 
 
 @dataclass(frozen=True)

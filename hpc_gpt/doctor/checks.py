@@ -183,8 +183,7 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if path is None:
-        text = "random tokens" if resolved.command is None else "the program of your own reads them"
-        return [Check("inputs", "ok", text)]
+        return [Check("inputs", "ok", resolved.form.inputs)]
     # The path of Megatron's pair of files is the common beginning of their names.
     there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
     return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
@@ -234,12 +233,9 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
     free = free_gib(logs)
     if free is None:
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
-    if resolved.command is not None and not every:
-        words = f"{show_bytes(free * 2**30)} free; what the program's own checkpoints take is not known"
-        return [Check("space", "ok", words)]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        words = f"{show_bytes(free * 2**30)} free, checkpoints to come take about {show_bytes(every * 2**30)}"
+        words = f"{show_bytes(free * 2**30)} free{resolved.form.checkpoints_take(every * 2**30)}"
         return [Check("space", "ok", words)]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]

@@ -9,7 +9,8 @@ from pathlib import Path
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Train
+from hpc_gpt.settings.command import check_command
+from hpc_gpt.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
@@ -48,20 +49,24 @@ class CommandEngine(EngineFacts):
             raise ConfigError("[data] is given, but a program of your own is not told of it", "put it into command.run")
         return _NO_DATA
 
+    def program_of(self, command: Command) -> Command:
+        check_command(command)
+        return command
+
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
         """ConfigError if its folder is not there; on a node without it the attempt ends so."""
-        command = resolved.command
-        if command is not None and resolved.cluster.container is None and not Path(command.workdir).is_dir():
+        command = resolved.program
+        if resolved.cluster.container is None and not Path(command.workdir).is_dir():
             raise ConfigError(
                 f"command.workdir is {command.workdir}, which is no folder here", "name the program's folder"
             )
-        if command is not None and resolved.cluster.container is None:
+        if resolved.cluster.container is None:
             for name in command.link:
                 if not Path(command.workdir, name).exists():
                     raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
 
     def why_not(self, verb: str, resolved: Resolved) -> str:
-        if verb in ("stop", "requeue") and resolved.command is not None and resolved.command.stop_signal == "none":
+        if verb in ("stop", "requeue") and resolved.form.stop_signal == "none":
             return f"command.stop_signal is none: nothing tells this program to {verb}; hpc-gpt cancel ends it"
         return super().why_not(verb, resolved)
 

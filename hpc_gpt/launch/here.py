@@ -78,7 +78,7 @@ class Allocation:
             most += f" and {counted(max(node.gpus for node in self.nodes), 'GPU')}" if by_gpu else ""
             spares = f", {resolved.job.spare_nodes} of them spare," if resolved.job.spare_nodes else ""
             raise ConfigError(
-                f"{resolved.layout if resolved.has_layout else resolved.name} needs {counted(wanted, 'node')}{spares} "
+                f"{resolved.form.shown_layout or resolved.name} needs {counted(wanted, 'node')}{spares} "
                 f"for {counted(ranks, 'rank')} each, and allocation {self.job_id} has {len(self.nodes)} "
                 f"({some([node.name for node in self.nodes], 4)}) with at most {most} each: {len(fit)} can hold them",
                 "a smaller --gpus or --nodes, or a larger allocation; without --here a job of its own is queued",

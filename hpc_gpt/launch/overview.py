@@ -14,7 +14,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.tokens.run_data import describe_data, located
-from hpc_gpt.words import counted, cut, show_bytes
+from hpc_gpt.words import counted, show_bytes
 
 
 def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
@@ -69,43 +69,14 @@ def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
 
 def of_run(run: Resolved) -> list[tuple[str, str]]:
     """Model, layout, batch and engine of a run, or the command that it starts."""
-    rows = []
-    shape, engine, train, batch = run.model, run.engine, run.train, run.batch
-    if run.has_model:
-        sizes = f"{counted(shape.layers, 'layer')} of {shape.hidden}, {shape.params:,} parameters"
-        begins = f", begins from {train.init}" if train.init else ""
-        rows.append(("model", f"{sizes}, samples of {shape.seq:,} tokens{begins}"))
     where = f"{counted(run.gpus, 'GPU')} on {counted(run.nodes, 'node')} of {run.cluster.name}"
-    rows.append(("layout", f"{run.layout}, {where}" if run.has_layout else where))
-    if run.has_batch:
-        parts = f"micro-batch {batch.micro_batch} x {batch.micro_batches:,} x dp {run.layout.dp}"
-        tokens = f", {batch.global_batch * shape.seq:,} tokens" if run.has_model else ""
-        rows.append(("batch", f"{parts} = {counted(batch.global_batch, 'sample')} a step{tokens}"))
-    if run.command is None:
-        zero = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage else ""
-        rows.append(("engine", f"{engine.name}{zero}, {train.dtype}, recompute {engine.recompute}"))
-        rows.append(("train", f"{counted(train.steps, 'step')}, learning rate {train.lr:g}"))
-    else:
-        program = run.command
-        if run.script is not None:
-            rows.append(("script", shlex.join([str(program.script), *program.args])))
-            rows.append(("runs in", program.workdir))
-            rows.append(("checkpoints", program.checkpoints or "the script's own, which the chain does not see"))
-            return rows
-        text = program.run if isinstance(program.run, str) else shlex.join(program.run)
-        rows.append(("command", f"once a {program.per}, in {program.workdir}: {cut(' '.join(text.split()), 100)}"))
-        asked = program.stop_signal if program.stop_signal == "none" else f"SIG{program.stop_signal}"
-        rows.append(("stops by", asked))
-        resumed = f", resumed by {program.resume}" if program.resume else ""
-        found = f"{program.checkpoints}{resumed}" if program.checkpoints else "as the program decides itself"
-        rows.append(("checkpoints", found))
-    return rows
+    return list(run.form.rows(where))
 
 
 def saves(run: Resolved, logs: Path) -> list[str]:
     """When a run saves, what it keeps, and the room for that; empty if another program saves."""
     train = run.train
-    if run.command is not None:
+    if not run.form.saves_by_train:
         return []
     when = [f"every {train.save_minutes:g} min"] if train.save_minutes else []
     when += [f"every {counted(train.save_every, 'step')}"] if train.save_every else []

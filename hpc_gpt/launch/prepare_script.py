@@ -236,8 +236,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
         notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
     if added:
         notes.append(f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}")
-    assert resolved.command is not None
-    pattern = resolved.command.checkpoints
+    pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")
     elif not way_of(resolved.cluster).why_not(resolved.cluster):

@@ -15,7 +15,6 @@ from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import RenderError
 from hpc_gpt.files import templates_dir
-from hpc_gpt.settings.command import command_lines
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import (
     JOB_NAME,
@@ -127,7 +126,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
     return {
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
-        "title": _title(resolved),
+        "title": f"{resolved.slug}: {resolved.form.title(counted(resolved.gpus, 'GPU'))}",
         "slug": resolved.slug,
         "version": resolved.version,
         "scheduler": profile.scheduler,
@@ -139,8 +138,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
-        "command": command_lines(resolved.command) if resolved.command is not None else [],
-        "signal": resolved.command.stop_signal if resolved.command is not None else "",
+        "command": resolved.form.command_lines,
+        "signal": resolved.form.stop_signal,
         "tasks": resolved.tasks,
         "tasks_per_node": resolved.tasks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],
@@ -155,12 +154,6 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment),
         "node_suffix": profile.node_suffix,
     }
-
-
-def _title(resolved: Resolved) -> str:
-    shape, where = resolved.model, counted(resolved.gpus, "GPU")
-    what = f"{shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, " if resolved.has_model else ""
-    return f"{resolved.slug}: {what}{f'{resolved.layout} on {where}' if resolved.has_layout else where}"
 
 
 @functools.cache

@@ -129,7 +129,7 @@ class ForecastInputs:
 
 def wants_forecast(resolved: Resolved, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
-    if resolved.command is not None:
+    if resolved.form.no_prediction:
         return False  # nobody knows how many steps it takes, or how long
     counted = resolved.cluster.scheduler == "slurm" and way_of(resolved.cluster).at_once
     return until != Until() or resolved.job.max_gpu_hours is not None or counted

@@ -71,7 +71,7 @@ def plan_open(
     """
     from hpc_gpt.plan.machine import machine_of
 
-    if resolved.command is not None:
+    if resolved.form.no_prediction:
         return {}, ()
     try:
         picked = _pick(resolved, profile, machine_of(profile), given)
@@ -108,8 +108,8 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
 
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
-    if resolved.command is not None:
-        return Prediction("not predicted: a program of your own")
+    if resolved.form.no_prediction:
+        return Prediction(f"not predicted: {resolved.form.no_prediction}")
     try:
         found = _predict(resolved, profile)
     except UserError as fault:

@@ -77,8 +77,7 @@ class ScriptWatch:
     def __init__(self, run: RunFolder, attempt: Attempt, body: int, folder: Path) -> None:
         self._run, self._attempt, self._body, self._folder = run, attempt, body, folder
         self._resolved = run.resolved()
-        assert self._resolved.command is not None
-        self._command = self._resolved.command
+        self._command = self._resolved.program
         self._began = start_time(body)
         self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
@@ -157,7 +156,7 @@ class ScriptWatch:
                 "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
                 "resumed_step": step,
                 "resumed_from": checkpoint and str(checkpoint),
-                "params": self._resolved.model.params if self._resolved.has_model else None,
+                "params": self._resolved.form.params,
             }
             write_once(path, json.dumps(start) + "\n")
             self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()

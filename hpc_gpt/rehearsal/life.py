@@ -248,8 +248,7 @@ class Life:
 
     def _begins(self, stage: str, run: RunFolder, attempt: Attempt) -> bool:
         """Waits until the attempt shows how far it is; False if the script has ended by itself, with exit code 0."""
-        command = self.resolved.command
-        assert command is not None
+        command = self.resolved.program
         before = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
         saved = saved_step(run, command)
         until: float | None = None

@@ -244,7 +244,7 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     try:
         resolved = resolve(experiment, ClusterProfile("report"))
         found, shape = figures_asked(resolved), resolved.model
-        if not resolved.has_model:
+        if resolved.form.shape is None:
             return Record(**{key: found[key] for key in (*_SIZES[:4], "global_batch")}), None
     except UserError:  # of a row that cannot run, what its file says
         sizes, shape = experiment.layout, resolve_shape(experiment.model)

@@ -6,7 +6,9 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import PurePosixPath
+from typing import Any
 
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.secrets import hide_secrets
@@ -75,6 +77,14 @@ def command_lines(command: Command) -> list[str]:
     run = command.run if isinstance(command.run, str) else shlex.join(command.run)
     lines = [line for text in (*command.setup, run) for line in text.splitlines() if line.strip()]
     return [plain(line, " ") for line in lines]
+
+
+def command_table(command: Command) -> dict[str, Any]:
+    """[command], without the keys that a script has no use for, and without those of a script if there is none."""
+    table = asdict(command)
+    for key in ("script", "args") if command.script is None else ("run", "per", "setup", "resume", "snapshot", "link"):
+        del table[key]
+    return table
 
 
 def command_words(command: Command) -> tuple[str, ...]:

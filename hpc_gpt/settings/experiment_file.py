@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
-from hpc_gpt.settings.experiment import Experiment, Model, Train
+from hpc_gpt.settings.experiment import Command, Experiment, Model, Train
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
 from hpc_gpt.weights.folder import check_folder
@@ -190,7 +190,7 @@ def _with_paths_found(
         places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
         return str(next((place for place in places if place.exists()), places[0]))
 
-    if engine_named(experiment.engine.name).takes_command:
+    if command != Command():
         # By default a program runs beside the file that says which one.
         key = "command.workdir" if "command.workdir" in stated else "command.run"
         script = None if command.script is None else found("command.script", command.script)

@@ -135,10 +135,6 @@ class Batch:
     global_batch: int
 
 
-# The batch that is not given: another program's.
-NO_BATCH = Batch(0, 0, 0)
-
-
 def solve_batch(
     dp: int, micro_batch: int | None = None, micro_batches: int | None = None, global_batch: int | None = None
 ) -> Batch:

@@ -208,8 +208,6 @@ class ModelShape:
         return {name: value for name, value in table.items() if name not in later or value != _DEFAULTS[name]}
 
 
-# The shape of a model that is not given: another program's.
-NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)
 # {matrix: the linear layer of our model that has it}
 _LINEAR = {
     **dict.fromkeys("qkv", "attention.qkv"),

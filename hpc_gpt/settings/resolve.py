@@ -8,10 +8,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.engines import engine_named, engines
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.settings.experiment import (
     Command,
@@ -25,8 +24,9 @@ from hpc_gpt.settings.experiment import (
     Train,
     key_rules,
 )
-from hpc_gpt.settings.layout import NO_BATCH, Layout, check_gpus, check_nodes, nodes_for, solve_batch
-from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
+from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
+from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import check_split, default_tp
@@ -57,7 +57,7 @@ def resolve(
     `sweep` and `row` name the row that it is; `script` is what is known of a job script. Raises LayoutError or
     ConfigError for what cannot run, before anything is written or queued.
     """
-    command = _resolve_command(experiment)
+    command = engine_named(experiment.engine.name).program_of(experiment.command)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
     layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
     asked = experiment.layout
@@ -101,21 +101,6 @@ def resolve(
     )
     facts.check_resolved(resolved)
     return resolved
-
-
-def _resolve_command(experiment: Experiment) -> Command | None:
-    """`[command]` if the engine starts it, else None. ConfigError for its faults, and for one that nothing starts."""
-    engine, command = experiment.engine.name, experiment.command
-    if engine_named(engine).takes_command:
-        check_command(command)
-        return command
-    if command != Command():
-        takers = " or ".join(f'"{name}"' for name, facts in engines().items() if facts.takes_command)
-        raise ConfigError(
-            f"the table [command] is given, but engine {engine} starts no program of yours",
-            f"set engine.name = {takers}, or leave [command] out",
-        )
-    return None
 
 
 def resolve_shape(model: Model) -> ModelShape:
@@ -296,34 +281,24 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
         **asdict(resolved.layout),
-        **asdict(resolved.batch),
+        **{name: size or None for name, size in vars(resolved.batch).items()},
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }
-    if not resolved.has_batch:
-        layout |= dict.fromkeys(("micro_batch", "micro_batches", "global_batch"))
     return {
-        "model": {"preset": resolved.preset, **(resolved.model.table() if resolved.has_model else {})},
+        "model": {"preset": resolved.preset, **resolved.form.model_table},
         "data": asdict(resolved.data),
         "engine": asdict(resolved.engine),
         "layout": layout,
         "train": asdict(resolved.train),
         "job": job,
-        **({"command": _command_table(resolved.command)} if resolved.command is not None else {}),
+        **resolved.form.tables(),
     }
-
-
-def _command_table(command: Command) -> dict[str, Any]:
-    """[command], without the keys that a script has no use for, and without those of a script if there is none."""
-    table = asdict(command)
-    for key in ("script", "args") if command.script is None else ("run", "per", "setup", "resume", "snapshot", "link"):
-        del table[key]
-    return table
 
 
 def experiment_of(resolved: Resolved) -> Experiment:
     """The experiment that resolves to `resolved` under the same profile."""
     tables = experiment_tables(resolved)
-    sizes = {name: getattr(resolved.model, name) for name in resolved.model.table() if resolved.has_model}
+    sizes = {name: getattr(resolved.model, name) for name in resolved.form.model_table}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
     return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, job, command)

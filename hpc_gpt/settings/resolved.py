@@ -29,8 +29,9 @@ from hpc_gpt.settings.experiment import (
     Train,
     key_rules,
 )
-from hpc_gpt.settings.layout import NO_BATCH, Batch, Layout
-from hpc_gpt.settings.model_shape import NO_MODEL, ModelShape, check_shape
+from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL, UNKNOWN, OurModel, OwnProgram
+from hpc_gpt.settings.layout import Batch, Layout
+from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.tables import from_tables
 
 SCHEMA = 1
@@ -46,8 +47,8 @@ class Resolved:
     `cluster` lacks the keys that only the planner reads, so that no calibration changes a script. `sweep` and `row` are
     the names of a sweep's row, else None.
 
-    `command` is None unless the engine starts the program that it says. Such a run may lack a model (NO_MODEL), a batch
-    (NO_BATCH) and the number of its steps (0): each is null in the text. `script` is what is known of `command.script`.
+    `command` is None unless the engine starts the program that it says. Of such a run the model (NO_MODEL), the batch
+    (NO_BATCH) and the number of steps (0) may be unknown. `script` is what is known of `command.script`.
     """
 
     name: str
@@ -76,28 +77,29 @@ class Resolved:
         return folder_name(self.name)
 
     @property
-    def has_model(self) -> bool:
-        return self.model != NO_MODEL
+    def form(self) -> OurModel | OwnProgram:
+        """What depends on whether our model is trained, or a program of the user's own is started."""
+        if self.command is None:
+            return OurModel(self.model, self.batch, self.layout, self.engine, self.train)
+        shape = None if self.model == NO_MODEL else self.model
+        batch = None if self.batch == NO_BATCH else self.batch
+        return OwnProgram(shape, batch, self.layout, self.command, self.script)
 
     @property
-    def has_batch(self) -> bool:
-        return self.batch != NO_BATCH
-
-    @property
-    def has_layout(self) -> bool:
-        """Whether tp, pp and dp are those of the program, and not only its GPUs."""
-        return self.command is None or self.has_batch or self.layout.tp * self.layout.pp > 1
+    def program(self) -> Command:
+        """`command` of a run that starts one."""
+        assert self.command is not None
+        return self.command
 
     @property
     def tasks_per_node(self) -> int:
         """The tasks that the job starts on a node."""
-        return 1 if self.command is not None and self.command.per != "gpu" else self.ranks_per_node
+        return self.form.tasks(self.nodes, self.ranks_per_node)[0]
 
     @property
     def tasks(self) -> int:
         """The tasks that the job starts."""
-        once = self.command is not None and (self.script is not None or self.command.per == "job")
-        return 1 if once else self.nodes * self.tasks_per_node
+        return self.form.tasks(self.nodes, self.ranks_per_node)[1]
 
     def key_rules(self, name: str) -> dict[str, KeyRules]:
         """The rules of each key of one of its tables."""
@@ -109,22 +111,19 @@ class Resolved:
 
     @functools.cached_property
     def _json(self) -> str:
-        tables = asdict(self) | {"model": self.model.table()}
+        form = self.form
+        tables = asdict(self) | {"model": form.model_table or None, "batch": form.batch_table or None}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
         if self.cluster.purge_modules:  # a key added later: the same text as ever without it
             del tables["cluster"]["purge_modules"]
-        for name in ("data", "train", *(["command"] if self.command is not None else [])):
+        for name in ("data", "train", *form.own_tables):
             for key, rules in self.key_rules(name).items():
                 if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever
                     del tables[name][key]
-        if self.script is None:
-            del tables["script"]
-        if self.command is None:
-            del tables["command"]
-        else:
-            tables |= {"model": tables["model"] if self.has_model else None}
-            tables |= {"batch": tables["batch"] if self.has_batch else None}
+        for name in ("command", "script"):
+            if tables[name] is None:
+                del tables[name]
         return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
 
     @staticmethod
@@ -137,8 +136,7 @@ class Resolved:
                     f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
                     f"use the version that wrote it: {tables['version']}",
                 )
-            for name, none in (("model", NO_MODEL), ("batch", NO_BATCH)) if tables.get("command") else ():
-                tables[name] = asdict(none) if tables[name] is None else tables[name]
+            tables |= {name: asdict(none) for name, none in UNKNOWN.items() if tables[name] is None}
             resolved = from_tables(Resolved, tables)
             _check_stored(resolved)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
@@ -174,8 +172,7 @@ def speed_hash(resolved: Resolved) -> str:
 
 def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
     kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
-    command = ("command",) if resolved.command is not None else ()
-    for name in ("model", "data", "engine", "layout", "batch", "train", *command):
+    for name in ("model", "data", "engine", "layout", "batch", "train", *resolved.form.own_tables):
         of_keys = resolved.key_rules(name)
         part = getattr(resolved, name)
         table = part.table() if isinstance(part, ModelShape) else vars(part)
@@ -191,12 +188,9 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
 
 def _check_stored(resolved: Resolved) -> None:
     """ValueError or LayoutError for settings that `resolve` never returns."""
-    if resolved.has_model or resolved.command is None:
-        check_shape(resolved.model)
-    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes}
-    if resolved.has_batch or resolved.command is None:
-        sizes |= vars(resolved.batch)
-    for name, size in sizes.items():
+    if resolved.form.shape is not None:
+        check_shape(resolved.form.shape)
+    for name, size in {"gpus": resolved.gpus, "nodes": resolved.nodes, **resolved.form.batch_table}.items():
         if size < 1:
             raise ValueError(f"{name} is {size}")
     if resolved.engine.zero_stage is None:

@@ -239,10 +239,8 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps; and
     whether they use less than a tenth of the model's vocabulary."""
     data, vocab = resolved.data, resolved.model.vocab
-    if resolved.command is not None:
-        return ()
     if data.source == "random":
-        return ("data: random tokens, to measure speed; nothing is learnt from them",)
+        return resolved.form.data_lines
     path = data_path(resolved)
     assert path is not None
     what = "Python's own sources" if _is_stdlib(data) else str(path)

@@ -26,7 +26,6 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import cancel_job, words_of_scancel
 from hpc_gpt.terminal import ProgressLine
 from hpc_gpt.watch.status import (
@@ -93,7 +92,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
         request = write_request(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         return ControlRequest(
-            run, verb, f"asked to {_does(run.resolved(), verb)}{doubt}", attempt=open_, request=request
+            run, verb, f"asked to {run.resolved().form.does(verb)}{doubt}", attempt=open_, request=request
         )
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
     if verb == "stop":
@@ -107,26 +106,6 @@ def nothing_to(verb: str, status: RunStatus) -> str:
     """Why nothing is asked of a run that is neither queued nor running."""
     ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
     return f"nothing to {verb}, {ended}"
-
-
-_DOES = {
-    "stop": "save after this step and end",
-    "save": "save after this step and continue",
-    "requeue": "save after this step and go back to the queue",
-}
-# The same if train.save_last is false.
-_DOES_UNSAVED = {
-    "stop": "end after this step, unsaved: train.save_last is false",
-    "requeue": "go back to the queue after this step, unsaved: train.save_last is false",
-}
-
-
-def _does(resolved: Resolved, verb: str) -> str:
-    """What a run does for a request."""
-    if resolved.command is not None:  # whether it saves then is its own affair
-        back = " and go back to the queue" if verb == "requeue" else ""
-        return f"end by SIG{resolved.command.stop_signal}{back}"
-    return _DOES[verb] if verb == "save" or resolved.train.save_last else _DOES_UNSAVED[verb]
 
 
 def _impossible(run: RunFolder, verb: str) -> str:

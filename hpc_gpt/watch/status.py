@@ -254,7 +254,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
         tokens_per_s=metrics.get("tokens_per_s"),
         gpus=resolved.gpus,
-        layout=str(resolved.layout) if resolved.has_layout else "-",
+        layout=resolved.form.shown_layout or "-",
         folder=str(run.path),
         sweep=resolved.sweep,
         row=resolved.row,

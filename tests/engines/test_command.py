@@ -82,13 +82,13 @@ def test_a_command_that_nothing_would_start_is_refused() -> None:
 
 def test_layout_and_model_may_be_missing_and_are_kept_if_given() -> None:
     bare = resolve(experiment(), PROFILE)
-    assert (bare.has_model, bare.has_batch, bare.has_layout) == (False, False, False)
+    assert (bare.form.shape, bare.form.batch, bare.form.shown_layout) == (None, None, "")
     assert (bare.gpus, bare.nodes, bare.tasks_per_node, bare.tasks) == (8, 2, 4, 8)
     full = resolve(
         experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=8, tp=2, micro_batch=4, global_batch=64)),
         PROFILE,
     )
-    assert (full.has_model, full.has_batch, full.has_layout) == (True, True, True)
+    assert (full.form.shape, full.form.batch, full.form.layout) == (full.model, full.batch, full.layout)
     assert full.batch.micro_batches == 4
     for run in (bare, full):
         assert Resolved.from_json(run.to_json()) == run

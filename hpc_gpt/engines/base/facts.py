@@ -121,6 +121,15 @@ class EngineFacts(States):
 
     # --- rules
 
+    def program_of(self, command: Command) -> Command | None:
+        """`[command]` if it starts that, else None. ConfigError for its faults, and for one that nothing starts."""
+        if command != Command():
+            raise ConfigError(
+                f"the table [command] is given, but engine {self.name} starts no program of yours",
+                'set engine.name = "command", or leave [command] out',
+            )
+        return None
+
     def refuse_program(self, words: str, hint: str) -> None:
         """ConfigError if it starts a program of the user's own, which `words` says is not for it."""
         if self.takes_command:

@@ -97,20 +97,15 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
     }
-    unknown = [] if resolved.has_layout else ["tp", "pp", "dp"]
-    unknown += [] if resolved.has_batch else ["micro_batch", "micro_batches", "global_batch"]
-    if not resolved.has_model:
-        unknown += ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
-    return found | dict.fromkeys(unknown)
+    return found | dict.fromkeys(resolved.form.unknown)
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     stored = json.loads(resolved.to_json())
-    tables = ("engine", "train", "data") if resolved.command is None else ("command",)
-    settings = {name: stored[name] for name in tables}
+    settings = {name: stored[name] for name in resolved.form.recorded}
     asked = figures_asked(resolved)
-    if resolved.has_model:
-        model = {key: value for key, value in resolved.model.table().items() if key not in asked}
+    if table := resolved.form.model_table:
+        model = {key: value for key, value in table.items() if key not in asked}
         settings["model"] = {**model, "preset": resolved.preset}
     if parent := read_stored(run.path / RESUMED_FROM):
         settings["resumed_from"] = {"run": parent.get("run"), "step": parent.get("step")}
@@ -133,7 +128,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     if stage is not None and stage != resolved.engine.zero_stage:
         draft.sources["zero_stage"] = "resolved.json, by ds_config's rule"
         draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
-    if resolved.has_model:
+    if given["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
     draft.sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
 

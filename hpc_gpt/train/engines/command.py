@@ -64,8 +64,7 @@ class CommandRank(ForeignRank):
 
     def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
         super().__init__(run, attempt, signals)
-        assert self._resolved.command is not None
-        self._command = self._resolved.command
+        self._command = self._resolved.program
         first = self._command.run if isinstance(self._command.run, str) else self._command.run[0]
         self._name = hide_secrets(first.strip().splitlines()[0])[:80]
         self._lines, self._last = LiveLines(self._command.pattern), LastLines(self._name)
@@ -184,8 +183,8 @@ class CommandRank(ForeignRank):
 
     def _report_start(self, checkpoint: Path | None, step: int) -> None:
         resolved = self._resolved
-        params = resolved.model.params if resolved.has_model else None
-        device = self.report_start(step, {"resumed_from": checkpoint and str(checkpoint), "params": params})
+        facts = {"resumed_from": checkpoint and str(checkpoint), "params": resolved.form.params}
+        device = self.report_start(step, facts)
         per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
         print(
             f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}",
