@@ -57,9 +57,10 @@ class WorkArchive(Archive):
 def describe_copy(resolved: Resolved) -> list[str]:
     """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
     none. Raises ConfigError."""
-    archive, command = snapshot_of(resolved), resolved.command
-    if archive is None or command is None:
+    archive = snapshot_of(resolved)
+    if archive is None:
         return []
+    command = resolved.program
     size = show_bytes(sum(archive.sizes.values()))
     lines = [f"{counted(len(archive.sizes), 'file')} of {command.workdir}, {size}; the program runs in the copy"]
     lines += [f"linked to {command.workdir}: {', '.join(command.link)}"] if command.link else []
@@ -82,8 +83,8 @@ def link_line(names: Sequence[str]) -> str:
 
 def snapshot_of(resolved: Resolved) -> WorkArchive | None:
     """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
-    command = resolved.command
-    return take_work(command.workdir) if command is not None and command.snapshot else None
+    folder = resolved.form.copied
+    return take_work(folder) if folder else None
 
 
 @functools.cache

@@ -90,6 +90,7 @@ class OurModel(_Sizes):
     no_prediction: ClassVar[str] = ""  # why nothing is predicted of it
     inputs: ClassVar[str] = "random tokens"  # without a file or folder of ours
     data_lines: ClassVar[tuple[str, ...]] = ("data: random tokens, to measure speed; nothing is learnt from them",)
+    copied: ClassVar[str] = ""  # a folder of which the run keeps a copy
     command_lines: ClassVar[list[str]] = []
     stop_signal: ClassVar[str] = ""
 
@@ -135,6 +136,10 @@ class OwnProgram(_Sizes):
     no_prediction: ClassVar[str] = "a program of your own"
     inputs: ClassVar[str] = "the program of your own reads them"
     data_lines: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def copied(self) -> str:
+        return self.command.workdir if self.command.snapshot else ""
 
     @property
     def command_lines(self) -> list[str]:
