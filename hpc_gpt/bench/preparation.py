@@ -14,8 +14,9 @@ from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import PreparedRun, finish, folder_beside, load_row
+from hpc_gpt.launch.prepare import finish, folder_beside, load_row
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import optimizer_faults

@@ -16,7 +16,8 @@ from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, JobFailed, OsErrorAs
 from hpc_gpt.launch.forecast import Forecast
-from hpc_gpt.launch.prepare import PreparedRun, prepare
+from hpc_gpt.launch.prepare import prepare
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs.provenance import list_gpus

@@ -16,8 +16,9 @@ from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.here import Allocation, read_allocation, run_in
 from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
-from hpc_gpt.launch.prepare import PreparedRun, earlier_runs, prepare
+from hpc_gpt.launch.prepare import earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.resumption import (
     changed_length,

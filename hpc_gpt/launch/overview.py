@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from hpc_gpt.formulas import GIB
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.program.work_folder import describe_copy
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.secrets import hide_secrets

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prepare_script import PreparedScript, SbatchRequest, prepare_file, prepare_script
+from hpc_gpt.launch.prepare_script import prepare_file, prepare_script
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import (
     DEFAULTS,
@@ -28,7 +29,7 @@ from hpc_gpt.launch.request import (
     words_of_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
-from hpc_gpt.plan.prediction import Prediction, faster_notes, plan_open, predict
+from hpc_gpt.plan.prediction import plan_open, predict
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -38,61 +39,14 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
-from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.weights.config import unread_keys
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.forecast import Forecast
     from hpc_gpt.launch.past_timings import PastTimings
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
-    prediction for it, the forecast of its job chain, and `notes` for the user.
-
-    A relative data.path is looked for in the folder `data_beside` first. `given` are the dotted keys that the
-    experiment and the options state. `unread` has a line on the keys of config.json that nothing reads. `job_script` is
-    of a script that runs as it is.
-    """
-
-    resolved: Resolved
-    script: str
-    text: str
-    notes: tuple[str, ...] = ()
-    prediction: Prediction | None = None
-    forecast: Forecast | None = None
-    file: Path | None = None
-    data_beside: Path | None = None
-    given: frozenset[str] = frozenset()
-    unread: tuple[str, ...] = ()
-    job_script: SbatchRequest | None = None
-
-    @property
-    def faster(self) -> list[str]:
-        """The lines on what is predicted to be faster."""
-        return faster_notes(self.prediction, self.resolved, self.given)
-
-    @property
-    def messages(self) -> tuple[str, ...]:
-        """The lines to print for the user, with the predictions last."""
-        return (*self.notes, *self.predictions)
-
-    @property
-    def predictions(self) -> tuple[str, ...]:
-        """The lines on the run's prediction and on the forecast of its job chain."""
-        lines = self.forecast.lines if self.forecast else ()
-        return (*([self.prediction.line] if self.prediction else []), *lines)
-
-    @property
-    def jobs(self) -> int:
-        """The number of jobs to submit at once."""
-        at_once = way_of(self.resolved.cluster).at_once
-        return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
 
 
 def prepare(request: Request, queueing: bool = False) -> PreparedRun:
@@ -102,7 +56,7 @@ def prepare(request: Request, queueing: bool = False) -> PreparedRun:
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
-        return _of_script(prepare_script(request, profile, request.script), request)
+        return prepare_script(request, profile, request.script)
     file = read_asked(request, profile)
     row = file.row(request.row)
     try:
@@ -113,12 +67,6 @@ def prepare(request: Request, queueing: bool = False) -> PreparedRun:
         elif not (request.names_experiment or request.sized or file.path is DEFAULTS):
             fault.hint = f"{fault.hint}; no EXPERIMENT is named, so it is {request.experiment}; demo is a small one"
         raise
-
-
-def _of_script(script: PreparedScript, request: Request) -> PreparedRun:
-    prediction, given = Prediction("not predicted: a script of your own"), frozenset(request.overrides)
-    settings = (script.resolved, script.text, script.experiment, script.notes)
-    return PreparedRun(*settings, prediction, given=given, job_script=script.asked)
 
 
 def prepare_row(
@@ -132,8 +80,7 @@ def prepare_row(
     given = keys_given(file, request.overrides, row)
     facts = engine_named(experiment.engine.name)
     if facts.starts_script(experiment.command):
-        prepared = _of_script(prepare_file(request, profile, experiment, given), request)
-        return replace(prepared, text=file.text, file=file.path)
+        return replace(prepare_file(request, profile, experiment, given), text=file.text, file=file.path)
     _check_asked(request, facts, until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
     meant_for, batch = of_full_size(request, profile), ""

@@ -7,15 +7,17 @@ import os
 import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends.failures import MOST_UNSEEN
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.prepared import PreparedRun, SbatchRequest
 from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
@@ -36,30 +38,9 @@ _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
 _OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
 
 
-@dataclass(frozen=True)
-class SbatchRequest:
-    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
-    line as they are, the elements of its array; and what provenance.json has of the script."""
-
-    words: tuple[str, ...]
-    array: tuple[int, ...]
-    provenance: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class PreparedScript:
-    """A run of a script: its settings, job.sh, the text of its experiment, and lines for the user."""
-
-    resolved: Resolved
-    text: str
-    experiment: str
-    notes: tuple[str, ...]
-    asked: SbatchRequest
-
-
 def prepare_file(
     request: Request, profile: ClusterProfile, experiment: Experiment, given: Collection[str]
-) -> PreparedScript:
+) -> PreparedRun:
     """The run of an experiment whose `command.script` names a script; its keys of [job] and [layout] count as options
     of the command line."""
     if request.smoke:
@@ -75,7 +56,7 @@ def prepare_file(
 
 def prepare_script(
     request: Request, profile: ClusterProfile, asked: AskedScript, name: str | None = None
-) -> PreparedScript:
+) -> PreparedRun:
     """The run of a script. Raises ConfigError."""
     script = read_job_script(asked.path)
     tables = _keys(request.overrides)
@@ -112,12 +93,13 @@ def prepare_script(
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
     array = _array(found.get("array"), here)
-    return PreparedScript(
+    return PreparedRun(
         resolved,
         text,
         experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
         _notes(script, resolved, added, asked.arguments),
-        SbatchRequest(tuple(words), tuple(array), _provenance(script)),
+        Prediction("not predicted: a script of your own"),
+        job_script=SbatchRequest(tuple(words), tuple(array), _provenance(script)),
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import PreparedRun, earlier_runs, prepare_row
+from hpc_gpt.launch.prepare import earlier_runs, prepare_row
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request, choose_profile, read_asked
 from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.words import and_more, counted

@@ -14,7 +14,8 @@ from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.launch.prepare import PreparedRun, finish
+from hpc_gpt.launch.prepare import finish
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction

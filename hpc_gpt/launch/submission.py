@@ -10,8 +10,8 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, snapshot_of
 from hpc_gpt.runs.lineage import Parent

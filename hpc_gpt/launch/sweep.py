@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable
 from hpc_gpt.files import write_once
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script
 from hpc_gpt.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hpc_gpt.files import read_json_lines
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlurm, RehearsedJob, marked

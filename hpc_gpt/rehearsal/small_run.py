@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request, choose_profile
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm

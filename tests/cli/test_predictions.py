@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.plan.prediction import plan_open, predict

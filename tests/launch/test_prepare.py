@@ -9,7 +9,8 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch import prepare as preparing
-from hpc_gpt.launch.prepare import PreparedRun, finish, lengthen, load_row, prepare
+from hpc_gpt.launch.prepare import finish, lengthen, load_row, prepare
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import AskedScript, Request
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import load_profile

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import PreparedRun
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script, render_script
 from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import PreparedRun
+from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, link_runs, queue_locally, start_queued, write_sweep

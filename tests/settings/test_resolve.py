@@ -176,6 +176,7 @@ def test_whatever_is_asked_is_settled_soundly_or_refused_with_a_hint(asked, per_
     for name in ("micro_batch", "micro_batches", "global_batch"):
         assert getattr(asked, name) in (None, getattr(run.batch, name))
     assert Resolved.from_json(run.to_json()) == run
+    assert resolve(experiment_of(run), run.cluster) == run
 
 
 @pytest.mark.parametrize("name", list_experiments())

@@ -1,0 +1,70 @@
+"""A run that is ready to be submitted: what every verb that needs a run's script gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.plan.prediction import Prediction, faster_notes
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.requeue import way_of
+
+if TYPE_CHECKING:
+    from hpc_gpt.launch.forecast import Forecast
+
+
+@dataclass(frozen=True)
+class SbatchRequest:
+    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
+    line as they are, the elements of its array; and what provenance.json has of the script."""
+
+    words: tuple[str, ...]
+    array: tuple[int, ...]
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
+    prediction for it, the forecast of its job chain, and `notes` for the user.
+
+    A relative data.path is looked for in the folder `data_beside` first. `given` are the dotted keys that the
+    experiment and the options state. `unread` has a line on the keys of config.json that nothing reads. `job_script` is
+    of a script that runs as it is.
+    """
+
+    resolved: Resolved
+    script: str
+    text: str
+    notes: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    forecast: Forecast | None = None
+    file: Path | None = None
+    data_beside: Path | None = None
+    given: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
+    job_script: SbatchRequest | None = None
+
+    @property
+    def faster(self) -> list[str]:
+        """The lines on what is predicted to be faster."""
+        return faster_notes(self.prediction, self.resolved, self.given)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The lines to print for the user, with the predictions last."""
+        return (*self.notes, *self.predictions)
+
+    @property
+    def predictions(self) -> tuple[str, ...]:
+        """The lines on the run's prediction and on the forecast of its job chain."""
+        lines = self.forecast.lines if self.forecast else ()
+        return (*([self.prediction.line] if self.prediction else []), *lines)
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs to submit at once."""
+        at_once = way_of(self.resolved.cluster).at_once
+        return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
