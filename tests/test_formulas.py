@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.formulas import hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.settings.cluster import DEVICES, device_named, peak_tflops
+from hpc_gpt.settings.devices import DEVICES, device_named, peak_tflops
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import PRESETS
 

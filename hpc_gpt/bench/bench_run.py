@@ -31,7 +31,8 @@ from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import SCHEMA, Record, finite
 from hpc_gpt.runs.run_folder import claim_folder
-from hpc_gpt.settings.cluster import DEVICES, ClusterProfile
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 

@@ -15,7 +15,8 @@ from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, device_named, load_profile
+from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, load_profile
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.resolved import Resolved
 
 LOCAL = "local"

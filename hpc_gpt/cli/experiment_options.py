@@ -332,7 +332,7 @@ def _value(parameter: click.Parameter, ctx: click.Context, variable: str) -> Any
 
 
 def _unread(ctx: click.Context) -> list[str]:
-    from hpc_gpt.slurm.clients import OWN_VARIABLES
+    from hpc_gpt.slurm.environment import OWN_VARIABLES
 
     known = OWN_VARIABLES | _of_options(ctx.command)
     unread = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)

@@ -19,7 +19,7 @@ from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.cluster import DEVICES
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.slurm.clients import ask
 from hpc_gpt.tables import close_matches

@@ -26,8 +26,9 @@ from hpc_gpt.errors import ConfigError, JobFailed, SlurmUnreachable, UserError
 from hpc_gpt.runs.lock import locked, submission_line
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import KILL_WAIT_S, ask, gpus_in, job_python, submission_environment
+from hpc_gpt.slurm.clients import KILL_WAIT_S, ask, gpus_in
 from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task
+from hpc_gpt.slurm.environment import job_python, submission_environment
 from hpc_gpt.slurm.hosts import expand_hosts
 from hpc_gpt.watch.control import ask_runs, end_of_wait
 from hpc_gpt.watch.logs import follow_logs

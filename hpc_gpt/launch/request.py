@@ -13,7 +13,8 @@ from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
 from hpc_gpt.settings.resolved import Resolved

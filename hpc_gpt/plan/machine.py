@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.cluster import DEVICES, ClusterProfile, Device
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES, Device
 from hpc_gpt.tables import close_matches, read_toml
 
 # Figures that [machine] must give for a device that devices.toml lacks.

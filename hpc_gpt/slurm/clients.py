@@ -1,9 +1,7 @@
-"""Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel), and a submission's environment.
+"""Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel).
 
 A client of a controller that hangs retries for a minute. Every question has a limit, and what does not need its answer
 does not wait for it.
-
-No variable of an enclosing job is passed to a new one.
 
 At a site with several clusters the same id is another job on each. A client asks the cluster that it is given, else
 the default one, never that of SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows them all.
@@ -15,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,7 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.process import seconds_given
 from hpc_gpt.runs.run_folder import user_name
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.environment import PATIENCE, without_choice
 
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
@@ -33,32 +30,12 @@ _UNREACHABLE = re.compile(
 )
 _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
 TIMEOUT_S = 60.0
-PATIENCE = "HPC_GPT_SLURM_S"
 _PING_S = 20.0
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # For what is only told of a job that has ended.
 _ENDED_S = 5.0
-# The cluster that commands are for, to sbatch and to the others.
-CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
-# The cluster and the user's identity there; without them a client finds no controller.
-_KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
-_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
-OF_ONE_JOB = {
-    "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
-    "HPC_GPT_START", "HPC_GPT_HOLD_AFTER", "HPC_GPT_CHECKPOINTS", "HPC_GPT_WORKDIR",
-}  # fmt: skip
-_NAMES = OF_ONE_JOB | {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
-    "MASTER_ADDR", "MASTER_PORT",
-}  # fmt: skip
-# Every HPC_GPT_* variable except those of options: scripts, jobs and tests set them, and users may.
-OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
-    "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
-    "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
-    PATIENCE,
-}  # fmt: skip
 # The state of a federation's job that another of its clusters has started: nothing of the job's.
 REVOKED = "REVOKED"
 
@@ -290,30 +267,3 @@ def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) ->
 def words_of_scancel(job_id: str, cluster: str | None) -> str:
     """The command with which a user cancels a job."""
     return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
-
-
-# --- the environment of a submission
-
-
-def leaks(environment: Mapping[str, str]) -> list[str]:
-    """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
-    return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
-
-
-def without_choice(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the variables that send a command to another cluster than the default one."""
-    return {name: value for name, value in environment.items() if name not in CHOOSE_CLUSTER}
-
-
-def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without its `leaks`, with `own` laid over it."""
-    drop = set(leaks(environment))
-    return {name: value for name, value in environment.items() if name not in drop} | dict(own)
-
-
-def job_python(resolved: Resolved) -> dict[str, str]:
-    """HPC_GPT_PYTHON for the job: this interpreter, unless the user or the profile names one."""
-    profile = resolved.cluster
-    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
-        return {}
-    return {"HPC_GPT_PYTHON": sys.executable}

@@ -13,15 +13,8 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import (
-    OF_ONE_JOB,
-    ask,
-    job_python,
-    sbatch_failed,
-    submission_environment,
-    without_choice,
-    words_of_scancel,
-)
+from hpc_gpt.slurm.clients import ask, sbatch_failed, words_of_scancel
+from hpc_gpt.slurm.environment import OF_ONE_JOB, job_python, submission_environment, without_choice
 from hpc_gpt.slurm.requeue import way_of
 
 ARRAY_SCRIPT = "array.sh"

@@ -30,7 +30,6 @@ from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.slurm.clients import (
-    PATIENCE,
     TIMEOUT_S,
     Answer,
     Client,
@@ -40,6 +39,7 @@ from hpc_gpt.slurm.clients import (
     sacct,
     squeue,
 )
+from hpc_gpt.slurm.environment import PATIENCE
 from hpc_gpt.slurm.start_check import reason_words
 from hpc_gpt.watch.restarts import read_restarts
 from hpc_gpt.words import counted

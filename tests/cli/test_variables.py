@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli.experiment_options import variables_of
-from hpc_gpt.slurm.clients import OWN_VARIABLES
+from hpc_gpt.slurm.environment import OWN_VARIABLES
 from tests.cli.command import in_process, resolved_of
 from tests.conftest import REPOSITORY
 

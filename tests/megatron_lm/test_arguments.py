@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.engines.megatron_lm import ENGINE, check_checkout, known_options, megatron_arguments, option_names
+from hpc_gpt.engines.base.megatron_program import check_checkout, known_options, megatron_arguments, option_names
+from hpc_gpt.engines.megatron_lm import ENGINE
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile, Container
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train

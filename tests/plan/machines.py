@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Fabric, Machine, joined, parse_fabric
-from hpc_gpt.settings.cluster import DEVICES
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.tables import close_matches
 
 

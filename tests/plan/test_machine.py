@@ -10,7 +10,8 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import check_reach, link_gb_s, machine_of, parse_fabric
-from hpc_gpt.settings.cluster import DEVICES, ClusterProfile, list_profiles, load_profile
+from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.settings.devices import DEVICES
 from tests.plan.machines import machine_named
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)

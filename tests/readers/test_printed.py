@@ -30,7 +30,7 @@ from hpc_gpt.readers.runs.draft import asked_at
 from hpc_gpt.readers.runs.foreign_run import read_foreign
 from hpc_gpt.readers.runs.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.devices import device_named
 from tests.readers.made_logs import dump, iterations, write_log
 from tests.readers.reading import read_lines
 

@@ -1,6 +1,6 @@
 """What a main thread's stack says of where it waits, and what the ranks' flight recorders say together."""
 
-from hpc_gpt.supervision.watchdog import Frame, find_open_collective, find_wait, main_frames
+from hpc_gpt.supervision.stacks import Frame, find_open_collective, find_wait, main_frames
 
 
 def test_where_a_main_thread_stands() -> None:

@@ -38,7 +38,8 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import KILL_WAIT_S, job_python, submission_environment
+from hpc_gpt.slurm.clients import KILL_WAIT_S
+from hpc_gpt.slurm.environment import job_python, submission_environment
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves

@@ -15,7 +15,7 @@ from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.cluster import DEVICES, peak_tflops
+from hpc_gpt.settings.devices import DEVICES, peak_tflops
 from hpc_gpt.settings.experiment import MlpKind
 from hpc_gpt.settings.model_shape import ModelShape
 

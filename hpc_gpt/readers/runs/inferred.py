@@ -17,7 +17,7 @@ from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import dtype_named
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
-from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.experiment import Bias
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape

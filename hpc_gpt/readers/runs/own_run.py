@@ -30,7 +30,7 @@ from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
-from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.resolved import Resolved, config_hash
 from hpc_gpt.words import counted
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
-from hpc_gpt.settings.cluster import device_named
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.slurm.directives import options_of
 
 _LARGEST_FILE = 1 << 20

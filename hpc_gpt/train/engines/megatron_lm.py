@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from hpc_gpt.ends.end_policy import SIGNALS, STOP, End, end_of_exit_0
-from hpc_gpt.engines.megatron_lm import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
+from hpc_gpt.engines.base.megatron_program import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
 from hpc_gpt.errors import DataError
 from hpc_gpt.program.process import ForeignLog, LastLines, StepRow
 from hpc_gpt.program.rank import ForeignRank, ProgramStart, Stop

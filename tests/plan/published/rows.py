@@ -13,7 +13,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.measured_steps import MeasuredStep
-from hpc_gpt.settings.cluster import DEVICES, device_named
+from hpc_gpt.settings.devices import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers, stage_layers
