@@ -17,8 +17,16 @@ def imported_by(module: str) -> set[str]:
 
 
 def test_the_page_is_short_and_has_five_flows():
-    assert len(PAGE.splitlines()) <= 150
+    assert len(PAGE.splitlines()) <= 165
     assert len(CHAINS) == 5
+
+
+def test_the_picture_is_small_and_names_rooms_that_are_there():
+    picture = PAGE.partition("## The way of a run")[2].split("```")[1]
+    assert len(picture.splitlines()) <= 20
+    rooms = {name for line in picture.splitlines() for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", line[57:])}
+    assert len(rooms) > 15
+    assert [name for name in rooms if name not in MODULES] == []
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=[ARROW.split(chain)[0] for chain in CHAINS])
