@@ -93,7 +93,7 @@ def sync(path: Path) -> None:
 
 
 def write_once(path: Path, text: str) -> None:
-    """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
+    """Writes a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
 
     Its folder is made, but nothing above it: a run folder that was moved away is not made again.
     """
@@ -112,7 +112,7 @@ def check_new(paths: Iterable[Path]) -> None:
 
 
 def write_new(texts: Mapping[Path, str]) -> None:
-    """Write files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
+    """Writes files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
     refuses."""
     check_new(texts)
     written: list[Path] = []
@@ -131,7 +131,7 @@ def write_new(texts: Mapping[Path, str]) -> None:
 
 
 def give_name(own: Path, path: Path) -> None:
-    """Give a finished file its name. FileExistsError if the name is taken. `own` may remain as a second name."""
+    """Gives a finished file its name. FileExistsError if the name is taken. `own` may remain as a second name."""
     try:
         os.link(own, path)
     except FileExistsError:
@@ -146,7 +146,7 @@ def give_name(own: Path, path: Path) -> None:
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
+    """Replaces a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
     with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), aside(path) as own:
         own.write_text(text, encoding="utf-8")
         own.replace(path)
@@ -165,7 +165,7 @@ def try_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
+    """Appends a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
     with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), open(path, "ab+") as file:
         if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
             line = "\n" + line

@@ -54,7 +54,7 @@ def is_alive(pid: int | None, started: str | None) -> bool:
 
 
 def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
-    """Signal a process if it is still the one that started at `started`; return whether it was."""
+    """Signals a process if it is still the one that started at `started`; returns whether it was."""
     if not is_alive(pid, started):
         return False
     assert pid is not None
@@ -93,7 +93,7 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block.
+    """Delays Ctrl-C, SIGTERM and SIGHUP until the end of the block.
 
     A process that is started in the block is noted by then, so that whoever handles the signal can end it.
     """

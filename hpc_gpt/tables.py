@@ -96,7 +96,7 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
+    """Sets a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
     *parents, last = key.split(".")
     for part in parents:
         table = tables.setdefault(part, {})

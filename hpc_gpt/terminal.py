@@ -38,7 +38,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def write_heading(line: str) -> None:
-    """Print a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
+    """Prints a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
     if width() is not None and colour_wanted():
         from rich.text import Text
 
@@ -61,7 +61,7 @@ class ProgressLine:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """End the line; the last text stays on the screen."""
+        """Ends the line; the last text stays on the screen."""
         if self._columns is not None:
             sys.stderr.write("\n")
             sys.stderr.flush()

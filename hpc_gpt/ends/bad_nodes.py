@@ -63,7 +63,7 @@ class _Note:
 
 
 def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
-    """Note for `hours` that `node` of `cluster` failed in `run` (a run id).
+    """Notes for `hours` that `node` of `cluster` failed in `run` (a run id).
 
     Nothing is noted if `hours` is not above 0, or `node` is no host's name. `sure`: a measurement found the node bad,
     so every run excludes it at once.
@@ -99,7 +99,7 @@ def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
 
 
 def forgive(cluster: str, node: str) -> bool:
-    """Remove a node from the list, and return whether it was there. OSError if a note cannot be removed."""
+    """Removes a node from the list, and returns whether it was there. OSError if a note cannot be removed."""
     theirs = [path for path, entry in _notes(_folder(cluster)) if entry.node == node]
     for path in theirs:
         path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def _read(path: Path) -> _Note | None:
 
 
 def _prune(folder: Path, node: str, now: float) -> None:
-    """Make room for one more note of `node`: remove what has expired, is unreadable, or is above a limit."""
+    """Makes room for one more note of `node`: removes what has expired, is unreadable, or is above a limit."""
     kept = {path: entry for path, entry in _notes(folder) if entry.until > now}
     for path in set(folder.glob("*.json")) - kept.keys():
         with contextlib.suppress(FileNotFoundError):

@@ -99,7 +99,7 @@ def conclude(
     asked: str = "",
     put_back: bool = False,
 ) -> tuple[Verdict, list[str]]:
-    """Write ended.json and next.json of an attempt that has ended, and note the node at fault.
+    """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
     Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
     `put_back`: Slurm starts the same job again, whatever the verdict. What a full disk refuses is printed.
@@ -132,7 +132,7 @@ def conclude(
 
 @contextmanager
 def _disk_that_may_be_full() -> Iterator[None]:
-    """Print a RunFolderError and continue: the script needs its answer even if nothing can be written."""
+    """Prints a RunFolderError and continues: the script needs its answer even if nothing can be written."""
     try:
         yield
     except RunFolderError as fault:
@@ -149,7 +149,7 @@ def write_verdict(
     end: End,
     put_back: bool = False,
 ) -> None:
-    """Write next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude."""
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -176,7 +176,7 @@ def other_jobs(run: RunFolder, job_id: str) -> list[str]:
 
 
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:
-    """Remove the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
+    """Removes the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
     with suppress(OSError):
         run.stop_mark(job_of(attempt)).unlink(missing_ok=True)
 

@@ -87,7 +87,7 @@ def may_start(
     read_cause: ReadCause,
     patient: bool = True,
 ) -> str:
-    """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read.
+    """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 
     `patient`: the script can ask again.
     """
@@ -134,7 +134,7 @@ def may_start(
 
 
 def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
-    """Take the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
+    """Takes the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
 
     def is_gone(other: lock.Holder) -> bool | None:
         if other.slurm_job is None:
@@ -191,7 +191,7 @@ def _conclude_lost(
     read_cause: ReadCause,
     again: bool,
 ) -> None:
-    """Conclude an attempt that was killed with its script. `again`: its job has started again."""
+    """Concludes an attempt that was killed with its script. `again`: its job has started again."""
     job_id = job_of(lost)
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.

@@ -38,7 +38,7 @@ _EARLY_S = 90.0
 
 
 def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
-    """Write ended.json unless the watch has, or what Slurm says counts more; end what the script left running."""
+    """Writes ended.json unless the watch has, or what Slurm says counts more; ends what the script left running."""
     end_left_over(run, attempt)
     end = _end(run, attempt, run.resolved(), code, shown)
     if end is not None:
@@ -95,7 +95,7 @@ def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
 
 
 def end_left_over(run: RunFolder, attempt: Attempt) -> None:
-    """Kill them, as slurmstepd does at the end of a job. What starts meanwhile is found by a second look."""
+    """Kills them, as slurmstepd does at the end of a job. What starts meanwhile is found by a second look."""
     for _ in range(3):
         pids = left_over(run, attempt)
         for pid in pids:

@@ -53,7 +53,7 @@ def decide_next(
     now: float,
     read_cause: ReadCause,
 ) -> str:
-    """Classify and judge an attempt that has ended, write that down, and return the line for the script.
+    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
 
     If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
     """

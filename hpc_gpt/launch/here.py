@@ -138,7 +138,7 @@ def _end_of(shown: str) -> float | None:
 
 
 def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
-    """Run job.sh to its end as an attempt of the run, with its log on stdout.
+    """Runs job.sh to its end as an attempt of the run, with its log on stdout.
 
     The first Ctrl-C saves and stops, the second cancels, the third kills; SIGTERM (`hpc-gpt cancel`) and SIGHUP (the
     allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
@@ -244,7 +244,7 @@ class _Supervisor:
         self._kill_at = time.time() if is_third else self._kill_at or time.time() + KILL_WAIT_S
 
     def _look(self) -> None:
-        """Send what is due: USR2 the lead before the allocation's end, TERM for a cancel, and KILL after that."""
+        """Sends what is due: USR2 the lead before the allocation's end, TERM for a cancel, and KILL after that."""
         shown = ask(["scontrol", "--oneliner", "show", "job", self.allocation.job_id], timeout_s=_ASK_S)
         self._end = _end_of(shown.stdout) if shown.code == 0 else self._end
         if self._kill_at is not None:
@@ -253,7 +253,7 @@ class _Supervisor:
             self._signal("USR2")
 
     def _signal(self, name: str) -> None:
-        """Signal every process of the run's steps, again after _LOOK_S: ranks that start do not listen yet."""
+        """Signals every process of the run's steps, again after _LOOK_S: ranks that start do not listen yet."""
         command = ["squeue", "--steps", f"--jobs={self.allocation.job_id}", "--noheader", "--format=%i %j"]
         listed = [line.split() for line in ask(command, timeout_s=_ASK_S).stdout.splitlines()]
         steps = [step for step, *words in listed if words == [self.start_id]]

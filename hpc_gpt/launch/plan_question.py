@@ -60,7 +60,7 @@ class PlanAsked:
 def ask_plan(
     request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
 ) -> PlanAsked:
-    """Decide everything that the search does not vary. Raises UserError.
+    """Decides everything that the search does not vary. Raises UserError.
 
     `why` is the layout to explain, `calibration` the cluster whose constants are used; `largest` asks for the largest
     model.

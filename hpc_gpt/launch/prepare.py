@@ -50,7 +50,7 @@ AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
 
 
 def prepare(request: Request, queueing: bool = False) -> PreparedRun:
-    """Prepare one run; for a sweep the requested row, or the first possible one.
+    """Prepares one run; for a sweep the requested row, or the first possible one.
 
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch.
     """

@@ -75,7 +75,7 @@ def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
-    """Prepare every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
+    """Prepares every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
 
     `skip_unfit`: rows with a fault are skipped, if there are others.
     """

@@ -186,7 +186,7 @@ def forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings)
 
 
 def resume_run(run: RunFolder, jobs: int = 1) -> SubmittedRun:
-    """Submit a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
+    """Submits a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
     if the run is done, or its engine cannot resume; DataError.

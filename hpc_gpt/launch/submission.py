@@ -42,8 +42,8 @@ class SubmittedRun:
 
 
 def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) -> SubmittedRun:
-    """Check that the scheduler answers, make missing data, write the run folder, submit. The folder names the `parent`
-    from which it resumes.
+    """Checks that the scheduler answers, makes missing data, writes the run folder, submits. The folder names the
+    `parent` from which it resumes.
 
     Everything but sbatch itself refuses before the folder exists. Raises SlurmUnreachable, ConfigError, DataError,
     RunFolderError, JobRefused.
@@ -56,7 +56,7 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) 
 
 
 def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
-    """Check every run before a folder is written, make missing data, and return the provenance.
+    """Checks every run before a folder is written, makes missing data, and returns the provenance.
 
     All runs are for one cluster. Raises as submit_run; for the rows of a sweep RowFaults with all faults. `dry`:
     nothing is made, and an unreachable Slurm is no fault. `begins`: a run that resumes needs train.init no
@@ -89,8 +89,8 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 def check_inputs(
     resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
 ) -> Path | None:
-    """Check a run's packages if it runs here, its Megatron-LM checkout, the weights that it `begins` from, and its
-    data; return the path of the data, None for random tokens. `make`: build the standard library's data. Raises
+    """Checks a run's packages if it runs here, its Megatron-LM checkout, the weights that it `begins` from, and its
+    data; returns the path of the data, None for random tokens. `make`: build the standard library's data. Raises
     ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
@@ -110,7 +110,7 @@ def write_run(
     sweep: Mapping[str, Any] | None = None,
     parent: Parent | None = None,
 ) -> RunFolder:
-    """Write the run folder, with all that is known before the job starts. Raises RunFolderError."""
+    """Writes the run folder, with all that is known before the job starts. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
@@ -136,7 +136,7 @@ def write_run(
 
 
 def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> SubmittedRun:
-    """Submit a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
+    """Submits a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
     script of the user's own with `words` on sbatch's command line.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.

@@ -55,7 +55,7 @@ class SubmittedSweep:
 
 
 def write_sweep(name: str, rows: Sequence[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> SubmittedSweep:
-    """Write the folder of each run, after `check_submission`, which returns the provenance.
+    """Writes the folder of each run, after `check_submission`, which returns the provenance.
 
     Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
@@ -76,7 +76,7 @@ def _write_rows(sweep: SubmittedSweep, rows: Iterable[PreparedRun], logs: Path, 
 
 
 def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int | None = None) -> None:
-    """Submit a sweep to Slurm: an array for each set of rows with equal directives, single jobs for the others.
+    """Submits a sweep to Slurm: an array for each set of rows with equal directives, single jobs for the others.
 
     `at_once`: how many runs of an array may run at a time. What sbatch refuses is added to the refusals, and the other
     jobs are submitted. Raises SlurmUnreachable and RunFolderError; the later rows are then marked as refused.
@@ -114,8 +114,8 @@ def _queue(
 
 
 def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
-    """Submit an array of a job script: a run folder for each element, with a link by its number, and one job. Raises as
-    submit_run."""
+    """Submits an array of a job script: a run folder for each element, with a link by its number, and one job. Raises
+    as submit_run."""
     from hpc_gpt.slurm.executor import submit_own
 
     asked, resolved = prepared.job_script, prepared.resolved
@@ -142,7 +142,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
 def link_runs(
     sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder], names: Iterable[str] | None = None
 ) -> Path:
-    """Make the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
+    """Makes the folder of the sweep's n-th job, with a link to each of its runs, by their `names` or else numbers.
     Raises RunFolderError."""
     folder = sweep.folder / str(number)
     with OsErrorAs(RunFolderError, f"cannot link runs in {folder}", "is the disk full?"):
@@ -153,7 +153,7 @@ def link_runs(
 
 
 def queue_locally(sweep: SubmittedSweep) -> None:
-    """Note in each run that it waits for its turn on this machine, and for which process."""
+    """Notes in each run that it waits for its turn on this machine, and for which process."""
     pid = os.getpid()
     queue = {"pid": pid, "pid_start": start_time(pid)}
     for run in sweep.runs:
@@ -162,12 +162,12 @@ def queue_locally(sweep: SubmittedSweep) -> None:
 
 
 def start_queued(run: RunFolder, row: PreparedRun) -> SubmittedRun | None:
-    """Start a run whose turn has come; None if it was cancelled while it waited."""
+    """Starts a run whose turn has come; None if it was cancelled while it waited."""
     return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
 
 
 def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
-    """Note in each run that its job was not submitted."""
+    """Notes in each run that its job was not submitted."""
     for run in runs:
         run.add_submission({"scheduler": "slurm", "job_id": None, "refused": why})
 

@@ -78,7 +78,7 @@ class Verification:
 
 
 def verify_run(run: RunFolder) -> Verification:
-    """Compare a run with what is here now. Raises RunFolderError or ConfigError if its settings cannot be read."""
+    """Compares a run with what is here now. Raises RunFolderError or ConfigError if its settings cannot be read."""
     resolved = run.resolved()
     notes: list[str] = []
     checks: dict[str, Callable[[], Iterable[Difference]]] = {
@@ -104,7 +104,7 @@ def verify_run(run: RunFolder) -> Verification:
 
 
 def _code(run: Path) -> Iterator[Difference]:
-    """Compare the archive with its SHA-256, and the code here and the unpacked code with the archive."""
+    """Compares the archive with its SHA-256, and the code here and the unpacked code with the archive."""
     submitted = submitted_sha256(run)
     if submitted is None and not (run / CODE_ARCHIVE).exists():
         raise LookupError("the run has no snapshot of its code: it is older, or has not started yet")
@@ -213,7 +213,7 @@ def _settings(run: RunFolder) -> Iterator[Difference]:
 
 
 def _checkpoint(run: RunFolder) -> Iterator[Difference]:
-    """Compare all files of the newest checkpoint with their sizes and CRC-32."""
+    """Compares all files of the newest checkpoint with their sizes and CRC-32."""
     newest = _newest_checkpoint(run)
     if newest is None:
         raise LookupError("the run has no checkpoint yet")

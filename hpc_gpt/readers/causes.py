@@ -108,7 +108,7 @@ class Cause:
 
 
 def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
-    """Return the first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
+    """The first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
 
     `reached_end`: all planned steps were trained. Then only a failure after the last step counts.
     """
@@ -178,14 +178,14 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """Return a sort key of echoes: a process's own end before messages of its peers, then those with rank and node."""
+    """A sort key of echoes: a process's own end before messages of its peers, then those with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
     return ended_by_others, not first, failure.node is None, failure.rank is None
 
 
 def one_line(words: str) -> str:
-    """Return a message in one printable line: no control characters, no secrets.
+    """A message in one printable line: no control characters, no secrets.
 
     >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
     'RuntimeError: [31m bad token=[removed]'
@@ -195,7 +195,7 @@ def one_line(words: str) -> str:
 
 
 def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
-    """Return the failures in the order of their lines, of those on one line the most specific."""
+    """The failures in the order of their lines, of those on one line the most specific."""
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         place = (failure.place.file, failure.place.line)
@@ -210,7 +210,7 @@ def _plainness(failure: Failure) -> tuple[bool, bool]:
 
 
 def _last_line(part: Part, steps_left: int) -> int:
-    """Return the line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
+    """The line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
@@ -232,20 +232,20 @@ def _has_steps(part: Part) -> bool:
 
 
 def _last_setting(part: Part) -> int:
-    """Return the last line in which a program says what it trains; 0 without one."""
+    """The last line in which a program says what it trains; 0 without one."""
     lines = [place.line for _, place in part.arguments.values()]
     lines += [fact.place.line for name in MARKS for fact in part.facts.get(name, ())]
     return max(lines, default=0)
 
 
 def _last_step_at(part: Part) -> float | None:
-    """Return the time of day of a part's last step, in epoch seconds; None without one."""
+    """The time of day of a part's last step, in epoch seconds; None without one."""
     last = [steps["at"][-1] for steps in part.steps.values() if len(steps) and math.isfinite(steps["at"][-1])]
     return float(max(last)) if last else None
 
 
 def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
-    """Return the failures, sorted by line, without those that Python says it ignored, each after its `IGNORED` line."""
+    """The failures, sorted by line, without those that Python says it ignored, each after its `IGNORED` line."""
     kept: list[Failure] = []
     ignored: Failure | None = None
     for failure in failures:
@@ -262,7 +262,7 @@ def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """Return Slurm's message of the time limit if it is the cause rather than `chosen`, else None."""
+    """Slurm's message of the time limit if it is the cause rather than `chosen`, else None."""
     limit = next((failure for failure in causes if failure.ended == "walltime"), None)
     if limit is None or chosen.ended == "walltime":
         return None
@@ -276,7 +276,7 @@ def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
-    """Return the failures by time of day if all have one, else file by file in the order of lines."""
+    """The failures by time of day if all have one, else file by file in the order of lines."""
     order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
     if causes and all(failure.at is not None for failure in causes):
         return sorted(causes, key=lambda failure: failure.at or 0.0)
@@ -284,7 +284,7 @@ def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
 
 
 def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
-    """Return (the first cause, what it is inferred from) of failures that are no echoes."""
+    """(the first cause, what it is inferred from) of failures that are no echoes."""
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)
@@ -314,7 +314,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
 
 
 def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
-    """Return the first failure of a file, or one right after it that explains it."""
+    """The first failure of a file, or one right after it that explains it."""
     head = chain[0]
     for other in chain[1:]:
         if not _is_near(head, other):
@@ -341,7 +341,7 @@ def _explains(other: Failure, head: Failure) -> bool:
 
 
 def _rank_of_file(file: str) -> int | None:
-    """Return the rank that a file name gives, None without one.
+    """The rank that a file name gives, None without one.
 
     >>> [_rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
     [3, 12, None, None]
@@ -351,7 +351,7 @@ def _rank_of_file(file: str) -> int | None:
 
 
 def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """Return (the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
+    """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
 
     In this order: the rank that our own watchdog or a barrier names; the one that reports an earlier collective than
     the others; the first of the ranks that report nothing while the others do.
@@ -390,7 +390,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
 
 
 def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """Return a launcher's message about the one rank that ended with an error, or first; None if it names several."""
+    """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
     left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
     if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
         return root[0]
@@ -401,7 +401,7 @@ def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
 def _node_of(
     failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
 ) -> str | None:
-    """Return the node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
+    """The node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
     if failure.node and not blamed:
         return failure.node
     if rank is not None and rank in nodes:
@@ -421,7 +421,7 @@ def _node_of(
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """Return the failures, sorted by line, with each of torchelastic's blocks as one: its rank, node and exit code.
+    """The failures, sorted by line, with each of torchelastic's blocks as one: its rank, node and exit code.
 
     The block below `Root Cause` was observed first. Lines of a block that was cut off stay as they are.
     """

@@ -222,12 +222,12 @@ _LONGEST = 64
 
 
 def unit(name: str) -> tuple[str, float]:
-    """Return (field, factor) of a group's name."""
+    """(field, factor) of a group's name."""
     return UNITS.get(name, (name, 1.0))
 
 
 def figure(text: str) -> float | None:
-    """Return the number that a program printed: NaN for `nan`, an infinity for `inf`.
+    """The number that a program printed: NaN for `nan`, an infinity for `inf`.
 
     None if the text is no number, or one too large for a float.
 
@@ -257,12 +257,12 @@ def figure(text: str) -> float | None:
 
 
 def _in_range(value: float, text: str) -> float | None:
-    """Return the value; None if it is infinite only because no float is so large."""
+    """The value; None if it is infinite only because no float is so large."""
     return None if math.isinf(value) and "inf" not in text.lower() else value
 
 
 def scaled(name: str, text: str) -> tuple[str, float | str] | None:
-    """Return (field, value) of a group's text; None if it should be a number and is none."""
+    """(field, value) of a group's text; None if it should be a number and is none."""
     key, factor = unit(name)
     if key in TEXT_FIELDS:
         return key, text.strip()
@@ -283,7 +283,7 @@ _DTYPES = {
 
 
 def dtype_named(text: str) -> str | None:
-    """Return fp16, bf16 or fp32 for any of its names; None for another dtype.
+    """Fp16, bf16 or fp32 for any of its names; None for another dtype.
 
     >>> dtype_named("torch.half"), dtype_named("bf16-mixed"), dtype_named("int8")
     ('fp16', 'bf16', None)
@@ -298,7 +298,7 @@ class Arguments:
         self._texts = texts
 
     def text(self, *names: str) -> str | None:
-        """Return the text, stripped."""
+        """The text, stripped."""
         for name in names:
             found = self._texts.get(name)
             if found is not None and found.strip() not in _NONE:
@@ -306,7 +306,7 @@ class Arguments:
         return None
 
     def whole(self, *names: str) -> int | None:
-        """Return a whole number (`1.0` is one); any other text counts as missing."""
+        """A whole number (`1.0` is one); any other text counts as missing."""
         for name in names:
             text = self.text(name)
             try:
@@ -318,22 +318,22 @@ class Arguments:
         return None
 
     def true(self, *names: str) -> bool | None:
-        """Return whether any of them is `True`; None if all are missing."""
+        """Whether any of them is `True`; None if all are missing."""
         found = [self._texts[name].strip() for name in names if name in self._texts]
         return any(text in ("True", "true") for text in found) if found else None
 
     def dtype(self, *names: str) -> str | None:
-        """Return fp16, bf16 or fp32."""
+        """Fp16, bf16 or fp32."""
         return dtype_named(self.text(*names) or "")
 
 
 def without_unknown(found: Mapping[str, str | int | float | None]) -> Fields:
-    """Return the fields that have a value."""
+    """The fields that have a value."""
     return {name: value for name, value in found.items() if value is not None}
 
 
 def quotient(gpus: int | None, *factors: int | None) -> int | None:
-    """Return gpus / (product of factors); None if one is unknown or the product does not divide gpus."""
+    """Gpus / (product of factors); None if one is unknown or the product does not divide gpus."""
     known = [factor for factor in factors if factor and factor > 0]
     product = math.prod(known)
     return gpus // product if len(known) == len(factors) and gpus and gpus % product == 0 else None

@@ -32,7 +32,7 @@ _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_paus
 
 
 def no_places() -> Places:
-    """Return an empty array of indexes."""
+    """An empty array of indexes."""
     return np.zeros(0, np.int64)
 
 
@@ -81,7 +81,7 @@ class StepTable:
         return len(self.line)
 
     def __getitem__(self, name: str) -> StepColumn:
-        """Return the values of a field, all NaN if no line has it."""
+        """The values of a field, all NaN if no line has it."""
         assert name in STEP_COLUMNS, name
         return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
 
@@ -98,19 +98,19 @@ class StepTable:
         return f"{self.files[int(self.attempt[index])]}:{self.line[index]}"
 
     def take(self, rows: Mask | Places) -> StepTable:
-        """Return a table of the rows of a mask, or of indexes; everything else stays."""
+        """A table of the rows of a mask, or of indexes; everything else stays."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         beside: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BESIDE}
         return replace(self, columns=columns, **beside)
 
     def halved(self) -> StepTable:
-        """Return every second line and the last one; `count` and `totals` stay."""
+        """Every second line and the last one; `count` and `totals` stay."""
         rows = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else no_places()
         return replace(self.take(rows), stride=self.stride * 2)
 
     @staticmethod
     def joined(tables: Sequence[StepTable]) -> StepTable:
-        """Return the rows of all tables, in their order."""
+        """The rows of all tables, in their order."""
         if len(tables) < 2:
             return tables[0] if tables else StepTable()
         known = {name for table in tables for name in table.columns}
@@ -161,13 +161,13 @@ class StepRows:
         return self.count == 1 and "loss" not in self.open_row
 
     def add(self, row: dict[str, float], line: int) -> None:
-        """Add one line."""
+        """Adds one line."""
         self._close()
         self.open_row, self.open_line = row, line
         self.count += 1
 
     def first_kept(self) -> int:
-        """Return how many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
+        """How many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
         return -self.count % self.stride
 
     def add_block(
@@ -178,7 +178,7 @@ class StepRows:
         totals: Mapping[str, float],
         last: tuple[dict[str, float], int],
     ) -> None:
-        """Add `count` lines at once, and `last`, the line after them.
+        """Adds `count` lines at once, and `last`, the line after them.
 
         `line` and `columns` have only the lines that `first_kept` and `stride` keep; `totals` are of all `count` lines.
         """
@@ -193,7 +193,7 @@ class StepRows:
         self.add(*last)
 
     def keep_at_most(self, rows: int) -> None:
-        """Drop every second line until at most so many are kept."""
+        """Drops every second line until at most so many are kept."""
         before = self.stride
         while -(-self.count // self.stride) > rows:
             self.stride *= 2
@@ -202,7 +202,7 @@ class StepRows:
             self.blocks = [whole.take(np.arange(0, len(whole), self.stride // before))]
 
     def table(self, left_out: dict[str, int]) -> StepTable:
-        """Return the table; impossible figures are NaN, and counted in `left_out`."""
+        """The table; impossible figures are NaN, and counted in `left_out`."""
         self._close()
         kept = [self.closed_lines()]
         if self.open_row and (self.count - 1) % self.stride:
@@ -217,13 +217,13 @@ class StepRows:
         return StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
 
     def closed_lines(self) -> StepTable:
-        """Return all kept lines except the open one."""
+        """All kept lines except the open one."""
         self._join_pending()
         self.blocks = [StepTable.joined(self.blocks)]
         return self.blocks[0]
 
     def _close(self) -> None:
-        """Move the open line into the columns: it is complete."""
+        """Moves the open line into the columns: it is complete."""
         row, ordinal = self.open_row, self.count - 1
         if not self.count or self.closed == ordinal:
             return
@@ -251,7 +251,7 @@ class StepRows:
 
 
 def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
-    """Return a table of (line, its figures)."""
+    """A table of (line, its figures)."""
     names = [name for name in STEP_FIELDS if any(name in row for _, row in rows)]
     columns = {name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in names}
     return StepTable(columns, np.array([line for line, _ in rows], np.int64))
@@ -265,7 +265,7 @@ _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
 
 def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -> dict[str, StepColumn]:
-    """Return the columns with NaN for impossible figures, such as a step time of 0; `left_out` counts them by field."""
+    """The columns with NaN for impossible figures, such as a step time of 0; `left_out` counts them by field."""
     found = {}
     for name, column in columns.items():
         infinite = np.isinf(column)
@@ -285,7 +285,7 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
 
 
 def sound_step(step: float) -> bool:
-    """Return whether a step can have this number.
+    """Whether a step can have this number.
 
     >>> sound_step(12.0), sound_step(-1.0), sound_step(1e300), sound_step(1.5)
     (True, False, False, False)
@@ -294,7 +294,7 @@ def sound_step(step: float) -> bool:
 
 
 def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
-    """Return which steps led to the run's last state.
+    """Which steps led to the run's last state.
 
     A later attempt resumes from a checkpoint, and what an earlier one trained after that checkpoint is lost: a step
     trained twice counts once, as trained last. `resumed`: the first step of an attempt, by its number, if more is known
@@ -343,7 +343,7 @@ class StepTimes:
 
 
 def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes | None:
-    """Return the step time over the steps that count and have a time, None without any; mark `steps.steady`.
+    """The step time over the steps that count and have a time, None without any; marks `steps.steady`.
 
     `step_s`: seconds of each row. `apart`: as in `measure_steps`.
     """
@@ -355,7 +355,7 @@ def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes |
 
 
 def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes | None:
-    """Return the step time over all steps of a run, in order; None without any.
+    """The step time over all steps of a run, in order; None without any.
 
     The arrays have one entry per step. `apart`: the seconds include an evaluation or a save, or the step was skipped,
     or its loss is NaN. The steps of one attempt are adjacent.
@@ -389,7 +389,7 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
 
 
 def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
-    """Return (how many leading steps of an attempt are warm-up, whether step times settled after them)."""
+    """(how many leading steps of an attempt are warm-up, whether step times settled after them)."""
     plain = step_s if apart.all() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True

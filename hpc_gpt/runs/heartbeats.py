@@ -51,7 +51,7 @@ class RankHeartbeat:
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat) -> None:
-    """Overwrite the rank's line. OSError if the disk refuses."""
+    """Overwrites the rank's line. OSError if the disk refuses."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
     line = json.dumps(text).encode()[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
     number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)

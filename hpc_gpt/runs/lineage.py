@@ -245,7 +245,7 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
-    """Remove from the parent's [job] the values of its profile, and on another site the keys of the old site."""
+    """Removes from the parent's [job] the values of its profile, and on another site the keys of the old site."""
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
     for key, rules in key_rules(Job).items():

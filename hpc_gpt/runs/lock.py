@@ -97,7 +97,7 @@ def check_free(run: RunFolder) -> None:
 
 @contextlib.contextmanager
 def locked(run: RunFolder) -> Iterator[None]:
-    """Hold the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
+    """Holds the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
     own = process_holder(os.getpid())
     take(run, own)
     try:
@@ -107,12 +107,12 @@ def locked(run: RunFolder) -> Iterator[None]:
 
 
 def hand_over(run: RunFolder, taker: Holder) -> None:
-    """Make another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
+    """Makes another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
     replace_whole(lock_path(run), _text(taker))
 
 
 def release(run: RunFolder, taker: Holder) -> None:
-    """Remove the lock, if it is the taker's."""
+    """Removes the lock, if it is the taker's."""
     if holder(run) == taker:
         with contextlib.suppress(OSError):
             lock_path(run).unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _text(taker: Holder) -> str:
 
 
 def _set_aside(path: Path, text: str) -> None:
-    """Remove a lock of this text, and no other: another start may have taken it over in between."""
+    """Removes a lock of this text, and no other: another start may have taken it over in between."""
     with aside(path) as own, contextlib.suppress(FileNotFoundError):
         path.rename(own)
         if _read(own) != text:

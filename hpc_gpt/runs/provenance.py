@@ -50,7 +50,7 @@ def collect() -> dict[str, Any]:
 
 
 def complete_run(run: Path, resolved: Resolved) -> None:
-    """Complete a run folder that plain `sbatch job.sh` made with job.sh and resolved.json only.
+    """Completes a run folder that plain `sbatch job.sh` made with job.sh and resolved.json only.
 
     Writes experiment.toml, provenance.json and the engine's own files (ds_config.json) if they are missing.
     RunFolderError if the folder cannot be written.

@@ -198,7 +198,7 @@ RECORD_KEYS = tuple(entry.name for entry in fields(Record))
 
 
 def write_record(run: RunFolder, record: Record) -> None:
-    """Replace the run's record.json unless it is equal; RunFolderError if it cannot be written."""
+    """Replaces the run's record.json unless it is equal; RunFolderError if it cannot be written."""
     if read_json(run.record) != record.to_tables():
         replace_whole(run.record, record.to_json())
 

@@ -45,7 +45,7 @@ class RunRequest:
 
 
 def write_request(attempt: Attempt, verb: str) -> RunRequest:
-    """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
+    """Writes a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
     with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", "is the disk full or read-only?"):
@@ -71,7 +71,7 @@ def open_requests(attempt: Attempt) -> list[RunRequest]:
 
 
 def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, words: str = "") -> None:
-    """Write rank 0's answer to a request. RunFolderError if the disk refuses."""
+    """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
     what = {"step": step, "done": done, "words": words, "time": time.time()}
     write_once(request.answer_path(attempt), json.dumps(what) + "\n")
 

@@ -123,7 +123,7 @@ class Attempt:
         rank: int | None = None,
         node: str | None = None,
     ) -> None:
-        """Write ended.json, the cause without secrets, unless it exists: the first writer decides.
+        """Writes ended.json, the cause without secrets, unless it exists: the first writer decides.
 
         `rank` and `node` are those at fault, if they are known.
         """
@@ -208,7 +208,7 @@ class RunFolder:
         return Attempt(self.path / "attempts" / str(number))
 
     def new_attempt(self) -> Attempt:
-        """Make the next free `attempts/<n>/`; simultaneous starts get different numbers."""
+        """Makes the next free `attempts/<n>/`; simultaneous starts get different numbers."""
         attempts = self.attempts()
         number = attempts[-1].number + 1 if attempts else 1
         while True:
@@ -240,7 +240,7 @@ class RunFolder:
         return self.path / f"cancelled.{job_id}"
 
     def mark_cancelled(self, job_id: str) -> None:
-        """Write that mark; who was first stays in it. OSError if the disk refuses the file."""
+        """Writes that mark; who was first stays in it. OSError if the disk refuses the file."""
         mark = self.cancelled_mark(job_id)
         mark.touch()
         note = {"user": user_name(os.getuid()), "host": platform.node(), "time": time.time()}
@@ -311,7 +311,7 @@ def create_run(
     predicted: Mapping[str, Any] | None = None,
     archives: Sequence[Archive] = (),
 ) -> RunFolder:
-    """Make `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
+    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
 
     The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
     written is then removed.
@@ -356,7 +356,7 @@ def check_writable(folder: Path) -> None:
 
 
 def claim_folder(parent: Path) -> Path:
-    """Make a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
+    """Makes a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         message = f"cannot make run folder {path}"

@@ -43,7 +43,7 @@ class Archive:
         self._last: Path | None = None
 
     def place(self, folder: Path) -> None:
-        """Put the archive into a run folder, as a hard link to the last one placed, or as a copy.
+        """Puts the archive into a run folder, as a hard link to the last one placed, or as a copy.
 
         An existing archive stays. Raises OSError.
         """
@@ -118,7 +118,7 @@ def submitted_sha256(run: Path) -> str | None:
 
 
 def unpack_code(run: Path) -> Path:
-    """Unpack a run's archive to code/, as job.sh does, and return that folder. A code/ that differs is set aside.
+    """Unpacks a run's archive to code/, as job.sh does, and returns that folder. A code/ that differs is set aside.
 
     Raises RunFolderError if the archive is not the submitted one, or if the disk refuses.
     """
@@ -151,7 +151,7 @@ def ready_code(run: Path) -> Path:
 
 
 def begin(run: Path) -> None:
-    """Make the archive of a run that plain sbatch has started. RunFolderError if the run had one."""
+    """Makes the archive of a run that plain sbatch has started. RunFolderError if the run had one."""
     from hpc_gpt.runs.provenance import collect
 
     snapshot = take_snapshot()

@@ -71,7 +71,7 @@ def unpacked_files(run: Path) -> dict[str, bytes]:
 
 
 def unpack(run: Path, submitted: str | None) -> Path:
-    """Unpack a run's archive, whose SHA-256 must be `submitted` unless that is None; returns the folder.
+    """Unpacks a run's archive, whose SHA-256 must be `submitted` unless that is None; returns the folder.
 
     A folder that differs is set aside; several starts may run at once. Raises UnpackFault.
     """

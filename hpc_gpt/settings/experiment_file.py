@@ -138,7 +138,7 @@ def load_experiment(
     row: str | None = None,
     steps_elsewhere: bool = False,
 ) -> Experiment:
-    """Read the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
+    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
 
     For a sweep `row`, or the first possible row, is laid over the base before the overrides. Raises ConfigError with
     every fault of the file. A warm-up longer than the run is no fault if something newer decides the steps: an

@@ -142,7 +142,7 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     cluster: str | None = None,
 ) -> Answer:
-    """Run a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
+    """Runs a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
     with Client(command, environment, text, cluster) as client:
         answer = client.answer(timeout_s)
     if answer is None:
@@ -253,7 +253,7 @@ def largest_array() -> int:
 
 
 def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) -> None:
-    """Cancel queued or running jobs of a cluster; an ended job is no error. `save`: send SIGINT to every rank of a
+    """Cancels queued or running jobs of a cluster; an ended job is no error. `save`: send SIGINT to every rank of a
     running job instead, which then saves and stops. Raises SlurmUnreachable, JobRefused."""
     if not job_ids:
         return

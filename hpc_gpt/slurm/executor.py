@@ -38,7 +38,7 @@ class ScriptExecutor(SlurmExecutor):
         self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
-        """Call sbatch with the script in its own folder, not with a copy, and return the job's id. Each run's
+        """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
         submissions.jsonl gets a line, with `note` added.
 
         Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
@@ -87,7 +87,7 @@ def _executor(
 def submit_own(
     folder: Path, output: str, resolved: Resolved, runs: Mapping[str, RunFolder], words: Sequence[str]
 ) -> str:
-    """Submit the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
+    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
     `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
     with a link to each, and the interpreter. `output` is a pattern in it."""
     path = f"{_no_pattern(folder)}/{output}"
@@ -100,7 +100,7 @@ def submit_own(
 
 
 def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
-    """Submit the run's job.sh, as a chain of so many jobs, and return the ids of those that Slurm accepted.
+    """Submits the run's job.sh, as a chain of so many jobs, and returns the ids of those that Slurm accepted.
 
     `words` are further options of sbatch, for a script of the user's own.
 
@@ -127,7 +127,7 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
 
 
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
-    """Submit `array.sh` in a folder with a link for each run, by number, and return the array's job id.
+    """Submits `array.sh` in a folder with a link for each run, by number, and returns the array's job id.
 
     The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit_script.
     """

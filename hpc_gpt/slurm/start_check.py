@@ -49,7 +49,7 @@ class ExpectedStart:
 
 
 def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
-    """Ask `sbatch --test-only` about a script. Raises NeverStarts, JobRefused for what sbatch itself refuses, and
+    """Asks `sbatch --test-only` about a script. Raises NeverStarts, JobRefused for what sbatch itself refuses, and
     SlurmUnreachable."""
     try:
         answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), script, _ASK_S)

@@ -64,7 +64,7 @@ class ControlRequest:
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
-    """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
+    """Asks each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
     statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"))
     if silence:
         sys.stderr.write(f"{silence_note(silence)}\n")
@@ -120,7 +120,7 @@ def _impossible(run: RunFolder, verb: str) -> str:
 
 
 def _mark(run: RunFolder, status: RunStatus) -> None:
-    """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
+    """Marks every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
     with OsErrorAs(RunFolderError, f"cannot write in {run.path}", f"hpc-gpt cancel {run.run_id}"):
         if status.state == "pending" and newest_submission(run).get("queue"):
             run.mark_cancelled(IN_QUEUE)
@@ -130,7 +130,7 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
 
 
 def await_answer(asked: ControlRequest) -> tuple[bool, str]:
-    """Wait until a request is fulfilled, or cannot be; return whether it is, and what happened."""
+    """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened."""
     looked = time.monotonic()
     while True:
         if (found := _outcome(asked)) is not None:
@@ -181,8 +181,8 @@ def _end_words(attempt: Attempt) -> str:
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = False) -> str | None:
-    """Cancel the run's queued or running jobs; return the job id, or None if there was none. `save`: if it runs, it is
-    asked to save and stop, as by one Ctrl-C.
+    """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: if it runs, it
+    is asked to save and stop, as by one Ctrl-C.
 
     For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
     asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
@@ -203,7 +203,7 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
-    """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
+    """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
     is_local = line.get("scheduler") == "local"
     # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
@@ -235,7 +235,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
 
 
 def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
-    """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
+    """Prints progress until the run has ended, and returns its last status. `interrupts`: the Ctrl-Cs before this call.
 
     The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
     the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
@@ -246,7 +246,7 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
 
 
 def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
-    """Print how a run has ended; JobFailed, with a `hint`, if that state is not in GOOD."""
+    """Prints how a run has ended; JobFailed, with a `hint`, if that state is not in GOOD."""
     end = f"run {run.run_id}: {describe(status)}"
     if status.state not in GOOD:
         words = f"{end}; {status.cause}" if status.cause else end
@@ -268,7 +268,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
 
 
 def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
-    """Show `words` of the runs whenever they change, until every run has ended; return their last statuses."""
+    """Shows `words` of the runs whenever they change, until every run has ended; returns their last statuses."""
     seen = ""
     unknown_since: float | None = None
     answered = 0
@@ -327,7 +327,7 @@ def _stop_words(runs: Sequence[RunFolder]) -> str:
 
 
 def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
-    """Handle Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    """Handles Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
     Ctrl-C may come meanwhile."""
     begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"

@@ -57,7 +57,7 @@ def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
 
 
 def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
-    """Copy the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
+    """Copies the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
 
     Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
     if there is no such attempt, or if the run ended without a log, and RunFolderError if its folder has gone.

@@ -71,7 +71,7 @@ class RunController(Controller):
         self._forward_signal(signal.Signals(signum))
 
     def start_tasks(self) -> None:
-        """Start job.sh for every rank, each in its own process group, so that only this process gets a Ctrl-C."""
+        """Starts job.sh for every rank, each in its own process group, so that only this process gets a Ctrl-C."""
         self.attempt.ranks.mkdir(exist_ok=True)
         log = self.attempt.log.open("ab")
         self.stdouts = [log]
@@ -102,7 +102,7 @@ class RunController(Controller):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Print, once, that something cannot be written: a folder that was moved away is not made again."""
+        """Prints, once, that something cannot be written: a folder that was moved away is not made again."""
         try:
             yield
         except RunFolderError as fault:
@@ -111,7 +111,7 @@ class RunController(Controller):
             self._unwritten = True
 
     def wait(self, freq: int = 24) -> list[int | None]:
-        """Wait for all ranks; end the others when one has failed or the time is over."""
+        """Waits for all ranks; ends the others when one has failed or the time is over."""
         begun = time.monotonic()
         warned = False
         failed_at: float | None = None
@@ -141,7 +141,7 @@ class RunController(Controller):
             time.sleep(_POLL_S)
 
     def _kill_groups(self) -> None:
-        """Send SIGKILL to what is left of the ranks and of the processes that they started."""
+        """Sends SIGKILL to what is left of the ranks and of the processes that they started."""
         for task in self.tasks:
             try:
                 os.killpg(task.pid, signal.SIGKILL)
@@ -167,7 +167,7 @@ class RunController(Controller):
         self._say(self._unsaid_class(), str(end))
 
     def run(self, max_retry: int = 1) -> None:
-        """Run one attempt. At the return ended.json exists and no process of the attempt runs."""
+        """Runs one attempt. At the return ended.json exists and no process of the attempt runs."""
         try:
             self.start_tasks()
             self.wait()
@@ -209,7 +209,7 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
 
 
 def start_here(run: RunFolder, resolved: Resolved) -> str:
-    """Start the controller of a new attempt, detached from this terminal, and return its job id at once.
+    """Starts the controller of a new attempt, detached from this terminal, and returns its job id at once.
 
     It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError, also if the run is being trained;
     JobRefused if too little of the budget is left.
@@ -240,13 +240,13 @@ def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[s
 
 
 def begin_attempt(run: RunFolder) -> Attempt:
-    """Make the folder of the next attempt. Raises RunFolderError."""
+    """Makes the folder of the next attempt. Raises RunFolderError."""
     with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", "is the disk full or read-only?"):
         return run.new_attempt()
 
 
 def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
-    """Write attempt.json and the line of submissions.jsonl by which status and cancel find the process."""
+    """Writes attempt.json and the line of submissions.jsonl by which status and cancels find the process."""
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")

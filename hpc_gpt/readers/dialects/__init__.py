@@ -11,6 +11,6 @@ from hpc_gpt.readers.pattern import Dialect
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """Return every dialect, sorted by the names of the modules."""
+    """Every dialect, sorted by the names of the modules."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").DIALECT for name in names)

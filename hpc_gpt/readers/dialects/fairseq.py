@@ -14,7 +14,7 @@ def _entry(key: str, group: str) -> str:
 
 
 def _pair(key: str, group: str) -> str:
-    """Match a pair of a line or a bar; `wall` ends a line."""
+    """Matches a pair of a line or a bar; `wall` ends a line."""
     end = r"(?=,|\]|\s*$)" if key == "wall" else r"(?=,|\])"
     return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER}){end})?)"
 

@@ -13,7 +13,7 @@ _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
 
 
 def interpret(texts: Mapping[str, str]) -> Fields:
-    """Return the fields of a dump. `model_parallel_size` is tensor parallelism; pipeline size 0 means no pipeline."""
+    """The fields of a dump. `model_parallel_size` is tensor parallelism; pipeline size 0 means no pipeline."""
     given = Arguments(texts)
     gpus, tp = given.whole("world_size"), given.whole("model_parallel_size")
     stages = given.whole("pipe_parallel_size")

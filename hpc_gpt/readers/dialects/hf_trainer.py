@@ -31,7 +31,7 @@ _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
 def _quoted(group: str) -> str:
-    """Match a whole value of a dict; transformers 5 puts it in quotes."""
+    """Matches a whole value of a dict; transformers 5 puts it in quotes."""
     return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
 
 
@@ -64,7 +64,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
     facts: Fields = {}
 
     def value(*names: str) -> str | None:
-        """Return the override (`n_embd=`), else the configuration (`"n_embd"`)."""
+        """The override (`n_embd=`), else the configuration (`"n_embd"`)."""
         found = [arguments.get(form) for form in (*(f"{n}=" for n in names), *(f'"{n}"' for n in names))]
         return next((each for each in found if each is not None), None)
 

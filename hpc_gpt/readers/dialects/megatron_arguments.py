@@ -15,7 +15,7 @@ _BEFORE = (
 
 
 def interpret(texts: Mapping[str, str]) -> Fields:
-    """Return the fields of a dump.
+    """The fields of a dump.
 
     v1.1.5 has no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of micro-batches, and only the
     fork with `pipe_parallel_size` has a pipeline.
@@ -110,7 +110,7 @@ def _kv_heads(given: Arguments) -> int | None:
 
 
 def _experts(given: Arguments) -> int | None:
-    """Return None for a dense model. One fork writes a list, `[1]`."""
+    """None for a dense model. One fork writes a list, `[1]`."""
     experts = given.whole("num_experts")
     return experts if experts and experts > 1 else None
 

@@ -99,6 +99,6 @@ class Part:
     left_out: dict[str, int] = field(default_factory=dict)  # what was skipped -> how often
 
     def fact(self, name: str) -> Fact | None:
-        """Return the first value that is stated of a field, None without any."""
+        """The first value that is stated of a field, None without any."""
         found = self.facts.get(name)
         return found[0] if found else None

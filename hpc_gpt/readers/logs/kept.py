@@ -45,7 +45,7 @@ class KeptFile:
         self._kept, self._size, self._changed_ns, self._bytes_at = kept, size, changed_ns, bytes_at
 
     def load(self, grows: bool = True) -> tuple[int, Any]:
-        """Return (byte up to which the file was read, what was kept of it); (0, None) if nothing fits the file.
+        """(byte up to which the file was read, what was kept of it); (0, None) if nothing fits the file.
 
         `grows`: what is appended to the file can be read alone.
         """
@@ -65,7 +65,7 @@ class KeptFile:
         return 0, None
 
     def store(self, offset: int, state: Any) -> None:
-        """Keep what was read up to a byte, if the folder can be written."""
+        """Keeps what was read up to a byte, if the folder can be written."""
         folder = self._kept.parent
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class KeptFile:
             _remove_oldest(folder)
 
     def _digest(self, offset: int) -> str:
-        """Return a digest of the bytes before a place: the first, the last and samples between."""
+        """A digest of the bytes before a place: the first, the last and samples between."""
         found = hashlib.sha256(self._bytes_at(0, min(_ENDS, offset)))
         found.update(self._bytes_at(max(0, offset - _ENDS), min(_ENDS, offset)))
         for nth in range(1, _SAMPLES):
@@ -105,7 +105,7 @@ def kept_file(
     bytes_at: Callable[[int, int], bytes],
     least: int | None = None,
 ) -> KeptFile | None:
-    """Return what is kept of the file at a path; None without a cache, or if it has fewer than `least` bytes.
+    """What is kept of the file at a path; None without a cache, or if it has fewer than `least` bytes.
 
     `about`: device, inode, size and time of the last write in ns. `bytes_at`: as in KeptFile.
     """
@@ -125,7 +125,7 @@ def kept_file(
 
 @cache
 def readers() -> str:
-    """Return a digest of the readers' code: what other readers kept is not used."""
+    """A digest of the readers' code: what other readers kept is not used."""
     found = hashlib.sha256(np.__version__.encode())
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(file.name.encode() + file.read_bytes())
@@ -133,13 +133,13 @@ def readers() -> str:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether only this user can have written it."""
+    """Whether only this user can have written it."""
     found = os.stat(path)
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the least recently used files, those of earlier versions among them."""
+    """Removes the least recently used files, those of earlier versions among them."""
     found = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
     total = sum(size for _, size, _ in found)
     for _, size, path in found:

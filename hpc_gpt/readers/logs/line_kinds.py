@@ -29,13 +29,13 @@ _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([
 
 
 def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
-    """Return the bytes from each place on, shape (places, width)."""
+    """The bytes from each place on, shape (places, width)."""
     windows = np.ndarray((max(0, len(data) - width + 1),), f"V{width}", data, strides=(1,))
     return windows[places].view(np.uint8).reshape(len(places), width)
 
 
 def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
-    """Return the number that the digits in these columns form, exact below 2^53."""
+    """The number that the digits in these columns form, exact below 2^53."""
     if not columns:
         return np.zeros(len(found))
     first, last = columns[0], columns[-1] + 1
@@ -60,7 +60,7 @@ class DigitColumn:
 
     @staticmethod
     def of(name: str, line: bytes, start: int, end: int) -> DigitColumn:
-        """Return the column of a group or a key, from one line."""
+        """The column of a group or a key, from one line."""
         text = line[start:end].decode()
         stripped = text.strip()
         start += len(text) - len(text.lstrip())
@@ -72,7 +72,7 @@ class DigitColumn:
         return column if same else plain
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
-        """Return the field of the lines that begin at these places; NaN if the text is no figure."""
+        """The field of the lines that begin at these places; NaN if the text is no figure."""
         places = lines + self.start
         if self.numeral is None:
             texts = (data[place : place + self.width].decode("utf-8", "replace") for place in places.tolist())
@@ -128,7 +128,7 @@ class TimeColumn:
     spans: dict[str, tuple[int, int]]
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
-        """Return epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
+        """Epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
         start = min(span[0] for span in self.spans.values())
         end = max(span[1] for span in self.spans.values())
         found = _cells(data, lines + start, end - start)
@@ -160,7 +160,7 @@ _NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
 
 
 def zeroed(found: NDArray[np.uint8]) -> bytes:
-    """Return the bytes with every digit made a 0."""
+    """The bytes with every digit made a 0."""
     digits = ((found - 48) < 10).view(np.uint8)
     digits *= 15
     np.invert(digits, digits)
@@ -198,11 +198,11 @@ class LineKind:
     guards: tuple[Guard, ...] = ()
 
     def holds(self, text: str) -> bool:
-        """Return whether the patterns that ask for certain digits find in a line what they found in the first one."""
+        """Whether the patterns that ask for certain digits find in a line what they found in the first one."""
         return all(_spans(guard.each, text) == guard.spans for guard in self.guards)
 
     def read(self, name: str, data: bytes, lines: Places) -> StepColumn:
-        """Return a field of the lines that begin at these places."""
+        """A field of the lines that begin at these places."""
         if name in self.columns:
             return self.columns[name].read(data, lines)
         return np.full(len(lines), self.stated.get(name, np.nan))
@@ -225,7 +225,7 @@ class FieldLayout:
     texts: dict[DigitColumn | float, int]
 
     def with_kinds(self, name: str, kinds: list[LineKind]) -> FieldLayout:
-        """Return the layout with more kinds appended."""
+        """The layout with more kinds appended."""
         texts, starts, forms = dict(self.texts), [], []
         for kind in kinds:
             column = kind.columns.get(name)
@@ -239,7 +239,7 @@ class FieldLayout:
         )
 
     def read(self, form: int, data: bytes, places: Places) -> StepColumn:
-        """Return the field that begins at these places, in lines of one form."""
+        """The field that begins at these places, in lines of one form."""
         text = next(islice(self.texts, form, None))
         return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
 
@@ -260,7 +260,7 @@ class LineKinds:
         self._layouts: dict[str, FieldLayout] = {}
 
     def layout(self, name: str) -> FieldLayout:
-        """Return where a field is, by number of the kind."""
+        """Where a field is, by number of the kind."""
         known = self._layouts.get(name)
         if known is None:
             known = FieldLayout(np.zeros(_FIRST, np.int64), np.zeros(_FIRST, np.int64), {np.nan: 0})
@@ -270,18 +270,18 @@ class LineKinds:
         return known
 
     def kind(self, number: int) -> LineKind:
-        """Return the kind of a number in the table."""
+        """The kind of a number in the table."""
         return self.kinds[number - _FIRST]
 
     def sorts(self) -> tuple[Mask, Mask]:
-        """Return by number of the kind whether its lines are of steps, and whether they are of timers."""
+        """By number of the kind whether its lines are of steps, and whether they are of timers."""
         steps = np.array([False] * _FIRST + [kind.steps for kind in self.kinds], np.bool_)
         timers = ~steps
         timers[:_FIRST] = False
         return steps, timers
 
     def learn(self, zeros: bytes, line: bytes, tried: list[DialectPattern]) -> tuple[int, str, list[Found]]:
-        """Return (number, the line as text, what is found in it if the number is UNKNOWN) of a line not in the table.
+        """(number, the line as text, what is found in it if the number is UNKNOWN) of a line not in the table.
 
         `zeros`: the line with every digit made a 0. `tried`: the patterns whose literal is in it.
         """
@@ -299,7 +299,7 @@ class LineKinds:
         return UNKNOWN, text, found
 
     def remember_nothing(self, lines: Iterable[bytes]) -> None:
-        """Remember lines without a match, every digit made a 0, as many as there is room for."""
+        """Remembers lines without a match, every digit made a 0, as many as there is room for."""
         for zeros in islice(lines, max(0, _MOST_KINDS // 2 - len(self.table))):
             if len(zeros) <= _LONGEST:
                 self.table[zeros] = NOTHING
@@ -327,12 +327,12 @@ class LineKinds:
 
 @cache
 def _digit_blind(regex: str) -> bool:
-    """Return whether a pattern matches a line whatever its digits are."""
+    """Whether a pattern matches a line whatever its digits are."""
     return re.search(r"\d", _NO_DIGIT.sub("", regex)) is None
 
 
 def _plain_digits(line: bytes, text: str) -> bool:
-    """Return whether all digits of a line are ASCII: digits of other scripts were not made 0."""
+    """Whether all digits of a line are ASCII: digits of other scripts were not made 0."""
     return text.isascii() or (text.encode() == line and not any(each.isdecimal() and each > "9" for each in text))
 
 
@@ -394,7 +394,7 @@ _shared = LineKinds()
 
 
 def kinds_for_a_log() -> LineKinds:
-    """Return the kinds met so far, of other logs too; new ones if there are too many."""
+    """The kinds met so far, of other logs too; new ones if there are too many."""
     global _shared
     if len(_shared.table) >= _MOST_KINDS // 2:
         _shared = LineKinds()
@@ -422,22 +422,22 @@ class LineBlock:
     table: LineKinds = field(default_factory=LineKinds)
 
     def line(self, index: int) -> bytes:
-        """Return the bytes of a line."""
+        """The bytes of a line."""
         return self.data[self.starts[index] : self.stops[index]]
 
     def text(self, index: int) -> str:
-        """Return a line as text."""
+        """A line as text."""
         return self.line(index).decode("utf-8", "replace")
 
     def found(self, index: int) -> tuple[str, list[Found]]:
-        """Return a line of a known kind as text, and what is found in it."""
+        """A line of a known kind as text, and what is found in it."""
         text, each = self.text(index), self.table.kind(int(self.kinds[index])).each
         match = each.regex.search(text)
         assert match
         return text, [(match, each)]
 
     def sort_lines(self, table: LineKinds) -> None:
-        """Find the lines of steps and of timers by their kinds, and step, dialect and rank of each line of steps."""
+        """Finds the lines of steps and of timers by their kinds, and step, dialect and rank of each line of steps."""
         self.table = table
         is_steps, is_timers = table.sorts()
         self.steps = np.flatnonzero(is_steps[self.kinds])
@@ -454,7 +454,7 @@ class LineBlock:
                 self.rank[rows] = kind.rank.read(self.data, self.starts[self.steps[rows]])
 
     def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
-        """Return (kind, which of the lines are of it) for each kind of some lines."""
+        """(kind, which of the lines are of it) for each kind of some lines."""
         if not len(lines):
             return []
         kinds = self.kinds[lines].astype(np.int16)  # a type that is sorted without comparing
@@ -465,7 +465,7 @@ class LineBlock:
         return [(self.table.kind(int(kinds[of_kind[0]])), of_kind) for of_kind in rows]
 
     def column(self, name: str, lines: Places) -> StepColumn:
-        """Return a field of some lines of steps, NaN for a line that lacks it."""
+        """A field of some lines of steps, NaN for a line that lacks it."""
         if not len(lines):
             return np.zeros(0)
         layout, kinds = self.table.layout(name), self.kinds[lines]

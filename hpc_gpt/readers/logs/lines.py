@@ -70,14 +70,14 @@ class LineReader:
         self.timer_lines: dict[str, int] = {}  # of this part, by name of the timer if each timer has its own lines
 
     def look(self, piece: str) -> tuple[str, list[Found]]:
-        """Return a line or a piece of one, cut to what is looked at, and what is found in it."""
+        """A line or a piece of one, cut to what is looked at, and what is found in it."""
         if len(piece) > LONGEST_LINE:
             self.leave_out("lines over 64,000 characters, cut")
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
     def apply(self, number: int, line: str, found: list[Found]) -> None:
-        """Add what was found in a line to its part."""
+        """Adds what was found in a line to its part."""
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
@@ -93,14 +93,14 @@ class LineReader:
             self.saw(at)
 
     def saw(self, at: float | None) -> None:
-        """Note the time of day of a line in which something was found."""
+        """Notes the time of day of a line in which something was found."""
         part = self.parts[-1]
         if at is not None:
             part.first_at = at if part.first_at is None else part.first_at
             part.last_at = at
 
     def finish(self, last_line: int) -> list[Part]:
-        """Return the first part, and the others in which something was found. The reader cannot be used again."""
+        """The first part, and the others in which something was found. The reader cannot be used again."""
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
@@ -191,7 +191,7 @@ class LineReader:
         self.parts[-1].started = True
 
     def _is_of_next_job(self, each: DialectPattern, values: Mapping[str, float | str]) -> bool:
-        """Return whether a fact or an argument is of the next job in a file to which several were appended.
+        """Whether a fact or an argument is of the next job in a file to which several were appended.
 
         After Slurm's message that it cancelled the job, a program says what it trains; or a job names itself.
         """
@@ -262,13 +262,13 @@ class LineReader:
         return None
 
     def saw_rank(self, rank: int, line: str) -> None:
-        """Note another rank that prints lines of steps, such as this one."""
+        """Notes another rank that prints lines of steps, such as this one."""
         part = self.parts[-1]
         if rank not in part.other_ranks and len(part.other_ranks) < MOST_RANKS:
             part.other_ranks[rank] = not line.lstrip().startswith("[default")
 
     def rows_of(self, dialect: str, rank: int | None) -> StepRows:
-        """Return the lines of steps of a dialect in this part. Only lines of the first line's rank are read."""
+        """The lines of steps of a dialect in this part. Only lines of the first line's rank are read."""
         part = self.parts[-1]
         if dialect not in self.rows[-1]:
             self.rows[-1][dialect] = StepRows()
@@ -276,7 +276,7 @@ class LineReader:
         return self.rows[-1][dialect]
 
     def bound_rows(self, rows: StepRows, before: int) -> None:
-        """Keep the rows of the file within MOST_ROWS after `rows` grew from `before` lines.
+        """Keeps the rows of the file within MOST_ROWS after `rows` grew from `before` lines.
 
         The longest parts are thinned first. How many rows a part keeps depends on the final numbers of lines, not on
         when this was called.
@@ -314,12 +314,12 @@ class LineReader:
         self.memory_of_step(values, rank, place)
 
     def memory_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
-        """Add the memory of a line of steps, if it has any."""
+        """Adds the memory of a line of steps, if it has any."""
         if any(name in values for name in MEMORY_FIELDS):
             self.memory(values, rank, place)
 
     def fact(self, name: str, value: str | int | float, place: Place, each: DialectPattern) -> None:
-        """Add a value of a field, if it is new."""
+        """Adds a value of a field, if it is new."""
         part = self.parts[-1]
         if isinstance(value, float):
             if not math.isfinite(value):
@@ -338,12 +338,12 @@ class LineReader:
         return None
 
     def _planned(self, each: DialectPattern) -> list[Any]:
-        """Return the goals that other dialects than that of a bar state: a bar with another goal counts no steps."""
+        """The goals that other dialects than that of a bar state: a bar with another goal counts no steps."""
         known = self.parts[-1].facts.get("steps_planned", ())
         return [fact.value for fact in known if fact.dialect != each.dialect.name]
 
     def _drop_bars(self, planned: Any, each: DialectPattern) -> None:
-        """Drop the bars before a program's own goal if theirs is another, such as those of a tokenizer or a loader."""
+        """Drops the bars before a program's own goal if theirs is another, such as those of a tokenizer or a loader."""
         part = self.parts[-1]
         bars = [fact for fact in part.facts["steps_planned"] if fact.dialect == BARS and fact.value != planned]
         if bars and each.dialect.name != BARS:
@@ -353,7 +353,7 @@ class LineReader:
             known[:] = [fact for fact in known if fact not in bars]
 
     def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
-        """Raise the peaks of a rank; the rank in the values takes precedence over the label of the line."""
+        """Raises the peaks of a rank; the rank in the values takes precedence over the label of the line."""
         named = _whole_rank(values.get("rank"))
         rank = rank if named is None else named
         part = self.parts[-1]
@@ -376,7 +376,7 @@ class LineReader:
             part.memory[rank] = PeakMemory(peaks[0], peaks[1], place, at_start)
 
     def timers(self, values: Mapping[str, float | str]) -> None:
-        """Add one line of timers. Of very many lines only some are added up and counted."""
+        """Adds one line of timers. Of very many lines only some are added up and counted."""
         key = str(values.get("key", ""))[:64]
         pieces = [f"{key}:{values.get('value', '')}"] if key else str(values.get("value", "")).split("|")
         timers = self.parts[-1].timers_s
@@ -397,7 +397,7 @@ class LineReader:
                 timers[name] = (total + found[1], count + 1)
 
     def _room(self, what: str, count: int) -> bool:
-        """Return whether a part that has `count` of these may have one more; if not, count it as left out."""
+        """Whether a part that has `count` of these may have one more; if not, it is counted as left out."""
         of_part, of_file = _MOST[what]
         if count >= of_part or self.taken.get(what, 0) >= of_file:
             self.leave_out(f"{what} beyond the limit")
@@ -406,13 +406,13 @@ class LineReader:
         return True
 
     def leave_out(self, words: str, count: int = 1) -> None:
-        """Count what is skipped of the part."""
+        """Counts what is skipped of the part."""
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
 
 
 def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
-    """Return the tables, those of one program joined: its lines changed their form, and the steps simply go on."""
+    """The tables, those of one program joined: its lines changed their form, and the steps simply go on."""
     named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
     named.sort(key=lambda pair: int(pair[1].line[0]))
     for (name, before), (other, after) in pairwise(named):
@@ -428,7 +428,7 @@ def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
 
 
 def _whole_rank(value: object) -> int | None:
-    """Return the rank that a figure names, None if it names none."""
+    """The rank that a figure names, None if it names none."""
     if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value < 1e7:
         return None
     return int(value)

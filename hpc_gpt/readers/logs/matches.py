@@ -48,14 +48,14 @@ Found = tuple[re.Match[str], DialectPattern]
 
 @cache
 def all_patterns() -> tuple[DialectPattern, ...]:
-    """Return every pattern of every dialect."""
+    """Every pattern of every dialect."""
     every = [(dialect, pattern) for dialect in dialects() for pattern in dialect.patterns]
     return tuple(DialectPattern(*pair, number) for number, pair in enumerate(every))
 
 
 @cache
 def patterns_by_literal() -> tuple[tuple[str, tuple[DialectPattern, ...]], ...]:
-    """Return the patterns by the literal that is in every line they match."""
+    """The patterns by the literal that is in every line they match."""
     found: dict[str, list[DialectPattern]] = {}
     for each in all_patterns():
         found.setdefault(each.pattern.literal, []).append(each)
@@ -63,7 +63,7 @@ def patterns_by_literal() -> tuple[tuple[str, tuple[DialectPattern, ...]], ...]:
 
 
 def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
-    """Return what the patterns find in a line, or in a piece of one between carriage returns, without colours.
+    """What the patterns find in a line, or in a piece of one between carriage returns, without colours.
 
     `tried`: the patterns that may match it, in the order of their numbers, if they are known.
     """
@@ -85,7 +85,7 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
-    """Return (start, end) of each group that matched and of each key's value after the match, by name.
+    """(start, end) of each group that matched and of each key's value after the match, by name.
 
     A value that runs into the mark of a cut, `loss=2.3…` or `loss=2.3...` at the line's end, is none.
     """
@@ -110,7 +110,7 @@ def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str
 
 
 def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
-    """Return the values of a match by field: figures in the units of the fields, and texts."""
+    """The values of a match by field: figures in the units of the fields, and texts."""
     texts = {name: line[slice(*span)] for name, span in field_spans(line, match, pattern).items()}
     if pattern.kind == "timers":
         return dict(texts)
@@ -119,19 +119,19 @@ def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, fl
 
 
 def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
-    """Return the fields of a line of steps."""
+    """The fields of a line of steps."""
     row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
     return row if at is None else {"at": at} | row
 
 
 def float_of(values: Mapping[str, float | str], name: str) -> float | None:
-    """Return the figure of a field, None without one."""
+    """The figure of a field, None without one."""
     value = values.get(name)
     return value if isinstance(value, float) else None
 
 
 def cut_value(value: Any) -> Any:
-    """Return the value; a text is cut and without secrets, because it may be kept on disk."""
+    """The value; a text is cut and without secrets, because it may be kept on disk."""
     return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value
 
 
@@ -151,12 +151,12 @@ _OF_A_MOMENT = ("year", "month", "day", "hour", "minute", "second")
 
 
 def without_colours(text: str) -> str:
-    """Return the text without ANSI escape sequences."""
+    """The text without ANSI escape sequences."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def rank_of(line: str) -> int | None:
-    """Return the rank that a line is labelled with, None without a label.
+    """The rank that a line is labelled with, None without a label.
 
     >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("3: [rank5]:[titan] x"), rank_of("loss 3")
     (7, 12, 5, None)
@@ -166,13 +166,13 @@ def rank_of(line: str) -> int | None:
 
 
 def rank_span(line: str) -> tuple[int, int] | None:
-    """Return (start, end) of the rank that a line is labelled with."""
+    """(start, end) of the rank that a line is labelled with."""
     found = _RANK.match(line)
     return next((found.span(index) for index in range(1, 5) if found[index] is not None), None) if found else None
 
 
 def time_of(line: str) -> float | None:
-    """Return epoch seconds of the first time of day in a line, taken as UTC; None without a valid one.
+    """Epoch seconds of the first time of day in a line, taken as UTC; None without a valid one.
 
     >>> time_of("[2021-05-25 22:29:50,309] [INFO]")
     1621981790.309
@@ -189,7 +189,7 @@ def time_of(line: str) -> float | None:
 
 
 def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
-    """Return (start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if any."""
+    """(start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if any."""
     found = _AT.search(line)
     if found is None:
         return None
@@ -245,7 +245,7 @@ class LiteralScan:
             count += len(of_gram)
 
     def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
-        """Return by line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
+        """By line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
         found: dict[int, list[DialectPattern]] = {}
         text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
         starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
@@ -263,7 +263,7 @@ class LiteralScan:
         return found
 
     def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return (line, number of a literal that is likely in it), each once."""
+        """(line, number of a literal that is likely in it), each once."""
         pairs = []
         for place in self._places:
             values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
@@ -292,7 +292,7 @@ class LiteralScan:
 
 
 def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
-    """Return by bucket the number of its gram; grams that share a bucket are in different tables."""
+    """By bucket the number of its gram; grams that share a bucket are in different tables."""
     tables = [np.zeros(1 << _BITS, np.int16)]
     for number, gram in enumerate(grams[1:].tolist(), 1):
         place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
@@ -313,7 +313,7 @@ class _Entry:
     at: int
 
     def around(self, offset: int) -> tuple[int, int]:
-        """Return (mask, value) of the four bytes at an offset from these, as far as they are in the literal."""
+        """(mask, value) of the four bytes at an offset from these, as far as they are in the literal."""
         mask, value = bytearray(4), bytearray(4)
         for index in range(4):
             place = self.at + offset + index
@@ -323,7 +323,7 @@ class _Entry:
 
 
 def _commonness() -> Callable[[bytes], int]:
-    """Return a function that says how common the four-byte pieces of a window are in logs, by the specimens.
+    """A function that says how common the four-byte pieces of a window are in logs, by the specimens.
 
     Common letters and blanks count as well, for pieces that are in no specimen.
     """
@@ -339,5 +339,5 @@ def _commonness() -> Callable[[bytes], int]:
 
 @cache
 def literal_scan() -> LiteralScan:
-    """Return the scan for all patterns of all dialects."""
+    """The scan for all patterns of all dialects."""
     return LiteralScan(all_patterns())

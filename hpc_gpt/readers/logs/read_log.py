@@ -65,7 +65,7 @@ class LogRead:
 
 
 def read_log(path: Path) -> LogRead:
-    """Read the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises."""
+    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises."""
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
@@ -115,11 +115,11 @@ class BlockReader:
         return self.newlines + self.begun
 
     def finish(self) -> list[Part]:
-        """Return the parts. The reader cannot be used again."""
+        """The parts. The reader cannot be used again."""
         return self.reader.finish(self.lines)
 
     def take(self, data: bytes) -> None:
-        """Take one block."""
+        """Takes one block."""
         if b"\x1b" in data:
             data = without_colours(data.decode("utf-8", "replace")).encode()
         if not data:
@@ -145,7 +145,7 @@ class BlockReader:
         return self._take(block, unknown)
 
     def _kinds_of(self, block: LineBlock, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
-        """Look up the kind of each line; return the unknown lines by index, their digits made 0."""
+        """Looks up the kind of each line; returns the unknown lines by index, their digits made 0."""
         look_up = self._kinds.table.__getitem__
         unknown: dict[int, bytes] = {}
         kinds: list[NDArray[np.int64]] = []
@@ -183,7 +183,7 @@ class BlockReader:
         take_known(self.reader, block, start, len(block.kinds), between)
 
     def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
-        """Return the lines that differ from others of their kind in a digit that a pattern asks for."""
+        """The lines that differ from others of their kind in a digit that a pattern asks for."""
         apart: list[_SingleLine] = []
         for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
             text = block.text(index)
@@ -193,7 +193,7 @@ class BlockReader:
         return apart
 
     def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
-        """Return the lines to read one by one; set the kinds of the others in the block."""
+        """The lines to read one by one; sets the kinds of the others in the block."""
         apart: list[_SingleLine] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         distinct = list(dict.fromkeys(texts))
@@ -227,12 +227,12 @@ Later = list[tuple[int, Callable[[], None]]]
 
 
 def is_between(each: DialectPattern) -> bool:
-    """Return whether the effect of a pattern does not depend on earlier lines of steps of the part."""
+    """Whether the effect of a pattern does not depend on earlier lines of steps of the part."""
     return each.pattern.kind in ("eval", "save") and not each.pattern.facts
 
 
 def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Between) -> None:
-    """Take the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
+    """Takes the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
     if start == stop:
         return None
     row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
@@ -260,7 +260,7 @@ def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Be
 
 
 def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) -> int:
-    """Return the first line of steps that must be read by itself: a dialect's first, or one whose step goes back."""
+    """The first line of steps that must be read by itself: a dialect's first, or one whose step goes back."""
     if reader.full:
         return stop
     found = stop
@@ -289,7 +289,7 @@ def _by_dialect(block: LineBlock, rows: Places) -> list[tuple[str, Places]]:
 
 
 def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
-    """Return which lines of steps are not of other ranks."""
+    """Which lines of steps are not of other ranks."""
     step_rank = reader.parts[-1].step_rank
     if block.rank is None or step_rank is None:
         return np.ones(len(rows), np.bool_)
@@ -298,7 +298,7 @@ def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
 
 
 def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places, between: Between) -> None:
-    """Add lines that all go into the last part; of their order only the first and the last line matter."""
+    """Adds lines that all go into the last part; of their order only the first and the last line matter."""
     last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers)), between)
     later: Later = []  # facts, by line: the first ones are kept
     for name, of_dialect in _by_dialect(block, rows):
@@ -335,7 +335,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places,
 
 
 def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> float | None:
-    """Report the first and the last time of day of some lines to the reader; return the last."""
+    """Reports the first and the last time of day of some lines to the reader; returns the last."""
     seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
     for kind, those in block.by_kind(lines):
         if kind.at is None:
@@ -355,7 +355,7 @@ def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) 
 
 
 def _stated(reader: LineReader, block: LineBlock, kind: LineKind, index: int, later: Later) -> None:
-    """Add the facts that a pattern states of every line of its kind."""
+    """Adds the facts that a pattern states of every line of its kind."""
     for name, value in kind.each.pattern.facts.items():
         if name not in STEP_FIELDS:
             place = Place(reader.file, int(block.numbers[index]))
@@ -363,7 +363,7 @@ def _stated(reader: LineReader, block: LineBlock, kind: LineKind, index: int, la
 
 
 def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Later) -> None:
-    """Add lines of steps of one dialect, whose steps do not go back, to its columns."""
+    """Adds lines of steps of one dialect, whose steps do not go back, to its columns."""
     lines = block.steps[of]
     rows = reader.rows_of(name, None)
     before = rows.count
@@ -402,7 +402,7 @@ def _at_column(block: LineBlock, lines: Places) -> StepColumn:
 
 
 def _nan_losses(block: LineBlock, kind: LineKind, lines: Places) -> int:
-    """Return how many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
+    """How many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
     loss = kind.columns.get("loss")
     if loss is None or loss.numeral is not None:
         return 0
@@ -433,7 +433,7 @@ def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:
 
 
 def _memory_of_others(reader: LineReader, block: LineBlock, rows: Places) -> None:
-    """Add peaks of memory from the lines of ranks whose steps are not read."""
+    """Adds peaks of memory from the lines of ranks whose steps are not read."""
     assert block.rank is not None
     ranks = block.rank[rows]
     for rank in np.unique(ranks):
@@ -441,7 +441,7 @@ def _memory_of_others(reader: LineReader, block: LineBlock, rows: Places) -> Non
 
 
 def _memory(reader: LineReader, block: LineBlock, lines: Places) -> None:
-    """Add peaks of memory from lines of steps: only rising and impossible figures are read one by one."""
+    """Adds peaks of memory from lines of steps: only rising and impossible figures are read one by one."""
     if not any(name in kind.columns for kind, _ in block.by_kind(lines) for name in MEMORY_FIELDS):
         return
     columns = [block.column(name, lines) for name in MEMORY_FIELDS]
@@ -462,7 +462,7 @@ def _memory(reader: LineReader, block: LineBlock, lines: Places) -> None:
 
 
 def _take_timers(reader: LineReader, block: LineBlock, timers: Places) -> None:
-    """Add lines of timers: all of the first ones of a part, then some."""
+    """Adds lines of timers: all of the first ones of a part, then some."""
     if not len(timers):
         return
     first = reader.timer_lines.get("", 0)

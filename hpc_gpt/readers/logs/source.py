@@ -90,22 +90,22 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Close the file; standard input stays open."""
+        """Closes the file; standard input stays open."""
         if self._stream is not None and not self.is_stdin:
             self._stream.close()
         self._stream = None
 
     def refuse(self, words: str) -> None:
-        """Close the file, and say why it is no log."""
+        """Closes the file, and says why it is no log."""
         self.refused = words
         self.close()
 
     def leave_out(self, words: str, count: int = 1) -> None:
-        """Count what is skipped."""
+        """Counts what is skipped."""
         self.left_out[words] = self.left_out.get(words, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """Return bytes of a plain file, fewer at its end, to check what was read before."""
+        """Bytes of a plain file, fewer at its end, to check what was read before."""
         if self._stream is None or self.is_stdin:
             return b""
         try:
@@ -116,7 +116,7 @@ class Source:
         return found
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """Yield the text of the log from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
+        """Yields the text of the log from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
 
         A chunk ends after a newline, or after a carriage return if it has no newline. The last chunk may end anywhere,
         and so may one with the first 262,144 bytes of a longer line.
@@ -179,7 +179,7 @@ class Source:
         return self.refuse(why) if why else None
 
     def _raw(self, size: int) -> bytes:
-        """Return the next bytes of the file, up to its size when it was opened: what is appended is not read."""
+        """The next bytes of the file, up to its size when it was opened: what is appended is not read."""
         assert self._stream is not None
         size = size if self.is_stdin else min(size, self._unread)
         found = b""
@@ -239,7 +239,7 @@ class Source:
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
-    """Yield the contents of gzip members; return whether the last one was complete."""
+    """Yields the contents of gzip members; returns whether the last one was complete."""
     member = zlib.decompressobj(wbits=31)
     begun = False
     for block in blocks:
@@ -263,7 +263,7 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
 
 
 def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
-    """Yield the contents of zstandard frames; return whether the last one was complete."""
+    """Yields the contents of zstandard frames; returns whether the last one was complete."""
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
@@ -287,7 +287,7 @@ def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
 
 
 def _first_end(block: bytes) -> int:
-    """Return the index of the first newline or carriage return, -1 without one."""
+    """The index of the first newline or carriage return, -1 without one."""
     found = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
     return min(found, default=-1)
 
@@ -311,7 +311,7 @@ def _words(fault: Exception) -> str:
 
 
 def compression(head: bytes) -> str | None:
-    """Return "gzip", "zstandard" or None, by the first bytes of a file."""
+    """ "gzip", "zstandard" or None, by the first bytes of a file."""
     if head.startswith(_GZIP):
         return "gzip"
     # 0x184D2A5? begins a skippable frame, which pzstd puts first.
@@ -320,7 +320,7 @@ def compression(head: bytes) -> str | None:
 
 
 def not_a_log(head: bytes) -> str | None:
-    """Return why a file that begins so is no log; None for text, with or without NULs, and for an empty file."""
+    """Why a file that begins so is no log; None for text, with or without NULs, and for an empty file."""
     for magic, words in _MAGIC:
         if head.startswith(magic):
             return words

@@ -44,12 +44,12 @@ _MOST_BYTES = 64 * 2**20  # no record is larger; a log that begins like one may 
 
 
 def is_bench(path: Path) -> bool:
-    """Return whether it is the file of a bench's rows, and not just a file of that name."""
+    """Whether it is the file of a bench's rows, and not just a file of that name."""
     return path.name == BENCH_FILE and isinstance(_tables(path).get("bench"), str)
 
 
 def read_records(path: Path) -> list[Record] | None:
-    """Return the records of a file; None if it is no JSON of records. Raises ConfigError for a damaged record."""
+    """The records of a file; None if it is no JSON of records. Raises ConfigError for a damaged record."""
     tables = _tables(path)
     listed = tables.get("records", [tables])
     if not isinstance(listed, list) or not all(isinstance(each, dict) and "ended" in each for each in listed):
@@ -58,7 +58,7 @@ def read_records(path: Path) -> list[Record] | None:
 
 
 def read_rounds(path: Path, rows: int) -> list[list[float]]:
-    """Return tokens/s round by round of each of a bench's `rows` rows; empty lists if the file has none."""
+    """Tokens/s round by round of each of a bench's `rows` rows; empty lists if the file has none."""
     listed = _tables(path).get("rows") or []
     if len(listed) != rows:
         return [[] for _ in range(rows)]
@@ -67,7 +67,7 @@ def read_rounds(path: Path, rows: int) -> list[list[float]]:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file, {} if it has none; of a bench without what its keys cannot have."""
+    """A JSON object from a file, {} if it has none; of a bench without what its keys cannot have."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return {}
@@ -94,7 +94,7 @@ _BY_MEAN = "global_batch x seq / step_s_mean"
 
 
 def add_figures(record: Record, foreign: bool = False) -> Record:
-    """Return the record with the figures that follow from its sizes and `step_s`, null if an input is not known.
+    """The record with the figures that follow from its sizes and `step_s`, null if an input is not known.
 
     If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
     """
@@ -119,12 +119,12 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
 
 
 def step_s_of_rates(record: Record) -> float | None:
-    """Return the step time that the record's rates follow: the median's, or the mean's if some steps are heavy."""
+    """The step time that the record's rates follow: the median's, or the mean's if some steps are heavy."""
     return record.step_s_mean if record.sources.get("tokens_per_s") == _BY_MEAN else record.step_s
 
 
 def _memory_by_formula(record: Record) -> DerivedFigures:
-    """Return the memory by the formula of "Training Parallelism", for the share of the model that one GPU has."""
+    """The memory by the formula of "Training Parallelism", for the share of the model that one GPU has."""
     sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
     params, batch, seq, layers, hidden, heads, vocab = sizes
     tp, pp = record.tp, record.pp
@@ -176,7 +176,7 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
 
 
 def _own_shape(record: Record) -> ModelShape | None:
-    """Return the shape of a run of ours, as far as FLOPs depend on it: its record has it in `settings.model`."""
+    """The shape of a run of ours, as far as FLOPs depend on it: its record has it in `settings.model`."""
     model = record.settings.get("model")
     if not (isinstance(model, dict) and record.hidden and record.layers and record.heads):
         return None
@@ -186,7 +186,7 @@ def _own_shape(record: Record) -> ModelShape | None:
 
 
 def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
-    """Return (mfu and hfu by the peak of the device, flags of what is wrong with them)."""
+    """(mfu and hfu by the peak of the device, flags of what is wrong with them)."""
     names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
     if record.device is None:
         return {name: (getattr(record, name), "null: no device is named") for name in names}, []

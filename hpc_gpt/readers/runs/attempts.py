@@ -44,7 +44,7 @@ class MetricsLines:
 
     @staticmethod
     def joined(several: Sequence[MetricsLines]) -> MetricsLines:
-        """Return the metrics of all attempts, in their order."""
+        """The metrics of all attempts, in their order."""
         peaks: dict[str, list[float]] = {}
         for each in several:
             for key, stages in each.peaks.items():
@@ -66,7 +66,7 @@ class _Lines:
     offset: int = 0  # where in the file the last one ends
 
     def take(self, chunk: list[bytes]) -> None:
-        """Add the next lines."""
+        """Adds the next lines."""
         numbers = [self.passed + index for index, line in enumerate(chunk, 1) if line.strip()]
         objects = _parsed([line for line in chunk if line.strip()])
         self.passed += len(chunk)
@@ -86,13 +86,13 @@ class _Lines:
                     _raise_peaks(self.peaks, key, stages)
 
     def joined(self) -> tuple[dict[str, StepColumn], Places]:
-        """Return the columns by key and the line numbers, each as one array."""
+        """The columns by key and the line numbers, each as one array."""
         columns = {key: np.concatenate([np.zeros(0), *parts]) for key, parts in self.columns.items()}
         return columns, np.concatenate([np.zeros(0, np.int64), *self.line])
 
 
 def read_metrics(path: Path, attempt: int) -> MetricsLines:
-    """Return the metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
+    """The metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
 
     A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
     kept, so that the next time only what was appended is read.
@@ -131,7 +131,7 @@ def _read(path: Path) -> _Lines:
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:
-    """Return each line's JSON, None for a damaged line. All lines are parsed at once if possible, in half the time."""
+    """Each line's JSON, None for a damaged line. All lines are parsed at once if possible, in half the time."""
     try:
         together = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -154,7 +154,7 @@ def _has_step(values: Any) -> bool:
 
 
 def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """Return the values of each key, None for a line that lacks it."""
+    """The values of each key, None for a line that lacks it."""
     kinds = set(map(tuple, objects))
     if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
@@ -165,7 +165,7 @@ _PLAIN = {int, float, bool, type(None)}
 
 
 def _column(values: Sequence[Any]) -> StepColumn:
-    """Return the values as numbers, NaN for anything else."""
+    """The values as numbers, NaN for anything else."""
     if set(map(type, values)) <= _PLAIN:
         try:
             return np.array(values, np.float64)
@@ -175,7 +175,7 @@ def _column(values: Sequence[Any]) -> StepColumn:
 
 
 def _number(value: Any) -> float:
-    """Return the value as a float: NaN if it is no number, infinite if it is too large."""
+    """The value as a float: NaN if it is no number, infinite if it is too large."""
     if not isinstance(value, int | float):
         return np.nan
     try:
@@ -185,7 +185,7 @@ def _number(value: Any) -> float:
 
 
 def _stages(value: Any) -> tuple[float, ...]:
-    """Return the figure of each stage; () if one is missing, as on CPU."""
+    """The figure of each stage; () if one is missing, as on CPU."""
     stages = value if isinstance(value, list) else [value]
     figures = [_number(stage) for stage in stages]
     return tuple(figures) if all(np.isfinite(figure) for figure in figures) else ()
@@ -234,14 +234,14 @@ class AttemptRead:
 
 
 def read_attempt(attempt: Attempt) -> AttemptRead:
-    """Read the files of one attempt; missing and half-written ones are empty."""
+    """Reads the files of one attempt; missing and half-written ones are empty."""
     metrics = read_metrics(attempt.metrics, attempt.number)
     measured = read_stored(attempt.folder / "measured.json")
     return AttemptRead(attempt, metrics, attempt.started(), attempt.trainer(), attempt.ended(), measured)
 
 
 def epoch(moment: Any) -> float | None:
-    """Return epoch seconds of a number or an ISO 8601 text; None for anything else, and outside the years 1970-9999."""
+    """Epoch seconds of a number or an ISO 8601 text; None for anything else, and outside the years 1970-9999."""
     if isinstance(moment, bool):
         return None
     try:
@@ -255,7 +255,7 @@ def epoch(moment: Any) -> float | None:
 
 
 def iso(seconds: float | None) -> str | None:
-    """Return `2026-05-27T04:02:02Z` for epoch seconds."""
+    """`2026-05-27T04:02:02Z` for epoch seconds."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -24,7 +24,7 @@ _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "m
 
 
 def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
-    """Leave out a printed step time that the lines' times of day contradict, such as one in another unit.
+    """Leaves out a printed step time that the lines' times of day contradict, such as one in another unit.
 
     The clock runs at least as long as the steps, and at most twice as long unless evaluations or saves explain it.
     """
@@ -46,7 +46,7 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
 
 
 def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
-    """Return (seconds of a step by the median between neighbouring lines, how exact); None for too few lines."""
+    """(seconds of a step by the median between neighbouring lines, how exact); None for too few lines."""
     known = np.flatnonzero(np.isfinite(steps["at"]) & np.isfinite(steps["step"]) & steps.counts & steps.steady)
     if len(known) <= _LEAST:
         return None, 0.0
@@ -66,7 +66,7 @@ def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
-    """Return the record without a rate, and what follows from it, that the program's own rate contradicts."""
+    """The record without a rate, and what follows from it, that the program's own rate contradicts."""
     if not record.tokens_per_s or not record.step_s:
         return record
     printed = _printed_rate(record, steps)
@@ -87,7 +87,7 @@ def doubt_rates(record: Record, steps: LogSteps) -> Record:
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:
-    """Return the tokens/s of the job that the program prints; None without any, or if the rate itself gave step_s."""
+    """The tokens/s of the job that the program prints; None without any, or if the rate itself gave step_s."""
     if not np.isfinite(steps["step_s"]).any():
         return None
     each = record.global_batch and record.seq
@@ -104,12 +104,12 @@ def _printed_rate(record: Record, steps: LogSteps) -> float | None:
 
 
 def _later_half(column: StepColumn) -> StepColumn:
-    """Return the later half: a running mean comes near its figure with time."""
+    """The later half: a running mean comes near its figure with time."""
     return column[len(column) // 2 :]
 
 
 def _arithmetic(record: Record, ratio: float) -> str:
-    """Return why a program's rate is that share of the true one; "" if nothing known explains it."""
+    """Why a program's rate is that share of the true one; "" if nothing known explains it."""
     for count, what in (
         (record.micro_batches, "micro-batches"),
         (record.dp, "data-parallel ranks"),

@@ -47,7 +47,7 @@ class DiscoveredFiles:
     counts: dict[str, int] = field(default_factory=dict)
 
     def skip(self, why: str, path: str | os.PathLike[str]) -> None:
-        """Count what is left out, and name the first few."""
+        """Counts what is left out, and names the first few."""
         self.counts[why] = self.counts.get(why, 0) + 1
         named = self.skipped.setdefault(why, [])
         if len(named) < _NAMED:
@@ -55,7 +55,7 @@ class DiscoveredFiles:
 
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
-    """Return what is under the paths, each file once. A path that does not exist is skipped with that reason."""
+    """What is under the paths, each file once. A path that does not exist is skipped with that reason."""
     found = DiscoveredFiles()
     seen: set[tuple[int, int]] = set()
     for path in paths:
@@ -68,7 +68,7 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
 
 
 def notes(found: DiscoveredFiles) -> list[str]:
-    """Return what was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
+    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
         lines.append(f"skipped {shown_path(found.skipped[why][0])}{and_more(count, 1)}: {why}")
@@ -76,12 +76,12 @@ def notes(found: DiscoveredFiles) -> list[str]:
 
 
 def shown_path(path: str) -> str:
-    """Return a path as it is shown to the user."""
+    """A path as it is shown to the user."""
     return "standard input" if path == STDIN else path
 
 
 def _take_path(path: Path, found: DiscoveredFiles, seen: set[tuple[int, int]], named: bool = False) -> None:
-    """Take a file, or what is under a folder. `named`: the user named it."""
+    """Takes a file, or what is under a folder. `named`: the user named it."""
     try:
         about = path.stat()
     except OSError as fault:
@@ -98,7 +98,7 @@ def _take_path(path: Path, found: DiscoveredFiles, seen: set[tuple[int, int]], n
 
 
 def _walk(top: Path, found: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
-    """Take every folder below, each once, sorted by name."""
+    """Takes every folder below, each once, sorted by name."""
     waiting = [top]
     while waiting:
         folder = waiting.pop()
@@ -164,7 +164,7 @@ def _take_file(path: Path, size: int, found: DiscoveredFiles, named: bool) -> No
 
 
 def _is_script(path: Path, size: int) -> bool:
-    """Return whether it is a script for sbatch: by its name or first line, with `#SBATCH` at the start of a line."""
+    """Whether it is a script for sbatch: by its name or first line, with `#SBATCH` at the start of a line."""
     if size > _LARGEST_SCRIPT:
         return False
     with open(path, "rb", buffering=0) as file:
@@ -183,7 +183,7 @@ def _why(fault: OSError) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key by which `rank_10` follows `rank_9`."""
+    """A sort key by which `rank_10` follows `rank_9`."""
     pieces = re.split(r"(\d{1,18})", name)
     return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
 
@@ -248,7 +248,7 @@ class LogName:
 
 
 def log_name(path: Path) -> LogName:
-    """Split a log's name into its parts.
+    """Splits a log's name into its parts.
 
     >>> name = log_name(Path("logs/gpt-4711-rank_3.err"))
     >>> name.stem, name.rank, name.job_id, name.is_errors
@@ -283,7 +283,7 @@ def log_name(path: Path) -> LogName:
 
 
 def job_id_of(stem: str) -> str | None:
-    """Return the job id in a name: after `slurm-` or `job`, else the last number of five or more digits.
+    """The job id in a name: after `slurm-` or `job`, else the last number of five or more digits.
 
     A date is none, nor is the time of day after it, as in the names of W&B's folders.
 
@@ -301,7 +301,7 @@ def job_id_of(stem: str) -> str | None:
 
 
 def is_rank_number(names: list[LogName], position: int) -> bool:
-    """Return whether the number at a position of similar names may be a rank: from 0 or 1 to n without a gap.
+    """Whether the number at a position of similar names may be a rank: from 0 or 1 to n without a gap.
 
     A number of a run is no rank, nor is that of an array task (`slurm-4711_3`).
     """
@@ -314,7 +314,7 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
 
 
 def distinguishing_folders(path: Path) -> list[str]:
-    """Return the folders above a log that may name a run: not those of ranks, nodes or torchrun, nor W&B's `files`."""
+    """The folders above a log that may name a run: not those of ranks, nodes or torchrun, nor W&B's `files`."""
     found: list[str] = []
     before = ""
     for folder in path.absolute().parent.parts[1:]:
@@ -327,13 +327,13 @@ def distinguishing_folders(path: Path) -> list[str]:
 
 
 def without_number(name: LogName, position: int) -> LogName:
-    """Return the name without the number at a position, which is a rank."""
+    """The name without the number at a position, which is a rank."""
     found = list(_NUMBER.finditer(name.stem))[position]
     return replace(name, stem=_tidy(f"{name.stem[: found.start()].rstrip('._-')}{name.stem[found.end() :]}"))
 
 
 def is_general(stem: str) -> bool:
-    """Return whether a name says nothing about a run: `train`, `stdout`, or an empty name."""
+    """Whether a name says nothing about a run: `train`, `stdout`, or an empty name."""
     return not stem or stem.lower() in _GENERAL
 
 

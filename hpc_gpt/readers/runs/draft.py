@@ -33,7 +33,7 @@ def _by_name() -> dict[str, Dialect]:
 
 
 def dialects_of(part: Part) -> list[Dialect]:
-    """Return the dialects with lines in a part, the one with most lines first."""
+    """The dialects with lines in a part, the one with most lines first."""
     names = sorted(part.dialects, key=lambda name: -part.dialects[name])
     return [_by_name()[name] for name in names if name in _by_name()]
 
@@ -52,7 +52,7 @@ class _Watched(UserDict[str, str]):
 
 
 def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
-    """Yield (dialect, {field: value}, the arguments it read) for each dialect that interprets a dump of arguments."""
+    """Yields (dialect, {field: value}, the arguments it read) for each dialect that interprets a dump of arguments."""
     if part.arguments:
         for dialect in dialects_of(part):
             if dialect.interpret is not None:
@@ -61,7 +61,7 @@ def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[
 
 
 def asked_at(part: Part) -> dict[str, Stated]:
-    """Return the fields that follow from a part's dump, each with the line of the argument that it depends on."""
+    """The fields that follow from a part's dump, each with the line of the argument that it depends on."""
     found: dict[str, Stated] = {}
     for dialect, fields, read in _interpreted(part):
         for name, key in _argument_of(dialect, fields, read, part).items():
@@ -72,7 +72,7 @@ def asked_at(part: Part) -> dict[str, Stated]:
 
 
 def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
-    """Return the argument that each field depends on: with another text for it, or else without it, the field changes.
+    """The argument that each field depends on: with another text for it, or else without it, the field changes.
 
     Arguments with the value of the field are tried first. If two of them have it, leaving out one changes nothing, but
     another text does. "" if no argument changes the field.
@@ -96,7 +96,7 @@ def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str
 
 
 def _other(text: str) -> str:
-    """Return a text that means something else."""
+    """A text that means something else."""
     text = text.strip()
     if text.isdecimal() and len(text) < 19:
         return str(int(text) + 1)
@@ -104,7 +104,7 @@ def _other(text: str) -> str:
 
 
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
-    """Return every value that parts state of each field, the nearest to what ran first; equal values once."""
+    """Every value that parts state of each field, the nearest to what ran first; equal values once."""
     facts = (fact for part in parts for fact in part.facts.items())
     said = [(name, Stated(fact.value, SAID, str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
@@ -119,7 +119,7 @@ Marks = Mapping[str, frozenset[Any]]
 
 
 def marks(part: Part) -> Marks:
-    """Return what distinguishes runs: layout, shape and batch, as far as the part says."""
+    """What distinguishes runs: layout, shape and batch, as far as the part says."""
     asked: dict[str, Any] = {}
     for _, fields, _ in _interpreted(part):
         asked = {**fields, **asked}
@@ -130,12 +130,12 @@ def marks(part: Part) -> Marks:
 
 
 def contradict(one: Marks, other: Marks) -> bool:
-    """Return whether the marks of two parts show that they are not of one run."""
+    """Whether the marks of two parts show that they are not of one run."""
     return any(not one[name] & other[name] for name in one.keys() & other.keys())
 
 
 def united(one: Marks, other: Marks) -> Marks:
-    """Return the marks of two parts that do not contradict each other."""
+    """The marks of two parts that do not contradict each other."""
     return {**other, **{name: values & other.get(name, values) for name, values in one.items()}}
 
 
@@ -173,32 +173,32 @@ class Draft:
         return self.values.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """Return the value, None if it is not known."""
+        """The value, None if it is not known."""
         return self.values.get(name)
 
     def whole(self, name: str) -> int | None:
-        """Return the value of a size or count, at least 1; None if it is not known."""
+        """The value of a size or count, at least 1; None if it is not known."""
         value = self.values.get(name)
         return value if isinstance(value, int) and value > 0 else None
 
     def set(self, name: str, value: Any, source: str) -> None:
-        """Set a field and its source."""
+        """Sets a field and its source."""
         self.values[name] = value
         self.sources[name] = source
 
     def infer(self, name: str, value: Any, how: str) -> None:
-        """Set a field that follows from others, unless it is known."""
+        """Sets a field that follows from others, unless it is known."""
         if name not in self and value is not None:
             self.set(name, value, f"inferred: {how}")
 
     def flag(self, words: str) -> None:
-        """Add a flag, once."""
+        """Adds a flag, once."""
         if words not in self.flags:
             self.flags.append(words)
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
-    """Return the stated fields: what a program says precedes what it was asked for, and that precedes the script.
+    """The stated fields: what a program says precedes what it was asked for, and that precedes the script.
 
     If two of them differ, a flag says it, with both places.
     """
@@ -237,7 +237,7 @@ def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[
 
 
 def _usable(name: str, value: Any) -> Any:
-    """Return the value as its field has it; None for a size that no training has."""
+    """The value as its field has it; None for a size that no training has."""
     if name in TEXT_FIELDS or isinstance(value, str):
         text = hide_secrets(" ".join(str(value).split()))[:200]
         return text or None

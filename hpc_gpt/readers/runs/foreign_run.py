@@ -50,7 +50,7 @@ _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepsp
 
 
 def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
-    """Return the runs in the logs that were found. Files that are no logs are counted in `found`."""
+    """The runs in the logs that were found. Files that are no logs are counted in `found`."""
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
@@ -85,7 +85,7 @@ def _rows(parts: Sequence[Part]) -> int:
 
 
 def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
-    """Halve the longest tables until half of MOST_ROWS is left; return how many lines of steps are left.
+    """Halves the longest tables until half of MOST_ROWS is left; returns how many lines of steps are left.
 
     Their stride says it, and then a flag of the run.
     """
@@ -106,7 +106,7 @@ _OF_NAMED = tuple((folders, True) for folders in (0, 1, 2, 3, 4, 5, 7, 9))
 
 
 def _names(runs: Sequence[RunParts]) -> list[str]:
-    """Return a name for each run: the log's, or its folder's if that says nothing; more folders if two are equal."""
+    """A name for each run: the log's, or its folder's if that says nothing; more folders if two are equal."""
     names = [_name(run, 0) for run in runs]
     for length in range(1, len(_OF_NAMED)):
         twice = {name for name, count in Counter(names).items() if count > 1}
@@ -121,7 +121,7 @@ def _names(runs: Sequence[RunParts]) -> list[str]:
 
 
 def _name(run: RunParts, length: int) -> str:
-    """Return a name of that length. The second run of a file is `name#2`."""
+    """A name of that length. The second run of a file is `name#2`."""
     log = run.names[0]
     if str(log.path) == STDIN:
         name = "stdin"
@@ -136,7 +136,7 @@ def _name(run: RunParts, length: int) -> str:
 def read_foreign(
     run: RunParts, name: str, script: Script | None = None, left_out: Mapping[str, int] | None = None
 ) -> RunRead:
-    """Return the run that parts of logs make up.
+    """The run that parts of logs make up.
 
     `name`: unique among the runs of a report. `left_out`: what was skipped of its files -> how often.
     """
@@ -174,7 +174,7 @@ def read_foreign(
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
-    """Return the program of the log: the one of the lines of steps, else of the totals, else one with an engine."""
+    """The program of the log: the one of the lines of steps, else of the totals, else one with an engine."""
     if steps.dialect is not None:
         return steps.dialect
     for part in parts:
@@ -212,7 +212,7 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
-    """Flag what the readers left out, and what must be known about the program's figures."""
+    """Flags what the readers left out, and what must be known about the program's figures."""
     counts = Counter(left_out)
     for part in parts:
         counts.update(part.left_out)
@@ -226,7 +226,7 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
 
 
 def _flag_samples(draft: Draft) -> None:
-    """Flag a program that counts the samples of its data instead of those it ran: the last batch is filled up."""
+    """Flags a program that counts the samples of its data instead of those it ran: the last batch is filled up."""
     counted = draft.whole("samples_total")
     if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
         counted = each * epochs
@@ -266,7 +266,7 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
 
 
 def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens: int | None) -> Record:
-    """Return the record with the printed TFLOPs, and tokens/s as printed or by `tokens` of a step if it has none.
+    """The record with the printed TFLOPs, and tokens/s as printed or by `tokens` of a step if it has none.
 
     A log such as nanoGPT's has neither batch, seq nor rate.
     """
@@ -296,7 +296,7 @@ def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens
 
 
 def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
-    """Add both lists of peak memory: one figure per stage if ranks of every stage print it, else the highest of all.
+    """Adds both lists of peak memory: one figure per stage if ranks of every stage print it, else the highest of all.
 
     Rank order: tp fastest, then cp and dp, then pp, as in Megatron and DeepSpeed; with Megatron's
     `--use-tp-pp-dp-mapping` pp before dp.
@@ -341,7 +341,7 @@ def _figure(memory: PeakMemory, key: str) -> float | None:
 
 
 def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int | None] | None:
-    """Return a function from rank to pipeline stage; None if the layout is not known."""
+    """A function from rank to pipeline stage; None if the layout is not known."""
     tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
     if not (tp and pp and dp):
         return None

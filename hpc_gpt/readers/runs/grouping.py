@@ -82,7 +82,7 @@ class RunParts:
 
 
 def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Path] = ()) -> list[RunParts]:
-    """Return the runs of logs and their parts, in the order of the logs.
+    """The runs of logs and their parts, in the order of the logs.
 
     `silent`: files without a known line. They fill gaps in the numbers of ranks.
     """
@@ -104,7 +104,7 @@ def _numbered(run: RunParts) -> Hashable:
 def _merged(
     runs: Iterable[RunParts], key: Callable[[RunParts], Hashable], join: Callable[[list[RunParts]], list[RunParts]]
 ) -> list[RunParts]:
-    """Return the runs, those with the same key joined as `join` decides, at the place of the first of them."""
+    """The runs, those with the same key joined as `join` decides, at the place of the first of them."""
     buckets: dict[Hashable, list[RunParts]] = defaultdict(list)
     for run in runs:
         buckets[key(run)].append(run)
@@ -131,18 +131,18 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
 
 
 def _other_program(one: Part, other: Part) -> bool:
-    """Return whether both have lines of steps, and not one program prints lines in both."""
+    """Whether both have lines of steps, and not one program prints lines in both."""
     return bool(one.steps and other.steps) and not one.steps.keys() & other.steps.keys()
 
 
 def _asked_alike(one: Part, other: Part) -> bool:
-    """Return whether the dumps agree in every argument that both have, except for those of an attempt."""
+    """Whether the dumps agree in every argument that both have, except for those of an attempt."""
     both = one.arguments.keys() & other.arguments.keys()
     return not any(one.arguments[key][0] != other.arguments[key][0] and not _OF_AN_ATTEMPT.search(key) for key in both)
 
 
 def _finished(attempt: Sequence[Part]) -> bool:
-    """Return whether the program said that it was done, or trained the last planned step."""
+    """Whether the program said that it was done, or trained the last planned step."""
     for part in attempt:
         span, planned = step_span(part), part.fact("steps_planned")
         if part.totals or any(ended == "done" for ended, _ in part.ends):
@@ -179,13 +179,13 @@ def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
 
 
 def _may_continue(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
-    """Return whether the steps of `later` can continue those of `earlier`."""
+    """Whether the steps of `later` can continue those of `earlier`."""
     before, after = spans[id(earlier.attempts[-1][0])], spans[id(later.attempts[0][0])]
     return before is None or (after is not None and before[0] < after[0])
 
 
 def _continues(earlier: RunParts, later: RunParts) -> bool:
-    """Return whether `later` is an attempt that continues where `earlier` ended."""
+    """Whether `later` is an attempt that continues where `earlier` ended."""
     one, other = earlier.attempts[-1][0], later.attempts[0][0]
     if earlier.names[0].path.parent != later.names[0].path.parent and "#attempt" not in later.names[0].shape:
         return False
@@ -208,7 +208,7 @@ def _continues(earlier: RunParts, later: RunParts) -> bool:
 
 
 def _same_folder(one: Part, other: Part) -> bool:
-    """Return whether both keep their checkpoints in the same folder."""
+    """Whether both keep their checkpoints in the same folder."""
     for key in _FOLDERS:
         folders = [part.arguments[key][0] for part in (one, other) if key in part.arguments]
         if len(folders) == 2 and folders[0] == folders[1] and folders[0] not in ("", "None"):
@@ -281,7 +281,7 @@ def _is_rank_of(run: RunParts, main: RunParts) -> bool:
 
 
 def _same_steps(one: Part, other: Part) -> bool | None:
-    """Return whether two parts with the same steps also have the same times; None if their steps differ."""
+    """Whether two parts with the same steps also have the same times; None if their steps differ."""
     first, second = main_steps(one), main_steps(other)
     if first is None or second is None:
         spans = step_span(one), step_span(other)
@@ -302,7 +302,7 @@ def _same_steps(one: Part, other: Part) -> bool | None:
 
 
 def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
-    """Return the last main log that began before the run, else the last one."""
+    """The last main log that began before the run, else the last one."""
     at = run.parts[0].first_at
     if at is not None:
         for main in reversed(main_logs):
@@ -313,7 +313,7 @@ def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
 
 
 def _add_rank(main: RunParts, rank: RunParts) -> None:
-    """Add the parts of another rank to their attempts."""
+    """Adds the parts of another rank to their attempts."""
     main.names += rank.names
     main.marks = united(main.marks, rank.marks)
     alike = len(rank.attempts) == len(main.attempts)
@@ -323,7 +323,7 @@ def _add_rank(main: RunParts, rank: RunParts) -> None:
 
 
 def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
-    """Return the attempt of a main log that other parts belong to: by the time of day, else the last."""
+    """The attempt of a main log that other parts belong to: by the time of day, else the last."""
     at = next((part.first_at for part in attempt if part.first_at is not None), None)
     for index in range(len(main.attempts) - 1, 0, -1):
         begun = main.attempts[index][0].first_at
@@ -362,18 +362,18 @@ def _join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> li
 
 
 def _differ_at(one: LogName, other: LogName, position: int) -> bool:
-    """Return whether the numbers of two names of a shape differ at this position only."""
+    """Whether the numbers of two names of a shape differ at this position only."""
     pairs = zip(one.numbers, other.numbers, strict=True)
     return [place for place, (mine, theirs) in enumerate(pairs) if mine != theirs] == [position]
 
 
 def _begins(run: RunParts) -> bool:
-    """Return whether a program printed how it was started."""
+    """Whether a program printed how it was started."""
     return any(part.arguments or part.started for part in run.parts)
 
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
-    """Return the main one of runs that are ranks of one run, by their contents; None if they are separate runs."""
+    """The main one of runs that are ranks of one run, by their contents; None if they are separate runs."""
     training = [run for run in runs if run.has_steps]
     first = min(runs, key=lambda run: _main_first([run]))
     others = [run for run in runs if run is not first]

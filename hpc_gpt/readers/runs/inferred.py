@@ -34,7 +34,7 @@ _ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
 
 
 def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
-    """Add what follows from what is stated."""
+    """Adds what follows from what is stated."""
     _words(draft)
     _engine(draft, dialects)
     _layout(draft, arguments)
@@ -43,7 +43,7 @@ def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, 
 
 
 def _words(draft: Draft) -> None:
-    """Write dtype and device as the record has them."""
+    """Writes dtype and device as the record has them."""
     if (dtype := draft.get("dtype")) is not None:
         draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
     if "fp8_products" in draft:
@@ -105,7 +105,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
 
 
 def _ranks_of_batch(draft: Draft) -> None:
-    """Add how many ranks share the batch, if only the batch sizes say it."""
+    """Adds how many ranks share the batch, if only the batch sizes say it."""
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
     if not draft.whole("gpus") and micro and chunks and whole and whole % (micro * chunks) == 0:
         how = f"global_batch {whole} / (micro_batch {micro} x micro_batches {chunks})"
@@ -154,18 +154,18 @@ def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
 
 
 def step_tokens(draft: Draft) -> int | None:
-    """Return the tokens of one step, None if the batch is not known."""
+    """The tokens of one step, None if the batch is not known."""
     batch, seq = draft.whole("global_batch"), draft.whole("seq")
     return batch * seq if batch and seq else draft.whole("global_batch_tokens")
 
 
 def is_on(arguments: Mapping[str, str], *names: str) -> bool:
-    """Return whether one of the arguments is given and true."""
+    """Whether one of the arguments is given and true."""
     return any(arguments.get(name, "").strip().lower() in ("true", "1", "yes") for name in names)
 
 
 def _number(arguments: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of the arguments that is a whole number."""
+    """The first of the arguments that is a whole number."""
     for name in names:
         if re.fullmatch(r"\d{1,15}", arguments.get(name, "").strip()):
             return int(arguments[name])
@@ -173,7 +173,7 @@ def _number(arguments: Mapping[str, str], *names: str) -> int | None:
 
 
 def add_seq(draft: Draft, steps: LogSteps) -> None:
-    """Add the tokens of a sample: those consumed between two lines over the samples, if all lines agree."""
+    """Adds the tokens of a sample: those consumed between two lines over the samples, if all lines agree."""
     tokens, samples = np.diff(steps["consumed_tokens"]), np.diff(steps["consumed_samples"])
     with np.errstate(all="ignore"):
         ratio = (tokens / samples)[samples > 0]
@@ -184,7 +184,7 @@ def add_seq(draft: Draft, steps: LogSteps) -> None:
 
 
 def add_batch(draft: Draft, steps: LogSteps) -> None:
-    """Add the samples of a step: those consumed between two lines over the steps, if all lines agree.
+    """Adds the samples of a step: those consumed between two lines over the steps, if all lines agree.
 
     They also replace a smaller batch that is stated, such as the first one of a ramp, if the lines are past the ramp.
     """
@@ -208,7 +208,7 @@ def add_batch(draft: Draft, steps: LogSteps) -> None:
 
 
 def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]]:
-    """Return (GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
+    """(GPUs, how it is known) by printed world sizes, the labels of ranks, and the tables of one node's GPUs."""
     on_cpus = any(part.facts.get("gpus_unused") for part in parts)
     said = [fact for part in parts for fact in part.facts.get("gpus_said", ()) if not on_cpus]
     counts = [(int(fact.value), f"{fact.place}, the world size") for fact in said if 0 < fact.value <= _MOST_GPUS]
@@ -230,7 +230,7 @@ def _counts_of_gpus(draft: Draft, parts: Sequence[Part]) -> list[tuple[int, str]
 
 
 def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add the number of GPUs: the ranks that say they start, or the job's tokens/s over those of one GPU."""
+    """Adds the number of GPUs: the ranks that say they start, or the job's tokens/s over those of one GPU."""
     # A node's platform says less than the ranks do: a GB200 node has 4 or 8 GPUs.
     ranks = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(ranks) == 1 and (count := ranks.pop()) > 1 and "gpus" not in draft:
@@ -255,7 +255,7 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def consumed_by_step(steps: LogSteps) -> float | None:
-    """Return the tokens of one step by the running count of tokens; None if that is not known, or not constant."""
+    """The tokens of one step by the running count of tokens; None if that is not known, or not constant."""
     known = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
     if len(known) < 3 or not steps.numbered:
         return None
@@ -268,7 +268,7 @@ def consumed_by_step(steps: LogSteps) -> float | None:
 
 
 def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
-    """Add the layout by DeepSpeed's line of each stage, which its first replica prints: `RANK=2 STAGE=1`.
+    """Adds the layout by DeepSpeed's line of each stage, which its first replica prints: `RANK=2 STAGE=1`.
 
     Only if the ranks of these lines together have all parameters: else some stages are not in the log.
     """
@@ -293,7 +293,7 @@ _EXACT = 1e-6  # a count that is exact to this share is not rounded
 
 
 def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | None, str]:
-    """Return (the shape, "") if it is known, else (None, why not). Its vocabulary is the rows of the embedding."""
+    """(the shape, "") if it is known, else (None, why not). Its vocabulary is the rows of the embedding."""
     sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
     if any(size is None for size in sizes):
         return None, "the shape is not known"
@@ -348,7 +348,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
 
 
 def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
-    """Add `params`: the program's exact count of the whole model, else by the shape, else its rounded count.
+    """Adds `params`: the program's exact count of the whole model, else by the shape, else its rounded count.
 
     A count is exact to a millionth. One that a known reason explains, such as parameters that each tensor-parallel
     rank counts again, is not of the whole model; nor is one below vocabulary x hidden, such as that of one shard under
@@ -402,12 +402,12 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
 
 
 def _least_params(draft: Draft) -> int:
-    """Return the parameters of the embedding: no model has fewer."""
+    """The parameters of the embedding: no model has fewer."""
     return max(1, (draft.whole("vocab_unpadded") or draft.whole("vocab") or 0) * (draft.whole("hidden") or 0))
 
 
 def _is_whole(draft: Draft, shape: ModelShape, value: float) -> bool:
-    """Return whether a count that differs from the shape's can be that of the whole model."""
+    """Whether a count that differs from the shape's can be that of the whole model."""
     close = 0.5 < value / shape.params < 2
     return close and value >= _least_params(draft) and not _reason(draft, shape, value)
 
@@ -428,7 +428,7 @@ def _shape_text(shape: ModelShape) -> str:
 
 
 def _compare_count(draft: Draft, shape: ModelShape, value: float, where: str) -> None:
-    """Flag a program's own count that differs from the shape's, and why, if that is known."""
+    """Flags a program's own count that differs from the shape's, and why, if that is known."""
     true = shape.params
     if value > 0 and value % _GI == 0:
         return _compare_gi(draft, true, int(value) // _GI, where)
@@ -445,7 +445,7 @@ def _compare_count(draft: Draft, shape: ModelShape, value: float, where: str) ->
 
 
 def _reason(draft: Draft, shape: ModelShape, value: float) -> str:
-    """Return why a program's own count differs from the shape's; "" if that is not known."""
+    """Why a program's own count differs from the shape's; "" if that is not known."""
     true, tp, gpus = shape.params, draft.whole("tp") or 1, draft.whole("gpus") or 1
     if value == 0:
         return "parameters sharded by ZeRO-3 count as none"
@@ -461,7 +461,7 @@ def _reason(draft: Draft, shape: ModelShape, value: float) -> str:
 
 
 def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
-    """Flag a size that the program printed in whole units of 2^30, if it differs from the shape's."""
+    """Flags a size that the program printed in whole units of 2^30, if it differs from the shape's."""
     words = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
     if abs(true / _GI - printed) < 1:
         draft.flag(f"{words}: it divides by 2^30")
@@ -470,7 +470,7 @@ def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
 
 
 def _exactness(value: float) -> float:
-    """Return the relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
+    """The relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
     for unit in (1e9, 1e6, 1e3):
         if value >= unit:
             scaled = value / unit
@@ -481,7 +481,7 @@ def _exactness(value: float) -> float:
 
 
 def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
-    """Return (sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
+    """(sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
     counts: dict[str, tuple[float, str]] = {}
     for part in parts:
         for rank, (value, place) in part.rank_params.items():

@@ -42,7 +42,7 @@ class LogSteps(StepTable):
 
 
 def main_steps(part: Part) -> tuple[str, StepTable] | None:
-    """Return (dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
+    """(dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
 
     Chosen are the lines that time a step most directly, then the most lines, then the most fields. Lines without
     number, time and loss belong to other lines of steps. The generic dialect is used only without a known program.
@@ -58,7 +58,7 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
 
 
 def _is_training(name: str, steps: StepTable) -> bool:
-    """Return whether lines are of training steps: of an unknown program only if at least five have a rising step."""
+    """Whether lines are of training steps: of an unknown program only if at least five have a rising step."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
@@ -76,13 +76,13 @@ def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
 
 
 def has_steps(part: Part) -> bool:
-    """Return whether a part shows training: steps, a bar or a total."""
+    """Whether a part shows training: steps, a bar or a total."""
     steps = any(len(steps) and _is_training(name, steps) for name, steps in part.steps.items())
     return bool(part.progress or part.totals or steps)
 
 
 def step_span(part: Part) -> tuple[float, float] | None:
-    """Return (first, last) step of a part by its lines of steps, else by its bars; None without any."""
+    """(first, last) step of a part by its lines of steps, else by its bars; None without any."""
     found = main_steps(part)
     if found is not None:
         steps = found[1]["step"]
@@ -94,19 +94,19 @@ def step_span(part: Part) -> tuple[float, float] | None:
 
 
 def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
-    """Return whether a span reaches the last planned step, which is one less if steps count from 0."""
+    """Whether a span reaches the last planned step, which is one less if steps count from 0."""
     return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
 
 
 def log_interval(steps: StepTable) -> int:
-    """Return how many steps one line represents: the most common distance between neighbouring lines."""
+    """How many steps one line represents: the most common distance between neighbouring lines."""
     numbers = steps["step"]
     apart = _most_common(np.diff(numbers[np.isfinite(numbers)]))
     return max(1, apart // max(1, steps.stride)) if apart else 1
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
-    """Return whether a part is the next epoch of the part before it, and no other attempt.
+    """Whether a part is the next epoch of the part before it, and no other attempt.
 
     Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
     its epoch is later; or its loss begins nearer to the end of the other's loss than to its begin; or the steps before
@@ -133,13 +133,13 @@ def is_next_epoch(one: Part, other: Part) -> bool:
 
 
 def _losses(part: Part, steps: StepTable) -> StepColumn:
-    """Return the losses of a part's steps, in order; those of its evaluations if its lines of steps have none."""
+    """The losses of a part's steps, in order; those of its evaluations if its lines of steps have none."""
     trained = steps["loss"][np.isfinite(steps["loss"])]
     return trained if len(trained) else np.array([loss for _, loss, _ in part.evals if np.isfinite(loss)])
 
 
 def join_epochs(one: Part, other: Part) -> Part:
-    """Return both parts as one; the steps of the second continue the count of the first."""
+    """Both parts as one; the steps of the second continue the count of the first."""
     span = step_span(one)
     assert span is not None
     offset = span[1]
@@ -189,7 +189,7 @@ def run_steps(
     batch: int | None = None,
     seq: int | None = None,
 ) -> LogSteps:
-    """Return the steps of all attempts, for each those of the part with most lines.
+    """The steps of all attempts, for each those of the part with most lines.
 
     `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one epoch; `batch`: samples of
     one step; `seq`: tokens of a sample.
@@ -237,7 +237,7 @@ def run_steps(
 
 
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
-    """Set the steps, samples and rates that follow from counts and rates without a unit; leave the others out."""
+    """Sets the steps, samples and rates that follow from counts and rates without a unit; leaves the others out."""
     steps = counted_in(columns, batch, seq)
     columns["at"] = columns["at"] if steps is not None else np.full(len(columns["at"]), np.nan)
     if steps is not None and batch:
@@ -248,13 +248,13 @@ def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None)
 
 
 def _most_common(apart: StepColumn) -> int | None:
-    """Return the most common of some distances of at least one step, None without any."""
+    """The most common of some distances of at least one step, None without any."""
     values, counts = np.unique(apart[(apart >= 1) & (apart < 1e9)], return_counts=True)
     return int(values[counts.argmax()]) if len(values) else None
 
 
 def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
-    """Return the part of an attempt whose lines of steps are used, its dialect and those lines.
+    """The part of an attempt whose lines of steps are used, its dialect and those lines.
 
     It is the first part with most lines. If they have no loss, like those of a pipeline's first stage, it is the first
     part with a loss and about as many lines.
@@ -268,7 +268,7 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
 
 
 def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] | None:
-    """Return (step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
+    """(step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
     if not batch:
         return None
     numbers = steps["consumed_samples"] / batch
@@ -280,7 +280,7 @@ def _by_samples(steps: StepTable, batch: int | None) -> tuple[StepColumn, int] |
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
-    """Return (step of every line, interval) of lines without a step number: by their epochs, else counted."""
+    """(step of every line, interval) of lines without a step number: by their epochs, else counted."""
     epochs = steps["epoch"]
     if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
         numbers = np.round(epochs * epoch_steps)
@@ -291,7 +291,7 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
 
 
 def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
-    """Fill columns that the dialect lacks from another dialect of the same part, by step number."""
+    """Fills columns that the dialect lacks from another dialect of the same part, by step number."""
     for name, other in part.steps.items():
         if name == main or not np.isfinite(other["step"]).any():
             continue
@@ -304,7 +304,7 @@ def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:
 
 
 def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line: Places) -> None:
-    """Fill columns that the dialect lacks from lines without a step, such as DeepSpeed's of an overflow.
+    """Fills columns that the dialect lacks from lines without a step, such as DeepSpeed's of an overflow.
 
     They belong to the next line of steps. Counts are summed.
     """
@@ -325,7 +325,7 @@ def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line
 
 
 def _after_pause(part: Part, steps: StepTable) -> Mask:
-    """Return which lines follow an evaluation or a save, so that their time includes it."""
+    """Which lines follow an evaluation or a save, so that their time includes it."""
     marks = np.zeros(len(steps), np.bool_)
     pauses = [line for _, _, line in (*part.evals, *part.saves)]
     if pauses and len(steps):
@@ -335,7 +335,7 @@ def _after_pause(part: Part, steps: StepTable) -> Mask:
 
 
 def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """Return (step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
+    """(step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
 
     One that follows the program's summary is of the end, and counts only without one during training.
     """
@@ -353,7 +353,7 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
 
 
 def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
-    """Return the columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
+    """The columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
 
     Tokens/s follow from `step_tokens`, the tokens of one step, if the program prints none.
     """
@@ -371,7 +371,7 @@ def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], st
 
 
 def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
-    """Return the progress by the bars of the part with most of them. The step time of a run never comes from a bar."""
+    """The progress by the bars of the part with most of them. The step time of a run never comes from a bar."""
     bars = max((part.progress for part in parts), key=len, default=[])
     if not bars:
         return StepTable()

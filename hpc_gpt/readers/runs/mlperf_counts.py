@@ -15,7 +15,7 @@ _TWICE = 2.0  # two statements of a step's time that differ by this factor are n
 
 
 def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | None) -> StepColumn | None:
-    """Return the step of each row by `consumed`; None if nothing shows what it counts.
+    """The step of each row by `consumed`; None if nothing shows what it counts.
 
     A count of tokens is a multiple of batch x sequence in every row, a count of samples of the batch. The steps between
     two rows must then take about the time that the program prints for them.
@@ -32,13 +32,13 @@ def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | 
 
 
 def _fits(columns: Mapping[str, StepColumn], steps: StepColumn) -> bool:
-    """Return whether the printed step time, if any, is about that by the times of day."""
+    """Whether the printed step time, if any, is about that by the times of day."""
     printed, clock = _median(columns["step_s"]), clock_s(columns["at"], steps)
     return printed is None or clock is None or 1 / _TWICE < clock / printed < _TWICE
 
 
 def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
-    """Return the median seconds of a step by the times of day of neighbouring rows; None without any."""
+    """The median seconds of a step by the times of day of neighbouring rows; None without any."""
     known = np.isfinite(at) & np.isfinite(steps)
     apart, took = np.diff(steps[known]), np.diff(at[known])
     forward = (apart > 0) & (took > 0)
@@ -48,7 +48,7 @@ def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
 def rate_in(
     columns: Mapping[str, StepColumn], steps: StepColumn, batch: int, seq: int | None
 ) -> tuple[str, StepColumn] | None:
-    """Return the field that `throughput` is and its values, samples_per_s or tokens_per_s; None if nothing shows it."""
+    """The field that `throughput` is and its values, samples_per_s or tokens_per_s; None if nothing shows it."""
     rate, clock = _median(columns["throughput"]), clock_s(columns["at"], steps)
     if not rate or clock is None:
         return None

@@ -34,7 +34,7 @@ _APART = 0.02  # if two programs' times of the same steps differ by more than th
 
 
 def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColumn:
-    """Add step_s, its percentiles and counts, and flags; mark the steady steps.
+    """Adds step_s, its percentiles and counts, and flags; marks the steady steps.
 
     Returns the seconds per step of every line, NaN if unknown.
     """
@@ -56,7 +56,7 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
 
 
 def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
-    """Return (seconds per step of each line, how they were found: "" if the program prints them)."""
+    """(seconds per step of each line, how they were found: "" if the program prints them)."""
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
     batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
@@ -82,7 +82,7 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
 
 
 def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
-    """Return (seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
+    """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
     That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
     line a tenth of all lines earlier.
@@ -114,7 +114,7 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
-    """Return (lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
+    """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
     apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0)
     loss = steps["loss"]
     if steps.totals.get("nan_loss") and np.isfinite(loss).any():
@@ -137,7 +137,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
-    """Return which lines are of another batch than the one of the record, if the batch of the run grew."""
+    """Which lines are of another batch than the one of the record, if the batch of the run grew."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
     if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
@@ -198,7 +198,7 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
 
 
 def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Flag another program in the log whose times of the same steps differ, such as DeepSpeed's from Megatron's."""
+    """Flags another program in the log whose times of the same steps differ, such as DeepSpeed's from Megatron's."""
     for part in parts:
         for name, other in part.steps.items():
             if name == steps.dialect or "step_s" not in other:
@@ -213,7 +213,7 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
 
 
 def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add a step time from a total runtime over the steps, warm-up included."""
+    """Adds a step time from a total runtime over the steps, warm-up included."""
     for part in parts:
         fact = part.totals.get("runtime_s")
         if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
@@ -232,7 +232,7 @@ def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Non
 
 
 def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
-    """Return (how many steps a part's runtime covers, the source of that)."""
+    """(how many steps a part's runtime covers, the source of that)."""
     bars = [step for step, _, _ in part.progress]
     last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
     begun = draft.get("resumed_step") or 0
@@ -252,7 +252,7 @@ _OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled
 
 
 def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
-    """Return the steps that the totals show: samples over the batch, or steps a second of three decimals."""
+    """The steps that the totals show: samples over the batch, or steps a second of three decimals."""
     runtime, samples, rounded = (
         float(fact.value)
         if (fact := part.totals.get(name)) is not None and isinstance(fact.value, int | float)
@@ -289,7 +289,7 @@ _MOST_TOKENS = 10**18
 
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add the first and the last loss, and the loss of the last evaluation."""
+    """Adds the first and the last loss, and the loss of the last evaluation."""
     known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
     if len(known):
         first, last = int(known[0]), int(known[-1])
@@ -303,7 +303,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add skipped and NaN steps, tokens, saves."""
+    """Adds skipped and NaN steps, tokens, saves."""
     if steps.absurd:
         draft.flag(f"left out: {steps.absurd} figures of steps larger than any can be")
     if not steps.numbered:
@@ -371,7 +371,7 @@ _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 
 def _has_finished(part: Part, dialect: str | None, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
-    """Return whether a part's totals show its program's end: that of the steps, and they are not fewer than planned."""
+    """Whether a part's totals show its program's end: that of the steps, and they are not fewer than planned."""
     own = any(fact.dialect == dialect or dialect is None for fact in part.totals.values())
     found = main_steps(part)
     # The last line may be a whole interval of lines before the end.
@@ -399,7 +399,7 @@ class _End:
 
 
 def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
-    """Add `attempts`, `ended`, `cause`, times and GPU-hours; return the cause of each attempt's end."""
+    """Adds `attempts`, `ended`, `cause`, times and GPU-hours; returns the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
     ends = [_end(number, parts, steps, planned) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]

@@ -38,12 +38,12 @@ DIALECT = "hpc-gpt"
 
 
 def read_run(run: RunFolder) -> Record:
-    """Return the record of one run; raises the errors of `read_own`."""
+    """The record of one run; raises the errors of `read_own`."""
     return read_own(run).record
 
 
 def read_own(run: RunFolder) -> RunRead:
-    """Read one run, in any state, with its steps.
+    """Reads one run, in any state, with its steps.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
@@ -75,7 +75,7 @@ def read_own(run: RunFolder) -> RunRead:
 
 
 def figures_asked(resolved: Resolved) -> dict[str, Any]:
-    """Return a record's keys of the engine, layout, batch and model that a run asks for; None for what another program
+    """A record's keys of the engine, layout, batch and model that a run asks for; None for what another program
     has, and its experiment does not say."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
     found: dict[str, Any] = {
@@ -134,7 +134,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
 
 
 def _add_prediction(draft: Draft, run: RunFolder) -> None:
-    """Add what the plan predicted at submission, if it did: the memory of each stage and the step time."""
+    """Adds what the plan predicted at submission, if it did: the memory of each stage and the step time."""
     tables = read_stored(run.path / PREDICTED)
     allocated = [stage.get("allocated") for stage in (tables.get("memory_gib") or {}).get("stages") or []]
     if allocated and all(allocated):
@@ -145,7 +145,7 @@ def _add_prediction(draft: Draft, run: RunFolder) -> None:
 
 
 def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
-    """Add the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
+    """Adds the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
     # provenance.json is of the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
         found = read.trainer.get("device")
@@ -173,7 +173,7 @@ _MEASURED = (
 
 
 def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
-    """Add the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
+    """Adds the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
     for read in attempts:
         for kernel, reason in (read.trainer.get("attention_failed") or {}).items():
             draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}")
@@ -195,7 +195,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
 
 
 def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], times: StepTimes | None) -> None:
-    """Add the figures of the steps that count, and the peaks of memory."""
+    """Adds the figures of the steps that count, and the peaks of memory."""
     if not len(steps):
         return
     skips = np.nan_to_num(steps["skipped"])
@@ -295,7 +295,7 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    """Add GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
+    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
     spans = [gpu_seconds(read.attempt, gpus_of(resolved), over_at(read.attempt)) for read in attempts]
     timed = sum(span > 0 for span in spans)
     hours = sum(spans) / 3600 if timed else None
@@ -303,7 +303,7 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
 
 
 def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], run_state: RunState) -> list[dict[str, Any]]:
-    """Return the record's `attempts`: one object each."""
+    """The record's `attempts`: one object each."""
     classes = attempt_classes(run, [read.attempt for read in attempts], run_state)
     return [
         {
@@ -331,7 +331,7 @@ def _moved(read: AttemptRead, run_state: RunState) -> str | None:
 
 
 def _source_of_state(run_state: RunState) -> str:
-    """Return which file gives the state of the run."""
+    """Which file gives the state of the run."""
     state, line, attempt = run_state.state, run_state.line, run_state.attempt
     if state.by == "submission":
         return "submissions.jsonl"

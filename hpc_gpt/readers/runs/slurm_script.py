@@ -63,7 +63,7 @@ class Script:
         return self.directives["job-name"][0] if "job-name" in self.directives else None
 
     def facts(self) -> dict[str, Stated]:
-        """Return the fields that the script gives, each with its line."""
+        """The fields that the script gives, each with its line."""
         found: dict[str, Stated] = {}
 
         def take(name: str, value: str | int | None, line: int, what: str) -> None:
@@ -85,7 +85,7 @@ class Script:
 
 
 def read_script(path: Path) -> Script | None:
-    """Return the script at a path; None if it cannot be read, or is too large to be one."""
+    """The script at a path; None if it cannot be read, or is too large to be one."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             return None
@@ -120,7 +120,7 @@ def read_script(path: Path) -> Script | None:
 
 
 def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
-    """Return the script of a log, among those of its folder, else of the folder above.
+    """The script of a log, among those of its folder, else of the folder above.
 
     It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
     one with the longest `--job-name` that the log's name begins with.
@@ -139,7 +139,7 @@ def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Scr
 
 
 def _fits(log: str, script: Script) -> bool:
-    """Return whether `--output` or `--error` may have given a log its name."""
+    """Whether `--output` or `--error` may have given a log its name."""
     for option in ("output", "error"):
         if option not in script.directives:
             continue
@@ -157,7 +157,7 @@ def _fits(log: str, script: Script) -> bool:
 
 
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """Return the variables that Slurm sets in a job's environment by the directives."""
+    """The variables that Slurm sets in a job's environment by the directives."""
     given = {name: value for name, (value, _) in directives.items()}
     found = {}
     for variable, option in (
@@ -174,7 +174,7 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return `--flag value` of every command, with variables replaced; the first of each name."""
+    """`--flag value` of every command, with variables replaced; the first of each name."""
     found: dict[str, tuple[str, int]] = {}
     for number, line in commands:
         for flag in _FLAG.finditer(expand(line, values)):
@@ -185,7 +185,7 @@ def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> di
 
 
 def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
-    """Return (field, value) of a directive; ("", None) for one that gives no field."""
+    """(field, value) of a directive; ("", None) for one that gives no field."""
     if name == "nodes":
         return "nodes", _whole(text)
     if name in ("gpus-per-node", "gres"):
@@ -223,7 +223,7 @@ _WORD = re.compile(r"\"((?:[^\"\\]|\\.){0,20000})\"|'([^']{0,20000})'|([^\s;&|\"
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of its first line, line). After a backslash or in an open quote a line continues on the next."""
+    """Yields (number of its first line, line). After a backslash or in an open quote a line continues on the next."""
     held, begun = "", 0
     for number, line in enumerate(text.splitlines()[:_MOST_LINES], 1):
         begun = begun or number
@@ -243,7 +243,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def assignment(line: str) -> tuple[str, str, bool] | None:
-    """Return (name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
+    """(name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
     found = _ASSIGNED.match(line[:_LONGEST])
     if found is None:
         return None
@@ -260,7 +260,7 @@ def assignment(line: str) -> tuple[str, str, bool] | None:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return the text with variables and arithmetic evaluated; unknown parts stay as written.
+    """The text with variables and arithmetic evaluated; unknown parts stay as written.
 
     >>> expand("$((NODES * ${GPUS}))", {"NODES": "16", "GPUS": "4"})
     '64'
@@ -287,7 +287,7 @@ def _evaluated(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
-    """Return the value of `$((text))`, in whole numbers as in a shell; None if it is unknown.
+    """The value of `$((text))`, in whole numbers as in a shell; None if it is unknown.
 
     >>> arithmetic("(WORLD_SIZE / (TP * PP)) % 5", {"WORLD_SIZE": "64", "TP": "4", "PP": "2"})
     3
@@ -301,7 +301,7 @@ def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
-    """Return the value of a parsed expression. Raises ValueError if it is unknown, no arithmetic, or too large."""
+    """The value of a parsed expression. Raises ValueError if it is unknown, no arithmetic, or too large."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass
