@@ -6,15 +6,12 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import PurePosixPath
-from typing import Any
 
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
 from hpc_gpt.tables import close_matches
-from hpc_gpt.words import plain
 
 # The names that are filled in.
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
@@ -68,23 +65,6 @@ def _quoted(value: str, quote: str) -> str:
     if quote == "'":
         return value.replace("'", "'\\''")
     return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
-
-
-def command_lines(command: Command) -> list[str]:
-    """The command as lines of text, with what sets it up, for a comment."""
-    if command.script is not None:
-        return [plain(shlex.join([command.script, *command.args]), " ")]
-    run = command.run if isinstance(command.run, str) else shlex.join(command.run)
-    lines = [line for text in (*command.setup, run) for line in text.splitlines() if line.strip()]
-    return [plain(line, " ") for line in lines]
-
-
-def command_table(command: Command) -> dict[str, Any]:
-    """[command], without the keys that a script has no use for, and without those of a script if there is none."""
-    table = asdict(command)
-    for key in ("script", "args") if command.script is None else ("run", "per", "setup", "resume", "snapshot", "link"):
-        del table[key]
-    return table
 
 
 def command_words(command: Command) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from hpc_gpt.settings.command import command_lines, command_table
 from hpc_gpt.settings.experiment import Command, Engine, ScriptFacts, Train
 from hpc_gpt.settings.layout import Batch, Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.words import counted, cut, show_bytes
+from hpc_gpt.words import counted, cut, plain, show_bytes
 
 # The model and the batch of a program that are not known; each is null in resolved.json.
 NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)
@@ -43,6 +42,10 @@ class _Sizes:
     def batch_table(self) -> dict[str, int]:
         """The sizes of the batch; empty if it is not known."""
         return dict(vars(self.batch)) if self.batch is not None else {}
+
+    def checkpoints_take(self, size: float) -> str:
+        """What checkpoints to come take of a disk, after what is free of it."""
+        return f", checkpoints to come take about {show_bytes(size)}"
 
     @property
     def shown_layout(self) -> str:
@@ -83,9 +86,8 @@ class OurModel(_Sizes):
     engine: Engine
     train: Train
 
-    own_tables: ClassVar[tuple[str, ...]] = ()  # of resolved.json, beside those of every run
+    tables: ClassVar[dict[str, Any]] = {}  # of its experiment, beside those of every run
     recorded: ClassVar[tuple[str, ...]] = ("engine", "train", "data")  # tables that a record keeps
-    may_be_zero: ClassVar[tuple[str, ...]] = ()  # keys of [train]: 0 is not known
     saves_by_train: ClassVar[bool] = True  # whether [train] says when it saves
     no_prediction: ClassVar[str] = ""  # why nothing is predicted of it
     inputs: ClassVar[str] = "random tokens"  # without a file or folder of ours
@@ -98,20 +100,12 @@ class OurModel(_Sizes):
         """(tasks that the job starts on a node with so many ranks, on all nodes)."""
         return ranks, nodes * ranks
 
-    def tables(self) -> dict[str, Any]:
-        """Tables of its experiment, beside those of every run."""
-        return {}
-
     def does(self, verb: str) -> str:
         """What it does if it is asked to `stop`, `save` or `requeue`."""
         how = {"stop": "end", "save": "continue", "requeue": "go back to the queue"}[verb]
         if verb == "save" or self.train.save_last:
             return f"save after this step and {how}"
         return f"{how} after this step, unsaved: train.save_last is false"
-
-    def checkpoints_take(self, size: float) -> str:
-        """What its checkpoints to come take of a disk, after what is free of it."""
-        return f", checkpoints to come take about {show_bytes(size)}"
 
     def rows(self, where: str) -> Iterator[tuple[str, str]]:
         """(subject, what of it) for its user to read before it is submitted."""
@@ -129,13 +123,22 @@ class OwnProgram(_Sizes):
     command: Command
     script: ScriptFacts | None
 
-    own_tables: ClassVar[tuple[str, ...]] = ("command",)
     recorded: ClassVar[tuple[str, ...]] = ("command",)
-    may_be_zero: ClassVar[tuple[str, ...]] = ("steps",)
     saves_by_train: ClassVar[bool] = False
     no_prediction: ClassVar[str] = "a program of your own"
     inputs: ClassVar[str] = "the program of your own reads them"
     data_lines: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def _line(self) -> str:
+        return self.command.run if isinstance(self.command.run, str) else shlex.join(self.command.run)
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """[command] without the keys that a script has no use for, or without those of a script."""
+        of_script, of_run = ("script", "args"), ("run", "per", "setup", "resume", "snapshot", "link")
+        left_out = of_script if self.command.script is None else of_run
+        return {"command": {key: value for key, value in asdict(self.command).items() if key not in left_out}}
 
     @property
     def copied(self) -> str:
@@ -143,7 +146,12 @@ class OwnProgram(_Sizes):
 
     @property
     def command_lines(self) -> list[str]:
-        return command_lines(self.command)
+        """The command with what sets it up, for a comment."""
+        command = self.command
+        if command.script is not None:
+            return [plain(shlex.join([command.script, *command.args]), " ")]
+        texts = (*command.setup, self._line)
+        return [plain(line, " ") for text in texts for line in text.splitlines() if line.strip()]
 
     @property
     def stop_signal(self) -> str:
@@ -153,16 +161,11 @@ class OwnProgram(_Sizes):
         per_node = ranks if self.command.per == "gpu" else 1
         return per_node, 1 if self.script is not None or self.command.per == "job" else nodes * per_node
 
-    def tables(self) -> dict[str, Any]:
-        return {"command": command_table(self.command)}
-
     def does(self, verb: str) -> str:
         return f"end by SIG{self.command.stop_signal}{' and go back to the queue' if verb == 'requeue' else ''}"
 
     def checkpoints_take(self, size: float) -> str:
-        if size:
-            return f", checkpoints to come take about {show_bytes(size)}"
-        return "; what the program's own checkpoints take is not known"
+        return super().checkpoints_take(size) if size else "; what the program's own checkpoints take is not known"
 
     def rows(self, where: str) -> Iterator[tuple[str, str]]:
         command = self.command
@@ -172,8 +175,7 @@ class OwnProgram(_Sizes):
             yield "runs in", command.workdir
             yield "checkpoints", command.checkpoints or "the script's own, which the chain does not see"
             return
-        text = command.run if isinstance(command.run, str) else shlex.join(command.run)
-        yield "command", f"once a {command.per}, in {command.workdir}: {cut(' '.join(text.split()), 100)}"
+        yield "command", f"once a {command.per}, in {command.workdir}: {cut(' '.join(self._line.split()), 100)}"
         yield "stops by", command.stop_signal if command.stop_signal == "none" else f"SIG{command.stop_signal}"
         resumed = f", resumed by {command.resume}" if command.resume else ""
         found = f"{command.checkpoints}{resumed}" if command.checkpoints else "as the program decides itself"

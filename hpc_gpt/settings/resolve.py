@@ -291,7 +291,7 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "layout": layout,
         "train": asdict(resolved.train),
         "job": job,
-        **resolved.form.tables(),
+        **resolved.form.tables,
     }
 
 

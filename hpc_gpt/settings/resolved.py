@@ -117,7 +117,7 @@ class Resolved:
             del tables["cluster"][key]
         if self.cluster.purge_modules:  # a key added later: the same text as ever without it
             del tables["cluster"]["purge_modules"]
-        for name in ("data", "train", *form.own_tables):
+        for name in ("data", "train", *form.tables):
             for key, rules in self.key_rules(name).items():
                 if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever
                     del tables[name][key]
@@ -172,7 +172,7 @@ def speed_hash(resolved: Resolved) -> str:
 
 def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
     kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
-    for name in ("model", "data", "engine", "layout", "batch", "train", *resolved.form.own_tables):
+    for name in ("model", "data", "engine", "layout", "batch", "train", *resolved.form.tables):
         of_keys = resolved.key_rules(name)
         part = getattr(resolved, name)
         table = part.table() if isinstance(part, ModelShape) else vars(part)
