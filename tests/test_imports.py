@@ -96,7 +96,7 @@ MAY_IMPORT = {
 }
 TRAINER = {"model", "train"}
 # On the nodes, too: modules of other packages.
-ON_NODES = {"preflight.measurements", "weights.reading", "weights.writing"}
+ON_NODES = {"preflight.measurements", "weights.tensors"}
 HEAVY = {"torch", "deepspeed"}
 NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2", "rich", "markdown_it"}
 

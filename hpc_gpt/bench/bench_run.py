@@ -21,8 +21,7 @@ from typing import Any
 
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-from hpc_gpt.bench.preparation import BenchCell
-from hpc_gpt.bench.this_machine import advice_on_memory
+from hpc_gpt.bench.preparation import BenchCell, advice_on_memory
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import JobFailed

@@ -9,8 +9,7 @@ from typing import Any
 
 from hpc_gpt.bench.bench_run import SLOWED, shared_lines
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
-from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell
-from hpc_gpt.bench.this_machine import with_predicted_memory
+from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell, with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import ConfigError, UserError

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.peer import peer_record
-from hpc_gpt.bench.preparation import BenchCell
-from hpc_gpt.bench.this_machine import with_predicted_memory
+from hpc_gpt.bench.preparation import BenchCell, with_predicted_memory
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.formulas import hfu, mfu

@@ -1,32 +1,118 @@
 """The cells of a bench: an experiment under every engine and every micro-batch that are asked for, on this machine.
 
 A cell's settings, each overriding those before it: the experiment, its row, the bench's own, the engine, the
-micro-batch, the user's. Tokens are always random.
+micro-batch, the user's. Tokens are always random. And this machine for the planner: its profile, the memory of its
+ranks, and what is predicted to fit.
 """
 
 from __future__ import annotations
 
+import bisect
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import Fault
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import finish, folder_beside, load_row
 from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.prepared import PreparedRun
+from hpc_gpt.plan.machine import Machine, machine_of
+from hpc_gpt.plan.memory import predict_memory
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
+from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, MachineFigures, load_profile
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.engines import optimizer_faults
 from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
+
+LOCAL = "local"
+# The keys of a profile about the machine itself. All others are for the scheduler.
+_OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
+_SMALLER = "try a smaller --model, or --seq"
+
+
+def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]]) -> ClusterProfile:
+    """The profile of this machine with its `gpus`, as provenance lists them, and the user's `chosen` profile.
+
+    A bench always runs here, so only device, software and calibration of a Slurm site's profile count.
+    """
+    profile = load_profile(LOCAL)
+    if chosen is not None and chosen.name != LOCAL:
+        own = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
+        profile = chosen if chosen.scheduler == LOCAL else replace(profile, **own)
+    if not gpus:
+        return profile
+    device = profile.device or device_named(str(gpus[0]["name"]))
+    figures = profile.machine or MachineFigures()
+    if profile.fabric is None and figures.network_gb_s is None:
+        figures = replace(figures, network_gb_s=0.0)  # no network to another machine
+    return replace(profile, device=device, machine=figures, gpus_per_node=len(gpus))
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
+    """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
+    not depend on the device, so none need be known."""
+    if record.predicted_memory_gib:
+        return record
+    try:
+        memory = predict_memory(training_of(resolved))
+    except UserError:
+        return record
+    sources = {**record.sources, "predicted_memory_gib": "plan, allocated at the peak, on any GPU: none is named here"}
+    return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
+
+
+def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:
+    """Advice for the user: what may fit instead of a run that ended as `ended` (gpu_memory or host_memory).
+
+    What a process may have of the host, by its RAM, its cgroup and ulimit, is not predicted.
+    """
+    asked = training_of(resolved)
+    half = f"try --mbs {asked.micro_batch // 2}" if asked.micro_batch > 1 else _SMALLER
+    if ended != "gpu_memory":
+        return half
+    try:
+        machine = machine_of(profile)
+    except UserError as fault:
+        return f"{half}; plan cannot say what fits: {fault}"
+    where = f"the {machine.memory_gib:.1f} GiB of a {machine.device}"
+    need = need_gib(asked, machine, asked.micro_batch)
+    if need <= machine.memory_gib:
+        return f"{half}; plan predicts that {need:.3g} GiB are enough, and {where} hold that"
+    fits = nearest_micro_batch(asked, machine)
+    need = need_gib(asked, machine, fits or 1)
+    if fits == 0:
+        return f"plan predicts that no micro-batch fits in {where}: --mbs 1 needs {need:.3g} GiB already; {_SMALLER}"
+    return f"the nearest micro-batch predicted to fit in {where} is --mbs {fits}, with {need:.3g} GiB"
+
+
+def nearest_micro_batch(asked: Training, machine: Machine) -> int:
+    """The largest micro-batch below the one asked for that is predicted to fit; 0 if none is."""
+    smaller = range(1, asked.micro_batch)
+    return bisect.bisect_right(smaller, machine.memory_gib, key=lambda size: need_gib(asked, machine, size))
+
+
+def need_gib(asked: Training, machine: Machine, micro_batch: int) -> float:
+    """The predicted need of a rank, in GiB."""
+    memory = predict_memory(replace(asked, micro_batch=micro_batch), machine)
+    return memory.stages[memory.deciding].nvidia_smi
+
 
 DEFAULT_BENCH = "bench"
 _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"

@@ -20,8 +20,8 @@ from hpc_gpt.bench.preparation import (
     parse_engines,
     parse_micro_batches,
     prepare_cells,
+    profile_here,
 )
-from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import bench_options, on_command_line, variables_of
 from hpc_gpt.cli.option_groups import GroupedCommand

@@ -66,7 +66,7 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.launch.plan_question import ask_plan, search_asked
     from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
-    from hpc_gpt.plan.experiment import planned_tables, planned_text
+    from hpc_gpt.plan.explanation import planned_tables, planned_text
     from hpc_gpt.plan.search import figures_of
     from hpc_gpt.plan.table import unchecked
     from hpc_gpt.settings.experiment import Experiment

@@ -15,7 +15,6 @@ from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.here import Allocation, read_allocation, run_in
-from hpc_gpt.launch.overview import data_lines, of_run, overview, prediction_lines
 from hpc_gpt.launch.prepare import earlier_runs, prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.prepared import PreparedRun
@@ -27,7 +26,18 @@ from hpc_gpt.launch.resumption import (
     forecast_same,
     prepare_resumption,
 )
-from hpc_gpt.launch.submission import SubmittedRun, check_submission, dry_run, start_run, submit_run, write_run
+from hpc_gpt.launch.submission import (
+    SubmittedRun,
+    check_submission,
+    data_lines,
+    dry_run,
+    of_run,
+    overview,
+    prediction_lines,
+    start_run,
+    submit_run,
+    write_run,
+)
 from hpc_gpt.launch.sweep import (
     SubmittedSweep,
     plan_jobs,

@@ -23,9 +23,9 @@ from hpc_gpt.ends.run_state import is_lost_here, read_end
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.checkpoints import command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.disk_space import free_space_text, is_full
+from hpc_gpt.runs.heartbeats import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved

@@ -42,7 +42,7 @@ from hpc_gpt.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.errors import UserError
 from hpc_gpt.ports import free_port
 from hpc_gpt.runs import lock
-from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import REVOKED

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.ends.end_policy import cannot_continue
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.attempt_time import gpus_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, steps_between_saves
+from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved

@@ -19,7 +19,7 @@ from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction
-from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.weights.folder import WeightsFolder
-from hpc_gpt.weights.reading import SliceReader
+from hpc_gpt.weights.tensors import SliceReader
 
 STD = 0.02  # GPT-2's standard deviation of initial weights
 # What is drawn ahead takes at most so much of the host's memory, 4 GiB in fp32, and a smaller weight is not worth a

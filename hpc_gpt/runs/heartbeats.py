@@ -1,4 +1,5 @@
-"""The heartbeats of an attempt's ranks: that a rank lives, what it does, how fast it computes.
+"""The heartbeats of an attempt's ranks: that a rank lives, what it does, how fast it computes. And, by these and the
+attempt's other files, how long it had its GPUs: one answer for status, report and the budget.
 
 A heartbeat is `attempts/<n>/beats/<rank>.json`. A rank overwrites its own file in place, with one small write that also
 succeeds on a full disk. After that line the rank's watch in C writes the stacks of the threads, when Python itself
@@ -7,6 +8,7 @@ cannot run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -14,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
+from hpc_gpt.settings.resolved import Resolved
 
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
@@ -120,3 +124,32 @@ def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
         if peers and (median_s := statistics.median(peers)) < SLOW * probe_s:
             found.append(SlowNode(node, probe_s, median_s))
     return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
+
+
+def gpus_of(resolved: Resolved) -> int:
+    """The GPUs of a job of the run, with those of spare nodes."""
+    return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
+
+
+def over_at(attempt: Attempt) -> float | None:
+    """Epoch seconds of an attempt's end as its judge or a rank wrote it, else of the last sign of life of its ranks:
+    a heartbeat or a step, else a line of the log or the start of a rank. None without any."""
+    if written := attempt.verdict().get("time") or attempt.ended().get("time"):
+        return float(written)
+    signs = [each.time for each in read_heartbeats(attempt.heartbeats).values()]
+    signs.append(attempt.last_metrics().get("time") or 0.0)
+    if not any(signs):
+        for path in (*attempt.logs, *attempt.ranks.glob("*.json")):
+            with contextlib.suppress(OSError):
+                signs.append(path.stat().st_mtime)
+    return max(signs) or None
+
+
+def gpu_seconds(attempt: Attempt, gpus: int, over: float | None) -> float:
+    """What an attempt cost that is `over`; `gpus` unless it states its own. 0 if its start or its end is not known.
+
+    A CPU rank of a run on this machine counts as a GPU: it is what the budget asks for.
+    """
+    start = attempt.started()
+    began = start.get("started")
+    return max(0.0, over - began) * (start.get("gpus") or gpus) if began and over else 0.0

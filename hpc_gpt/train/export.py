@@ -1,7 +1,7 @@
 """Exports a run's weights: `python -m hpc_gpt.train.export RUN FOLDER DTYPE [STEP]`, which `hpc-gpt export` starts.
 
 It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and
-`weights.writing` writes them.
+`weights.tensors` writes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpc_gpt.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.ranks import Peers
-from hpc_gpt.weights.writing import PIECE_BYTES, check_export, write_hf
+from hpc_gpt.weights.tensors import PIECE_BYTES, check_export, write_hf
 
 # A tokenizer's files, of which a model has some.
 _TOKENIZER_FILES = (

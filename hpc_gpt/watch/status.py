@@ -25,7 +25,7 @@ from hpc_gpt.ends.run_state import (
     words_of_move,
 )
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
-from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids

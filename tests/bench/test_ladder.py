@@ -8,8 +8,7 @@ import pytest
 
 from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_ladder, savings_of
 from hpc_gpt.bench.measurement import BenchRow
-from hpc_gpt.bench.preparation import BenchRequest
-from hpc_gpt.bench.this_machine import profile_here, with_predicted_memory
+from hpc_gpt.bench.preparation import BenchRequest, profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep

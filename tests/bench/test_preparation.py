@@ -2,8 +2,7 @@
 
 import pytest
 
-from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
-from hpc_gpt.bench.this_machine import profile_here
+from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells, profile_here
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.settings.cluster import load_profile

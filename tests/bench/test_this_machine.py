@@ -5,8 +5,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.preparation import BenchRequest, prepare_cells
-from hpc_gpt.bench.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
+from hpc_gpt.bench.preparation import (
+    BenchRequest,
+    advice_on_memory,
+    nearest_micro_batch,
+    need_gib,
+    prepare_cells,
+    profile_here,
+)
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named

@@ -24,7 +24,7 @@ from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.weights.folder import read_folder
-from hpc_gpt.weights.writing import write_hf
+from hpc_gpt.weights.tensors import write_hf
 from tests.distributed.given_memory_worker import Most
 
 SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)

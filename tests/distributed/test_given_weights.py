@@ -15,7 +15,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.weights.config import config_of
 from hpc_gpt.weights.folder import POSITIONS
 from hpc_gpt.weights.names import parts_of, size_of
-from hpc_gpt.weights.writing import write_hf
+from hpc_gpt.weights.tensors import write_hf
 from tests import marked
 from tests.distributed import given_memory_worker as memory
 from tests.distributed.equality_cases import EVALUATION, MODELS, whole_batch

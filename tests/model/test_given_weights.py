@@ -12,7 +12,7 @@ from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
 from hpc_gpt.weights.folder import read_folder
-from hpc_gpt.weights.writing import write_hf
+from hpc_gpt.weights.tensors import write_hf
 from tests.distributed.given_memory_worker import LARGE, Most
 from tests.train.test_hf_folders import FAMILIES, write
 

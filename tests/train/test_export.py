@@ -19,10 +19,10 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.engines.protocol import module_of
 from hpc_gpt.train.export import export_hf, main
-from hpc_gpt.weights import writing
+from hpc_gpt.weights import tensors
 from hpc_gpt.weights.config import InitConfig, architecture_in, config_of, read_config
 from hpc_gpt.weights.names import size_of
-from hpc_gpt.weights.writing import write_hf
+from hpc_gpt.weights.tensors import write_hf
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train
@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
 
 
 def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "config_of", lambda shape, begun: 1 / 0)
+    monkeypatch.setattr(tensors, "config_of", lambda shape, begun: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_hf(runs["hf-deepspeed"], tmp_path / "out")
     assert list(tmp_path.glob("*out*")) == []
@@ -143,8 +143,8 @@ def test_an_export_that_is_killed_leaves_no_folder_and_keeps_no_other_from_it(at
     owner, name, calls = {
         "the second file": (safetensors.torch, "save_file", 1),
         "the tokenizer's": (shutil, "copyfile", 0),
-        "config.json": (writing, "config_of", 0),
-        "the name": (writing, "check_export", 0),
+        "config.json": (tensors, "config_of", 0),
+        "the name": (tensors, "check_export", 0),
     }[at]
     tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "out"
     tokenizer.write_text("{}")

@@ -36,7 +36,7 @@ from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
 from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.ranks import write_flight_record
-from hpc_gpt.weights.writing import write_hf
+from hpc_gpt.weights.tensors import write_hf
 from tests.distributed.equality_cases import EVALUATION, MODELS, Case, micro_batches, whole_batch
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored

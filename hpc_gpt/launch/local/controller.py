@@ -33,7 +33,7 @@ from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
 from hpc_gpt.process import die_with_parent, interrupts_wait, start_time
 from hpc_gpt.runs import lock
-from hpc_gpt.runs.attempt_time import gpus_of
+from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s

@@ -24,7 +24,7 @@ from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
-from hpc_gpt.runs.attempt_time import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.heartbeats import gpu_seconds, gpus_of, over_at
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids

@@ -24,8 +24,16 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES, curve_choices, has_curve
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
-from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
-from hpc_gpt.report.page.summary import SHOWN_GROUPS, best_runs, failures_by_cause, gpu_hours_of
+from hpc_gpt.report.page.run_table import (
+    SHOWN_GROUPS,
+    best_runs,
+    failures_by_cause,
+    figure_text,
+    gpu_hours_of,
+    layouts_of,
+    run_label,
+    table_of,
+)
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.words import NOTHING, counted, show_digits
 

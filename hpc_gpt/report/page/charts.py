@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page.summary import seconds_of_lines
+from hpc_gpt.report.page.run_table import seconds_of_lines
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, number, ornament
 
 Points = NDArray[np.float64]

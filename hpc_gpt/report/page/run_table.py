@@ -1,4 +1,9 @@
-"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars."""
+"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars; and what
+people came for, at the top: the best runs, the GPU hours, the failures by cause.
+
+Only runs that are comparable are ranked together: those of one model size, sequence length and device, whose figures
+are not in doubt.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.anomalies import ended_text, has_failed
+from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import NOTHING, show_count, show_digits, show_params, show_rate
+from hpc_gpt.words import NOTHING, counted, show_count, show_digits, show_params, show_rate, show_share
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
@@ -244,3 +251,121 @@ def _bar(figure: float | None, most: float) -> Svg:
     """A bar that only repeats the figure beside it; a screen reader skips it."""
     share = figure / most if figure and most > 0 else 0.0
     return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')
+
+
+SHOWN_GROUPS = 8
+
+
+def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(the best runs of each group, the largest groups first; why other runs with a rate are not ranked).
+
+    A group has one model size, sequence length and device. Its best run, by MFU and by tokens, is None if none has it.
+    """
+    doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
+    groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    in_doubt = not_known = 0
+    for place, run in enumerate(runs):
+        record = run.record
+        size, seq = number(record.params), number(record.seq)
+        if number(record.mfu) is None and not tokens_per_s_gpu(record):
+            continue
+        if place in doubted:
+            in_doubt += 1
+        elif size is None or seq is None or record.device is None:
+            not_known += 1
+        else:
+            groups[figure_text(show_params, size), int(seq), safe(record.device, 60)].append(place)
+    found = [
+        {
+            "title": f"{size} parameters, sequence {seq:,}, {device}",
+            "runs": len(places),
+            "by_mfu": _best(runs, places, lambda record: number(record.mfu), show_share),
+            "by_tokens": _best(runs, places, tokens_per_s_gpu, show_rate),
+        }
+        for (size, seq, device), places in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    notes = []
+    if in_doubt:
+        notes.append(f"{counted(in_doubt, 'run')} with figures in doubt")
+    if not_known:
+        notes.append(f"{counted(not_known, 'run')} whose model size, sequence length or device is not known")
+    return found, notes
+
+
+def _best(
+    runs: Sequence[RunRead],
+    places: Sequence[int],
+    value: Callable[[Record], float | None],
+    show: Callable[[float], str],
+) -> dict[str, Any] | None:
+    """The best run's place in the report, its figure, and its layout and GPUs in short."""
+    known = [(figure, place) for place in places if (figure := value(runs[place].record))]
+    if not known:
+        return None
+    figure, place = max(known, key=lambda pair: (pair[0], -pair[1]))
+    record = runs[place].record
+    gpus = number(record.gpus)
+    about = [layout_text(record), *([counted(int(gpus), "GPU")] if gpus else []), safe(record.dtype or "", 20)]
+    about = [part for part in about if part not in ("", "-")]
+    return {"place": place, "figure": figure_text(show, figure), "about": ", ".join(about)}
+
+
+def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
+    """GPU hours spent and lost, as text; None if no run has them.
+
+    Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.
+    """
+    spent = [(number(run.record.gpu_hours), run) for run in runs]
+    known = [(hours, run) for hours, run in spent if hours]
+    if not known:
+        return None
+    failed = sum(hours for hours, run in known if has_failed(run.record.ended))
+    again = sum(min(hours, _hours_again(run)) for hours, run in known if not has_failed(run.record.ended))
+    total = sum(hours for hours, _ in known)
+    parts = [
+        f"{_hours(part)} {words}"
+        for part, words in ((failed, "of runs that failed"), (again, "of steps trained again"))
+        if part
+    ]
+    return {
+        "spent": _hours(total),
+        "lost": _hours(failed + again),
+        "share": show_share((failed + again) / total),
+        "parts": ", ".join(parts),
+        "known": len(known),
+    }
+
+
+def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
+    """The classes of failure, most GPU hours first: text, runs, GPU hours."""
+    hours: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if has_failed(run.record.ended):
+            hours[run.record.ended or ""].append(number(run.record.gpu_hours) or 0.0)
+    order = sorted(hours.items(), key=lambda item: (-sum(item[1]), -len(item[1])))
+    return [
+        {"cause": ended_text(ended), "runs": f"{len(each):,}", "hours": _hours(sum(each)) if any(each) else ""}
+        for ended, each in order
+    ]
+
+
+def _hours_again(run: RunRead) -> float:
+    """GPU hours of the steps that a later attempt trained again."""
+    steps, gpus, usual = run.steps, number(run.record.gpus), number(run.record.step_s)
+    if gpus is None or not len(steps) or steps.counts.all():
+        return 0.0
+    seconds = seconds_of_lines(steps, usual)
+    return float(np.nansum(seconds[~steps.counts])) * gpus / 3600
+
+
+def seconds_of_lines(steps: Any, usual: float | None) -> Any:
+    """Seconds of the steps of each line, (n,): its step time x the steps since the line before it."""
+    each = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
+    apart = np.diff(steps["step"], prepend=np.nan)
+    new = np.diff(steps.attempt, prepend=0) != 0
+    usual_gap = np.nanmedian(apart[~new & (apart > 0)]) if (~new & (apart > 0)).any() else 1.0
+    return each * np.where(new | ~(apart > 0), usual_gap, apart)
+
+
+def _hours(hours: float) -> str:
+    return figure_text(show_rate, hours)

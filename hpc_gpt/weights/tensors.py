@@ -1,4 +1,5 @@
-"""Writes weights as a folder of transformers' format: config.json, and safetensors in one file or several.
+"""The weights of a folder of transformers' format: each rank reads its own slices of the files, and an export writes
+config.json and safetensors in one file or several.
 
 A file is written for every 5 GB of weights, which is about the memory that an export needs.
 
@@ -14,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +25,61 @@ from hpc_gpt.files import aside, sync
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.weights.config import GENERATION, InitConfig, config_of
-from hpc_gpt.weights.names import to_hf
+from hpc_gpt.weights.folder import WeightsFolder, check_weights
+from hpc_gpt.weights.names import parts_of, size_of, to_hf
+
+
+class SliceReader:
+    """Reads weights by our names, as slices of transformers' parameters (`names.parts_of`).
+
+    The files are mapped, so a node's ranks share their pages, and stay open until `close`.
+    """
+
+    def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
+        check_weights(folder, shape)
+        self._folder = folder
+        self._shape = shape
+        self._files: dict[str, Any] = {}
+
+    def read(self, name: str, target: Tensor, row: int, column: int) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
+
+        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        """
+        rows = size_of(self._shape, name)[0]
+        last = min(rows, row + target.shape[0])
+        target[max(0, last - row) :] = 0
+        for part in parts_of(self._shape, name):
+            begin, end = max(row, part.start), min(last, rows if part.end is None else part.end)
+            if begin >= end:
+                continue
+            index = [slice(begin - part.start, end - part.start)]
+            if target.ndim > 1:
+                columns = slice(column, column + target.shape[1])
+                index = [columns, index[0]] if part.transposed else [index[0], columns]
+            values = self._slice(part.name)[tuple(index)]
+            target[begin - row : end - row].copy_(values.t() if part.transposed else values)
+            # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
+            if not all(one.isfinite() for one in values.aminmax()):
+                raise ConfigError(
+                    f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
+                    "these weights cannot be trained; name another folder",
+                )
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _slice(self, name: str) -> Any:
+        file = str(self._folder.weights[name].file)
+        if file not in self._files:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                self._files[file] = safe_open(file, framework="pt")
+            except (OSError, SafetensorError) as fault:
+                raise ConfigError(f"{file} cannot be read: {fault}", "download the folder again") from None
+        return self._files[file].get_slice(self._folder.stored[name])
+
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
