@@ -132,7 +132,7 @@ class ClusterProfile:
     retry_pause_s: int = 30
     "Seconds before the first retry; doubled with each failure in a row."
     preflight: bool = False
-    "Probe every node before the ranks start."
+    "Every node is probed before the ranks start."
     spare_nodes: int = 0
     "Nodes that are requested in addition, to replace one that fails the preflight."
     bad_node_hours: float = 24.0

@@ -154,13 +154,13 @@ class Model:
     rope_theta: float | None = key(None, resume="never", decides="speed", added=True)
     "Base of the rotation's wavelengths, above 1; by default 10000; for example 500000."
     rope_scaling: RopeScaling | None = key(None, resume="never", decides="speed", added=True)
-    "Lower frequencies for longer sequences than those of the first training."
+    "The frequencies are lowered for longer sequences than those of the first training."
     bias: Bias | None = key(None, resume="never", decides="speed", added=True)
     "Linear layers with a bias: all, those of query, key and value, or none; by default all."
     qk_norm: bool | None = key(None, resume="never", decides="speed", added=True)
     "RMSNorm of each head's query and key, before the rotation; by default false."
     nope_every: int | None = key(None, resume="never", decides="speed", added=True)
-    "No rotation in every n-th layer, n of 2 or more; by default in none; for example 4."
+    "Every n-th layer has no rotation, n of 2 or more; by default none; for example 4."
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,11 @@ class Data:
     tokenizer: str = key("byte", resume="never", decides="speed")
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
     begin_token: bool = key(False, resume="never", decides="speed", added=True)
-    "Begin each document of a stream with the tokenizer's begin-of-text token."
+    "Each document of a stream begins with the tokenizer's begin-of-text token."
     workers: int = key(0, resume="free", decides="speed")
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")
-    "At a damaged file of a stream: stop the run, or skip the rest of the file and count it."
+    "A damaged file of a stream stops the run, or its rest is skipped and counted."
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Engine:
     compile_backend: Literal["inductor", "aot_eager"] = key("inductor", resume="free", decides="speed")
     "Who compiles: Inductor makes kernels, aot_eager only the graph."
     keep_residuals: bool = key(False, resume="free", decides="speed", added=True)
-    "Compiled, keep the residual after attention instead of computing it again in the backward pass."
+    "A compiled block keeps the residual after attention; otherwise the backward pass computes it again."
     sequence_parallel: bool = key(False, resume="free", decides="speed")
-    "Split the tokens of norms and residuals over the tensor-parallel ranks; needs tp 2 or more."
+    "The tokens of norms and residuals are split over the tensor-parallel ranks; needs tp 2 or more."
     partition: Partition = key("layers", resume="converted", decides="speed")
     "How layers are divided among pipeline stages: evenly, by parameters, or a list such as [11, 13]."
     offload: Literal["none", "optimizer", "full"] = key("none", resume="free", decides="speed")
@@ -214,21 +214,21 @@ class Engine:
     tiles: int = key(1, resume="converted", decides="speed")
     "Tiles of every linear layer, which ZeRO-3 gathers one at a time; 1 or more."
     activation_offload: bool = key(False, resume="free", decides="speed")
-    "Keep the layers' activations in the host's memory."
+    "The layers' activations are kept in the host's memory."
     loss_chunks: int = key(1, resume="free", decides="speed")
     "Pieces in which logits are computed, and again in the backward pass; 1 or more."
     one_pass_loss: bool = key(False, resume="free", decides="speed", added=True)
-    "Compute the loss and its gradients together, each piece once."
+    "The loss and its gradients are computed together, each piece once."
     fused_bias_gradients: bool = key(False, resume="free", decides="speed", added=True)
-    "Compute the gradients of QKV and GELU together with those of their biases."
+    "The gradients of QKV and GELU are computed together with those of their biases."
     sharded_optimizer: bool = key(False, resume="free", decides="speed")
-    "Shard the optimizer's moments over dp; needs dp 2 or more."
+    "The optimizer's moments are sharded over dp; needs dp 2 or more."
     overlap_update: bool = key(False, resume="free", decides="speed", added=True)
-    "Update each block's weights in the next step's forward pass, just before the block runs."
+    "Each block's weights are updated in the next step's forward pass, just before the block runs."
     prefetch: bool = key(True, resume="free", decides="speed")
-    "Gather the next block's weights during the backward pass."
+    "The next block's weights are gathered during the backward pass."
     reshard: bool = key(True, resume="free", decides="speed")
-    "Free a block's gathered weights after its forward pass."
+    "A block's gathered weights are freed after its forward pass."
     megatron_args: tuple[str, ...] = key((), resume="free", decides="speed")
     'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
 
@@ -254,7 +254,7 @@ class LayoutRequest:
     global_batch: int | None = key(None, resume="never", decides="speed")
     "Samples of one optimizer step: micro_batch x micro_batches x dp; for example 1024."
     allow_tp_across_nodes: bool = key(False, resume="free", decides="nothing")
-    "Accept a tp that spans nodes, over their slow links."
+    "A tp that spans nodes, over their slow links, is accepted."
 
 
 @dataclass(frozen=True)
@@ -277,9 +277,9 @@ class Train:
     init: str | None = key(None, resume="never", decides="schedule", added=True, of_our_loop=True)
     'A folder of transformers\' config.json and safetensors to begin from, instead of random weights; "Llama-3.2-1B".'
     deterministic: bool = key(False, resume="free", decides="speed")
-    "Use deterministic kernels only: the same layout gives the same bits, more slowly."
+    "Only deterministic kernels run: the same layout gives the same bits, more slowly."
     tf32: bool = key(False, resume="free", decides="speed")
-    "Let fp32 products run as TF32, with 10 bits of mantissa."
+    "Products in fp32 run as TF32, with 10 bits of mantissa."
     optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", decides="speed")
     "AdamW, or SGD without momentum."
     optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(
@@ -317,25 +317,25 @@ class Train:
     save_at: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
     "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
     save_last: bool = key(True, resume="free", decides="nothing")
-    "Save a checkpoint when an attempt ends."
+    "A checkpoint is saved when an attempt ends."
     save_in_background: bool = key(True, resume="free", decides="nothing")
-    "Write checkpoints while the training continues."
+    "Checkpoints are written while the training continues."
     keep_last: int = key(0, resume="free", decides="nothing", least=0)
     "Checkpoints that are kept, the newest; 0 for all; for example 3."
     keep_every: int = key(0, resume="free", decides="nothing", least=0)
-    "Keep those, too, whose step this divides; 0 for none; for example 5000."
+    "Checkpoints whose step this divides are kept, too; 0 for none; for example 5000."
     max_failed_saves: int = key(3, resume="free", decides="nothing", least=1)
     "Saves in a row that a disk may refuse before the attempt ends, 1 or more."
     max_bad_steps: int = key(20, resume="free", decides="nothing", least=0)
     "Steps in a row whose loss or gradient is not finite before the attempt ends; 0 for any number."
     until_loss: float | None = key(None, resume="free", decides="nothing")
-    "End as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
+    "The run ends as done at this loss of an evaluation, else of the mean of 20 steps; for example 3.2."
     profile_steps: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
     "First and last step that torch's profiler records, on the first and the last rank; for example [10, 12]."
     matmul_rate: bool = key(False, resume="free", decides="nothing")
-    "Measure the device's own matrix product rate before and after the steps."
+    "The device's own matrix product rate is measured before and after the steps."
     hang_multiple: float = key(20.0, resume="free", decides="nothing", least=0)
-    "End as a hang after so many times the median step without a step of any rank; 0 for never."
+    "So many times the median step without a step of any rank is a hang; 0 for never."
     hang_floor_s: float = key(300.0, resume="free", decides="nothing", least=0)
     "Seconds without a step that are never a hang; for example 300."
 
@@ -379,7 +379,7 @@ class Job:
     retry_pause_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
     preflight: bool | None = key(None, resume="free", decides="nothing")
-    "Probe every node before the ranks start."
+    "Every node is probed before the ranks start."
     spare_nodes: int | None = key(None, resume="free", decides="nothing")
     "Nodes that are requested in addition, to replace one that fails the preflight; for example 1."
     sbatch: tuple[str, ...] = key((), resume="free", decides="nothing")
@@ -416,7 +416,7 @@ class Command:
     hang_s: float | None = key(None, resume="free", decides="nothing")
     "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
     snapshot: bool = key(True, resume="free", decides="nothing")
-    "Keep workdir's files in the run, but those that git ignores, and run every attempt from them."
+    "The run keeps workdir's files, but those that git ignores, and every attempt runs from them."
     link: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
     'What of workdir the program reads where it is, through a link in its copy; for example ["data"].'
     script: str | None = key(None, resume="never", decides="nothing", added=True)
