@@ -14,7 +14,8 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import list_experiments, read_experiment
-from hpc_gpt.tables import check_tables, merge_tables, read_toml
+from hpc_gpt.tables import merge_tables, read_toml
+from hpc_gpt.typed_tables import check_tables
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -71,7 +71,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.plan.table import unchecked
     from hpc_gpt.settings.experiment import Experiment
     from hpc_gpt.settings.resolve import resolve
-    from hpc_gpt.tables import check_tables
+    from hpc_gpt.typed_tables import check_tables
 
     if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):
         raise ConfigError(

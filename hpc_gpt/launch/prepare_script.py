@@ -28,7 +28,8 @@ from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
-from hpc_gpt.tables import check_tables, close_matches
+from hpc_gpt.tables import close_matches
+from hpc_gpt.typed_tables import check_tables
 
 # {key of [job]: the option of sbatch that it is}.
 _OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}

@@ -25,7 +25,8 @@ from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.sweep_rows import SweepRow
-from hpc_gpt.tables import check_tables, merge_tables
+from hpc_gpt.tables import merge_tables
+from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_whole
 
 

@@ -23,7 +23,7 @@ from hpc_gpt.settings.experiment_file import OF_A_MODEL
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tables import check_tables
+from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.weights.config import read_config
 from hpc_gpt.words import and_more
 

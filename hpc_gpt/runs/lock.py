@@ -22,7 +22,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import aside, give_name, json_object, replace_whole, write_once
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tables import from_tables
+from hpc_gpt.typed_tables import from_tables
 
 _TRIES = 20
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tables import from_tables
+from hpc_gpt.typed_tables import from_tables
 
 SCHEMA = 1
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.files import last_json_line, read_json, read_json_lines
-from hpc_gpt.tables import fits, from_tables
+from hpc_gpt.typed_tables import fits, from_tables
 
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.secrets import hide_secrets, is_secret_variable
-from hpc_gpt.tables import check_tables, close_matches, flat, merge_tables, read_toml
+from hpc_gpt.tables import close_matches, flat, merge_tables, read_toml
+from hpc_gpt.typed_tables import check_tables
 
 FALLBACK = "generic-slurm"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.tables import LARGEST
+from hpc_gpt.typed_tables import LARGEST
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 # An engine is a module of hpc_gpt/engines, and its name is the file's.

@@ -18,7 +18,8 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Command, Experiment, Model, Train
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
-from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
+from hpc_gpt.tables import close_matches, merge_tables, read_toml, set_dotted
+from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.weights.folder import check_folder
 from hpc_gpt.words import some
 

@@ -32,7 +32,7 @@ from hpc_gpt.settings.experiment import (
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL, UNKNOWN, OurModel, OwnProgram
 from hpc_gpt.settings.layout import Batch, Layout
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
-from hpc_gpt.tables import from_tables
+from hpc_gpt.typed_tables import from_tables
 
 SCHEMA = 1
 

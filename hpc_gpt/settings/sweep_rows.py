@@ -16,7 +16,8 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.tables import check_tables, close_matches, undotted
+from hpc_gpt.tables import close_matches, undotted
+from hpc_gpt.typed_tables import check_tables
 
 # A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

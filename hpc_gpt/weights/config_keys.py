@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.files import json_in
-from hpc_gpt.tables import fits
+from hpc_gpt.typed_tables import fits
 
 # The model types that are read, with the class of each (transformers 5.23).
 ARCHITECTURES = {

@@ -15,7 +15,8 @@ from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiment
 from hpc_gpt.settings.model_shape import architecture_of
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.tables import check_tables, merge_tables
+from hpc_gpt.tables import merge_tables
+from hpc_gpt.typed_tables import check_tables
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 
 
