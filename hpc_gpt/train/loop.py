@@ -142,7 +142,7 @@ class Loop:
         return StepReport(frozenset(asked), allocated, reserved)
 
     def _agree_on_sigterm(self) -> End:
-        return self._ranks.share(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))
+        return self._ranks.broadcast(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))
 
     def _evaluate(self) -> None:
         train = self._train

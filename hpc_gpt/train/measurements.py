@@ -272,7 +272,7 @@ def write_measured(
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
+    gathered = ranks.all_gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
     if not ranks.is_first:
         return
     samples, compiled, retried, skipped, before, after = zip(*gathered, strict=True)

@@ -61,19 +61,19 @@ class Peers:
     size = 1
     is_first = True
 
-    def share(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Rank 0's value, on all ranks."""
         return value
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on all ranks."""
         return [value]
 
-    def collect(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on rank 0; empty elsewhere. For values that grow with the ranks."""
         return [value]
 
-    def deal(self, values: Sequence[T]) -> T:
+    def scatter(self, values: Sequence[T]) -> T:
         """The element of rank 0's `values` that belongs to this rank; there is one for each rank."""
         return values[0]
 
@@ -110,22 +110,22 @@ class Ranks(Peers):
         self._leaving = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
-    def share(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control, device=torch.device("cpu"))
         return box[0]
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def collect(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size if self.is_first else []
         dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
 
-    def deal(self, values: Sequence[T]) -> T:
+    def scatter(self, values: Sequence[T]) -> T:
         own: list[T | None] = [None]
         dist.scatter_object_list(own, list(values) if self.is_first else None, src=0, group=self.control)
         return cast(T, own[0])

@@ -112,7 +112,7 @@ class Saver:
             # attempt writes that step's line.
             self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
             lines = self._metrics.refusal
-        unsound, train_s, lines = self._ranks.share((self._metrics.unsound, train_s, lines))
+        unsound, train_s, lines = self._ranks.broadcast((self._metrics.unsound, train_s, lines))
         if unsound:
             self._refuse(step, _NOT_FINITE)
             return False
@@ -137,7 +137,7 @@ class Saver:
         self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()
-        unsound = self._ranks.share(self._metrics.unsound)
+        unsound = self._ranks.broadcast(self._metrics.unsound)
         if step <= self.saved_step:
             self._inbox.answer("save", step, True)
         elif unsound:

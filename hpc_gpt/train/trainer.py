@@ -92,7 +92,7 @@ class Trainer:
             Retention(resolved.train.keep_last, resolved.train.keep_every, resolved.train.save_at),
         )
         progress = self._resume(resolved, engine, ranks, checkpoints)
-        failed_kernels = ranks.collect(engine.attention.failed)
+        failed_kernels = ranks.gather(engine.attention.failed)
         if ranks.is_first:
             # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
@@ -141,7 +141,7 @@ class Trainer:
 
     def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues."""
-        runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
+        runs = ranks.broadcast([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
             is_own = run.path == self._run.path
             progress = (own if is_own else Checkpoints(run.checkpoints, ranks)).resume(engine, own=is_own)
@@ -171,7 +171,7 @@ class Trainer:
             )
             if not resumes and (note := check_weights_of(self._run.path, resolved)):
                 print(f"note: {note}", flush=True)
-        resumes = ranks.share(resumes)
+        resumes = ranks.broadcast(resumes)
         if not resumes and ranks.is_first:
             print(f"begins from the weights in {resolved.train.init}", flush=True)
         return replace(resolved, train=replace(resolved.train, init=None)) if resumes else resolved
@@ -199,7 +199,7 @@ class Trainer:
         resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
         samples = open_samples(resolved)
-        first = ranks.share(samples.identity)
+        first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
                 f"the data on {platform.node()} have SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",

@@ -25,7 +25,7 @@ def save_now(engine: Any, folder: Path, from_copies: bool = True) -> None:
     if from_copies:
         files.copy(HostCopies())
     _, own = files.write(folder)
-    notes = files.peers.collect(own)
+    notes = files.peers.gather(own)
     if files.peers.is_first:
         files.finish(folder, [note for part in notes for note in part])
     dist.barrier()

@@ -75,7 +75,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True)
 
     def write(is_first: bool, tenth_step: float | None = None) -> None:
-        ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said, is_first=is_first))
+        ranks = cast(Ranks, SimpleNamespace(all_gather=lambda own: said, is_first=is_first))
         rate = MatmulRate(rated, cpu)
         rate.before_s = 1.5
         write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step, "flash")

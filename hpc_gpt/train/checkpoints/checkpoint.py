@@ -120,9 +120,9 @@ class Checkpoints:
         files = RankFiles(self._ranks)
         engine.save(files)
         put_positions(files, progress.positions)
-        needed = sum(self._ranks.gather(files.bytes)) + _SPARE_BYTES
+        needed = sum(self._ranks.all_gather(files.bytes)) + _SPARE_BYTES
         own = self._prepare(progress.step, needed, refused) if self._ranks.is_first else Refusal()
-        refusal = self._ranks.share(own)
+        refusal = self._ranks.broadcast(own)
         if refusal:
             return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
@@ -192,11 +192,11 @@ class Checkpoints:
 
         Logs the others, and renames damaged ones if the checkpoints are the run's `own`.
         """
-        for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
+        for path in self._ranks.broadcast(self._candidates() if self._ranks.is_first else []):
             if step is not None and path.name != checkpoint_folder_name(step):
                 continue
             # All use what rank 0 reads: another host may see a file a moment later.
-            marker = self._ranks.share(read_marker(path) if self._ranks.is_first else {})
+            marker = self._ranks.broadcast(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
                 text = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
                 self._say(f"passing over checkpoint {path}: {fault.text}{text}")
@@ -218,7 +218,7 @@ class Checkpoints:
             if found.text:
                 break
             found = check_file(path, name, files[name])
-        return next((fault for fault in self._ranks.gather(found) if fault.text), None)
+        return next((fault for fault in self._ranks.all_gather(found) if fault.text), None)
 
     def _set_aside(self, path: Path) -> str:
         try:
@@ -260,7 +260,7 @@ class Checkpoints:
 
     def _first_text(self, own: str) -> str:
         """The text of the first rank that has one, with the rank's name."""
-        texts = self._ranks.gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
+        texts = self._ranks.all_gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
         return next((text for text in texts if text), "")
 
     def _say(self, text: str) -> None:

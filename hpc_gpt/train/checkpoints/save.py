@@ -104,12 +104,12 @@ class Save:
             own = SaveOutcome(
                 self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up
             )
-            return self._ranks.share(own)
+            return self._ranks.broadcast(own)
         # To rank 0 alone: the lists of files of all ranks on all ranks would grow with the square of the ranks.
-        parts = self._ranks.collect(self._part)
+        parts = self._ranks.gather(self._part)
         refusals = (part.refusal for part in parts if part.refusal)
         held_up = (part.held_up for part in parts if part.held_up)
-        refusal, self._part.held_up = self._ranks.share((next(refusals, Refusal()), next(held_up, "")))
+        refusal, self._part.held_up = self._ranks.broadcast((next(refusals, Refusal()), next(held_up, "")))
         if refusal:
             self._discard()
             return SaveOutcome(self.step, refusal, time.perf_counter() - self._began, self._stall_s)

@@ -181,12 +181,12 @@ def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces
     peers = files.peers
     planner.set_up_planner(dict(whole), writer.storage_meta(), peers.is_first)
     writer.set_up_storage_writer(peers.is_first, rank=peers.rank)
-    plans: list[Any] = peers.collect(planner.create_local_plan())
+    plans: list[Any] = peers.gather(planner.create_local_plan())
     if peers.is_first:
         plans, found = planner.create_global_plan(plans)
         plans = writer.prepare_global_plan(plans)
         metadata.append(found)
-    plan = planner.finish_plan(peers.deal(plans))
+    plan = planner.finish_plan(peers.scatter(plans))
 
     def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
         planner.pieces = dict(zip(keys, tensors, strict=True))

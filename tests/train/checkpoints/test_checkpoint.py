@@ -47,8 +47,8 @@ def test_the_list_of_a_ranks_files_goes_to_rank_0_alone(tmp_path: Path, monkeypa
         shared.append(len(pickle.dumps(value)))
         return value
 
-    monkeypatch.setattr(ALONE, "share", note)
-    monkeypatch.setattr(ALONE, "gather", lambda value: [note(value)])
+    monkeypatch.setattr(ALONE, "broadcast", note)
+    monkeypatch.setattr(ALONE, "all_gather", lambda value: [note(value)])
     assert not Checkpoints(tmp_path, ALONE).save(ManyFiles(), Progress(1)).refusal
     assert len(list(tmp_path.glob("step-00000001/file-*"))) == 1000
     assert 0 < max(shared) < 1000

@@ -56,7 +56,7 @@ def test_all_bytes_are_on_the_disk_before_the_name_and_the_name_before_it_is_tol
 class _OtherFails(Peers):
     """Rank 0 of two, of which the other's disk was full."""
 
-    def collect(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         return [value, _Part(refusal=Refusal("No space left on device: its file", errno.ENOSPC))]
 
 
