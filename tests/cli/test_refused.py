@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Done, error_of, in_process, without_slurm
+from tests.conftest import REPOSITORY
 
 FILES = sorted((Path(__file__).parent / "refused").glob("*.txt"))
 
@@ -62,6 +63,7 @@ def said_of(command: str, folder: Path, tools: dict[str, str]) -> str:
     words = [word for word in words if not word.startswith("HPC_GPT_")]
     done = in_process(*words, cwd=folder, environment=environment)
     assert (done.code > 0, done.stdout) == (True, ""), command
-    noted, _, error = done.stderr.replace(str(folder.parent), "HERE").partition("Error: ")
+    printed = done.stderr.replace(str(folder.parent), "HERE").replace(str(REPOSITORY), "REPOSITORY")
+    noted, _, error = printed.partition("Error: ")
     message, hint = error_of(Done(done.code, "", f"Error: {error}"))
     return "\n".join([f"exit {done.code}", *noted.splitlines(), message, f"hint: {hint}"])
