@@ -200,7 +200,8 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
-# What a run is to be, without a rule: the settings that an engine may know.
+# What a run is to be, without a rule: the settings that an engine may know. The rules of [command] are those of one
+# engine alone.
 VALUE_TYPES = {
     "settings.layout",
     "settings.model_shape",
