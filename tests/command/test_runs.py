@@ -63,7 +63,6 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
         None,
         None,
     )
-    assert record.step_s is not None
     assert 0.04 < record.step_s < 5
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
 
@@ -162,7 +161,6 @@ def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path:
     status = ended(run)
     port = run.attempt(1).rendezvous.read_text().split()[1]
     assert status.state == "port_taken"
-    assert status.cause is not None
     assert port in status.cause
     assert "retry    yes\n" in hpc_gpt("why", run.run_id).stdout
 
@@ -233,7 +231,6 @@ def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_f
     assert record.tokens_per_s == pytest.approx(8 * 32 / 0.2)
     assert record.tokens_total == 6 * 8 * 32
     assert (record.tp, record.dp, record.params) == (2, 1, run.resolved().model.params)
-    assert record.tflops_model is not None
     assert record.tflops_model > 0
 
 

@@ -116,10 +116,10 @@ def offloaded() -> dict[str, int]:
                 found[recompute] += 0 if isinstance(packed[0], nn.Parameter) else tensor.numel()
                 return packed
 
-            ActivationOffload._pack = count  # type: ignore[method-assign]
+            ActivationOffload._pack = count
             step(build(PIPELINE, activation_offload=True, recompute=recompute))
     finally:
-        ActivationOffload._pack = pack  # type: ignore[method-assign]
+        ActivationOffload._pack = pack
     return found
 
 

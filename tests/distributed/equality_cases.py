@@ -95,8 +95,8 @@ class Case:
                 train=Train(
                     steps=STEPS,
                     dtype=self.dtype,
-                    optimizer=self.optimizer,  # type: ignore[arg-type]
-                    optimizer_mode=self.optimizer_mode,  # type: ignore[arg-type]
+                    optimizer=self.optimizer,
+                    optimizer_mode=self.optimizer_mode,
                     lr=5e-4 if self.optimizer == "adamw" else 0.5,
                     min_lr=1e-4,
                     warmup_steps=2,

@@ -52,7 +52,7 @@ NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
 CHUNKED = [
-    Case(layout, Engine(compile=how, compile_backend="aot_eager", loss_chunks=3, **switches), clip=CLIP)  # type: ignore[arg-type]
+    Case(layout, Engine(compile=how, compile_backend="aot_eager", loss_chunks=3, **switches), clip=CLIP)
     for layout, how, switches in (
         (Layout(1, 1, 1), "block", {"name": "deepspeed-zero", "zero_stage": 3}),
         (Layout(1, 1, 2), "block", {"name": "deepspeed-zero", "zero_stage": 3}),

@@ -57,7 +57,7 @@ def settings(how: str, dtype: str, model: str, folder: Path | None) -> Resolved:
     layout, engine = HOW[how]
     resolved = Case(layout, engine, "bf16", clip=CLIP, tied=model == "gpt2", model=model).resolved
     init = None if folder is None else str(folder / model)
-    train = replace(resolved.train, lr=0.0, min_lr=0.0, weight_decay=0.0, dtype=dtype, init=init)  # type: ignore[arg-type]
+    train = replace(resolved.train, lr=0.0, min_lr=0.0, weight_decay=0.0, dtype=dtype, init=init)
     return replace(resolved, train=train)
 
 

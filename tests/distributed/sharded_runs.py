@@ -38,7 +38,7 @@ def settings(
     name: str, layout: Layout, dtype: Any = "fp32", count: int = 2, mode: str | None = None, **engine: Any
 ) -> Resolved:
     """`count` micro-batches a step. hidden 30 is uneven: over 4 ranks, and in each half of it over 2."""
-    case = Case(layout, Engine(name, **engine), dtype, CLIP, optimizer_mode=mode, micro_batches=count)  # type: ignore[arg-type]
+    case = Case(layout, Engine(name, **engine), dtype, CLIP, optimizer_mode=mode, micro_batches=count)
     return replace(case.resolved, model=replace(case.resolved.model, hidden=30, layers=2, heads=2))
 
 

@@ -52,9 +52,7 @@ def test_sequence_parallelism_halves_what_lies_between_blocks(looks: tuple[Stage
 
 
 @pytest.mark.parametrize(("stage", "blocks"), [(0, 2), (1, 1)])
-def test_activations_go_to_the_host_as_recomputation_leaves_them(
-    looks: tuple[Stage, Stage], stage: int, blocks: int
-) -> None:
+def test_activations_go_to_the_host_as_recomputation_leaves_them(looks, stage, blocks):
     found = looks[stage]["offloaded"]
     assert found["full"] == 2 * blocks * ROWS * SEQ * 32  # a block's input, of two micro-batches
     assert found["full"] < found["selective"] < found["none"]

@@ -14,15 +14,7 @@ from hpc_gpt.train.engines.protocol import module_of
 from tests import ALL_TESTS, marked
 from tests.distributed.reference import reference
 from tests.distributed.trainings import SAVED
-from tests.distributed.zero_runs import (
-    LAUNCHES,
-    RESUMES,
-    SHORT_LAUNCHES,
-    SHORT_RESUMES,
-    hf,
-    name_of,
-    run_launches,
-)
+from tests.distributed.zero_runs import LAUNCHES, RESUMES, SHORT_LAUNCHES, SHORT_RESUMES, hf, name_of, run_launches
 
 pytestmark = pytest.mark.xdist_group("zero")
 
@@ -80,9 +72,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(launches: Laun
     long(TARGETS, SHORT_TARGETS),
     ids=[f"{launch}, {name_of(case)}" for launch, case in TARGETS],
 )
-def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(
-    launches: Launches, folder: Path, launch: str, target: Any
-) -> None:
+def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(launches, folder, launch, target):
     taken = launches[launch]["taken"][name_of(target)]
     assert len(taken) >= (3 if ALL_TESTS else 2)
     for name, found in taken.items():

@@ -31,9 +31,7 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 @pytest.mark.scenario("{model} {move}", world=2)
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", MOVED_MODELS)
-def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(
-    launches: Launches, model: str, move: str
-) -> None:
+def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches, model, move):
     found = launches(2).figures(f"{model} {move}")
     for (loss, norm, skipped), (expected, expected_norm, _) in zip(found["moved"], found["unbroken"], strict=True):
         assert not skipped

@@ -10,18 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.all_pairs import pairs_of
-from tests.distributed.equality_cases import (
-    BROKEN,
-    NAMED,
-    RECOMPUTE,
-    SGD,
-    STEPS,
-    TABLE,
-    UNTIED,
-    Case,
-    plainer,
-    zero,
-)
+from tests.distributed.equality_cases import BROKEN, NAMED, RECOMPUTE, SGD, STEPS, TABLE, UNTIED, Case, plainer, zero
 from tests.distributed.equality_factors import (
     ENGINES,
     FACTORS,

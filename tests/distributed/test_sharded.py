@@ -164,9 +164,7 @@ def test_one_placement_mixed_up_is_another_model(found: Found, folder: Path) -> 
         check_weights(folder / "mixed", 4, "fsdp tp")
 
 
-def test_a_checkpoints_metadata_are_read_once_for_all_weights(
-    found: Found, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoints_metadata_are_read_once_for_all_weights(found, folder, monkeypatch):
     read, times = sharded.load_metadata, []
 
     def counted(path: Path) -> Any:

@@ -30,7 +30,7 @@ SOUND = Command(
 
 def experiment(command: Command = SOUND, **tables: object) -> Experiment:
     asked = {"layout": LayoutRequest(gpus=8, nodes=2), **tables}
-    return Experiment(engine=Engine("command"), command=command, **asked)  # type: ignore[arg-type]
+    return Experiment(engine=Engine("command"), command=command, **asked)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def experiment(command: Command = SOUND, **tables: object) -> Experiment:
 )
 def test_what_cannot_run_is_refused_with_a_hint(change: dict[str, object], words: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(experiment(replace(SOUND, **change)), PROFILE)  # type: ignore[arg-type]
+        resolve(experiment(replace(SOUND, **change)), PROFILE)
     assert words in str(refused.value)
     assert hint in refused.value.hint
     assert "hunter2secret" not in f"{refused.value}{refused.value.hint}"
@@ -99,7 +99,7 @@ def test_layout_and_model_may_be_missing_and_are_kept_if_given() -> None:
 
 @pytest.mark.parametrize(("per", "tasks"), [("gpu", 8), ("node", 2), ("job", 1)])
 def test_it_is_started_once_a_gpu_a_node_or_a_job(per: str, tasks: int) -> None:
-    assert resolve(experiment(replace(SOUND, per=per)), PROFILE).tasks == tasks  # type: ignore[arg-type]
+    assert resolve(experiment(replace(SOUND, per=per)), PROFILE).tasks == tasks
 
 
 def test_the_work_folder_is_beside_the_experiment_and_steps_are_not_known(tmp_path: Path) -> None:

@@ -18,15 +18,7 @@ from hpc_gpt.engines.base.facts import RECOMPUTES, EngineFacts
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.keys import choices_of, names_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import (
-    ENGINE_NAMES,
-    Command,
-    Engine,
-    Experiment,
-    LayoutRequest,
-    Model,
-    Train,
-)
+from hpc_gpt.settings.experiment import ENGINE_NAMES, Command, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import OFFLOADS, trainings
@@ -103,7 +95,7 @@ def test_a_package_that_it_needs_is_an_extra(facts: EngineFacts) -> None:
 
 @EACH
 def test_what_it_offloads_it_has_a_switch_for(facts: EngineFacts) -> None:
-    asked = [Engine(facts.name, zero_stage=stage, offload=how) for stage in facts.zero_stages for how in OFFLOADS[1:]]  # type: ignore[arg-type]
+    asked = [Engine(facts.name, zero_stage=stage, offload=how) for stage in facts.zero_stages for how in OFFLOADS[1:]]
     faults = [list(facts.offload_faults(each)) for each in asked]
     assert all(fault.message and fault.hint for each in faults for fault in each)
     if "offload" in facts.switches:
@@ -153,7 +145,7 @@ def test_bytes_are_numbers_and_sharding_divides_them(training: Training, params:
 def offloads_of(name: str) -> list[Engine]:
     """Each way in which the engine can offload."""
     facts = engines()[name]
-    asked = [Engine(name, zero_stage=stage, offload=how) for stage in facts.zero_stages for how in OFFLOADS[1:]]  # type: ignore[arg-type]
+    asked = [Engine(name, zero_stage=stage, offload=how) for stage in facts.zero_stages for how in OFFLOADS[1:]]
     return [each for each in asked if "offload" in facts.switches and not any(facts.offload_faults(each))]
 
 

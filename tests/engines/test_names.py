@@ -68,7 +68,7 @@ def comparisons(tree: ast.AST, names: frozenset[str] = NAMES) -> Iterator[tuple[
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OF_PARTS:
             found = any(map(is_part, node.args)) and is_engine(node.func.value)
         if found:
-            yield node.lineno, ast.unparse(node)  # type: ignore[attr-defined]
+            yield node.lineno, ast.unparse(node)
 
 
 def test_no_other_module_compares_an_engines_name() -> None:

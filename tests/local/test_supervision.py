@@ -1,7 +1,6 @@
 """What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, a clean environment."""
 
 import contextlib
-import json
 import os
 import platform
 import signal
@@ -183,13 +182,6 @@ def test_the_time_limit_comes_with_a_warning(ranks_that):
     assert "rank 1 warned" in run.attempts()[-1].log.read_text()
 
 
-@pytest.mark.long
-def test_no_time_limit_means_none(ranks_that):
-    run = ranks_that("sleep 1")
-    assert run.resolved().job.time is None
-    assert "SUBMITIT_LOCAL_TIMEOUT_S" not in run.job_script.read_text()
-
-
 def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
     outside = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1",
                "SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_CPU_BIND": "none", "SUBMITIT_LOCAL_GLOBALID": "8",
@@ -208,31 +200,12 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
         assert (seen["CUDA_VISIBLE_DEVICES"], seen["MINE"]) == ("2,3", "kept")
 
 
-@pytest.mark.long
-def test_two_runs_at_once_do_not_touch_each_other(ranks_that):
-    first = ranks_that("sleep 300")
-    second = ranks_that("exit 4")
-    assert first.path != second.path
-    assert ended(second).state == "error"
-    assert status_of(first).state == "running"
-
-
 def test_a_killed_controller_leaves_no_rank_and_no_running_state(ranks_that):
     run = ranks_that("sleep 300")
     wait_until(lambda: len(rank_processes(run)) == 2)
     os.kill(run.submissions()[-1]["pid"], signal.SIGKILL)
     wait_until(lambda: all_gone(run))
     assert status_of(run).state == "error"
-
-
-@pytest.mark.long
-def test_status_as_json(ranks_that):
-    run = ranks_that("exit 4")
-    ended(run)
-    answer = json.loads(in_process("status", run.run_id, "--json").stdout)
-    assert answer["schema"] == 1
-    assert answer["runs"][0]["run"] == run.run_id
-    assert answer["runs"][0]["state"] == "error"
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ def usage(built: Any) -> tuple[int, int, int]:
         cubin.write(built.asm["cubin"])
         cubin.flush()
         said = subprocess.run([tool, "-res-usage", cubin.name], capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(re.search(rf"{word}:(\d+)", said)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (int(re.search(rf"{word}:(\d+)", said)[1]) for word in ("REG", "STACK"))
     return registers, stack, built.metadata.shared
 
 

@@ -135,7 +135,6 @@ def test_a_compiled_loss_is_the_loss(scale: float, dtype: torch.dtype, summed: b
         function = torch.compile(function, backend="aot_eager", dynamic=False) if compiles else function
         value = function(leaf.flatten(0, 1), targets.flatten()) if summed else function(leaf, targets)
         value.backward()
-        assert leaf.grad is not None
         assert not leaf.grad[..., SHAPE.vocab :].any()
         found.append((value.detach(), leaf.grad))
     (value, gradient), (again, compiled) = found

@@ -114,7 +114,6 @@ def test_rows_that_pad_the_vocabulary_take_no_part(tied: bool) -> None:
     rows = model.embedding.weight if model.head is None else model.head.weight
     loss = model(*tokens_of(shape))
     loss.backward()
-    assert rows.grad is not None
     assert not rows.grad[shape.vocab :].any()
     with torch.no_grad():
         rows[shape.vocab :] += 100.0

@@ -64,40 +64,6 @@ def test_logits_and_gradients_are_those_of_transformers_class(name: str) -> None
         torch.testing.assert_close(own.grad, torch.cat(expected), rtol=1e-4, atol=1e-6, msg=full_name(own))
 
 
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize("how", [{"recompute": "selective"}, {"recompute": "full"}, {"tiles": 3}, {"loss_chunks": 3}])
-def test_a_technique_changes_nothing(how: dict[str, Any]) -> None:
-    for shape in SHAPES.values():
-        found = []
-        for model in (with_large_weights(shape), with_large_weights(shape)):
-            if found:
-                weights = {name: weight.clone() for name, weight in named(model).items()}
-                model = Gpt(shape, 1, techniques=Techniques(**how))
-                _copy(model, weights)
-            loss = model(*tokens_of(shape))
-            loss.backward()
-            found.append((loss.detach(), _gradients(model)))
-        torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-
-
-def _copy(model: Gpt, weights: dict[str, Tensor]) -> None:
-    starts = dict.fromkeys(weights, 0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            name = full_name(parameter)
-            start = starts[name]
-            starts[name] += len(parameter)
-            parameter.copy_(weights[name][start : starts[name]])
-
-
-def _gradients(model: Gpt) -> dict[str, Tensor]:
-    found: dict[str, list[Tensor]] = {}
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        found.setdefault(full_name(parameter), []).append(parameter.grad)
-    return {name: torch.cat(pieces) for name, pieces in found.items()}
-
-
 def test_expanded_keys_and_values_give_the_same() -> None:
     shape = SHAPES["llama"]
     losses = []

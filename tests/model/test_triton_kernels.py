@@ -55,9 +55,7 @@ def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_s
 
 
 @pytest.mark.long
-def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are_loaded_ahead(
-    on_sm90: dict[str, dict[str, int]],
-) -> None:
+def test_two_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are_loaded_ahead(on_sm90):
     for name in ("whole", "whole fp32", "evaluated", "statistics", "gradients"):
         kernel = on_sm90[name]
         assert kernel["programs"] >= 2, name

@@ -12,9 +12,8 @@ from hpc_gpt.ends.bad_nodes import listed
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import NodeReport, decode
 from hpc_gpt.runs.run_folder import create_run
-from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 
@@ -273,9 +272,3 @@ def test_the_node_with_least_room_decides_on_space(tmp_path):
     reports = {node: NodeReport({0: {"figures": {"free_gib": free}}}) for node, free in (("a", 1e6), ("b", 0.0))}
     found = Preflight._space(SimpleNamespace(run=run, resolved=run.resolved()), reports)
     assert [finding.ended for finding in found] == ["disk_full"]
-
-
-def resolved(**train):
-    return resolve(
-        load_experiment("demo", {f"train.{key}": value for key, value in train.items()}), load_profile("local")
-    )

@@ -9,57 +9,18 @@ import re
 from tests.rehearsal.commands import Commands
 
 # Of the script and of each rank; those that follow from the machine or the site are left out.
-_SCRIPT = [
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_NODELIST",
-    "SLURM_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_CPUS_ON_NODE",
-    "SLURM_JOB_CPUS_PER_NODE",
-    "SLURM_NODEID",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURMD_NODENAME",
-    "SLURM_SUBMIT_DIR",
-    "HOSTNAME",
-    "SLURM_RESTART_COUNT",
-    "SLURM_JOB_USER",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_STEP_ID",
-]
-_RANK = [
-    "SLURM_JOB_ID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_NNODES",
-    "SLURM_NODELIST",
-    "SLURM_JOB_NODELIST",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_NODEID",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURMD_NODENAME",
-    "SLURM_STEP_ID",
-    "SLURM_STEPID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_SUBMIT_DIR",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_RESTART_COUNT",
-]
+_SCRIPT = (
+    "SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_NODELIST SLURM_JOB_NUM_NODES SLURM_NNODES "
+    "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE "
+    "SLURM_JOB_CPUS_PER_NODE SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURMD_NODENAME SLURM_SUBMIT_DIR HOSTNAME "
+    "SLURM_RESTART_COUNT SLURM_JOB_USER SLURM_GPUS_ON_NODE SLURM_ARRAY_JOB_ID SLURM_STEP_ID"
+)
+_RANK = (
+    "SLURM_JOB_ID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_NODELIST SLURM_JOB_NODELIST SLURM_NTASKS_PER_NODE "
+    "SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURMD_NODENAME "
+    "SLURM_STEP_ID SLURM_STEPID SLURM_STEP_NODELIST SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS "
+    "SLURM_STEP_TASKS_PER_NODE SLURM_SUBMIT_DIR SLURM_JOB_NUM_NODES SLURM_RESTART_COUNT"
+)
 FIELDS = ("JobState", "Reason", "Restarts", "ExitCode", "PreemptTime", "ExcNodeList", "NodeList", "NumNodes")
 
 # Of the job's first start.
@@ -68,14 +29,14 @@ HOSTS = """
 """
 LOOK = f"""
 say() {{ echo "$*"; }}
-for name in {" ".join(_SCRIPT)}; do say "script $name=${{!name-unset}}"; done
+for name in {_SCRIPT}; do say "script $name=${{!name-unset}}"; done
 shopt -s nullglob
 say "shown $(scontrol --oneliner show job "$SLURM_JOB_ID")"
 say "queue $(squeue --noheader --states=all --array -j "$SLURM_JOB_ID" --format='%i|%T|%r')"
 say "hosts $(scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\\n' ' ')"
 export SRUN_CPUS_PER_TASK=2
 srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=2 bash -c '
-for name in {" ".join(_RANK)}; do echo "rank $SLURM_PROCID $name=${{!name-unset}}"; done >rank.$SLURM_PROCID'
+for name in {_RANK}; do echo "rank $SLURM_PROCID $name=${{!name-unset}}"; done >rank.$SLURM_PROCID'
 say "srun $?"
 cat rank.0 rank.1 rank.2 rank.3
 exit 3

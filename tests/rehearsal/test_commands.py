@@ -6,8 +6,6 @@ import pytest
 
 from hpc_gpt.rehearsal.commands import RequestFault, ignored_options, parse_options, read_time
 from hpc_gpt.rehearsal.controller import signal_number
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from tests.rehearsal.commands import Commands
 
 SCRIPT = """#SBATCH --job-name='a b' --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -19,9 +17,7 @@ true
 """
 
 
-def test_the_line_lies_over_the_directives_which_end_at_the_first_command(
-    slurm: LocalSlurm, commands: Commands
-) -> None:
+def test_the_line_lies_over_the_directives_which_end_at_the_first_command(slurm, commands):
     job_id = commands.submit("job", SCRIPT, "--nodes=3")
     asked = slurm.jobs()[int(job_id)]
     assert (asked.options["job-name"], asked.options["open-mode"]) == ("a b", "append")

@@ -178,7 +178,6 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
         "time.sleep(300)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     process.stdout.readline()  # what sbatch says
     folder = Path(process.stdout.readline().strip())
     assert folder.is_dir()
@@ -200,9 +199,7 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         assert commands.output("job") == f"{steps}\n"
 
 
-def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_list(
-    slurm: LocalSlurm, commands: Commands
-) -> None:
+def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_list(slurm, commands):
     text = "#SBATCH --error=job.err --mail-user=me\nsrun --output=ranks.log --chdir=/ pwd"
     commands.wait_end(commands.submit("job", text, "--hold"))
     assert commands.output("job") == "/\n"
@@ -227,9 +224,7 @@ def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_lis
         ("sacctmgr show qos", "sacctmgr"),
     ],
 )
-def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(
-    slurm: LocalSlurm, commands: Commands, command: str, what: str
-) -> None:
+def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(slurm, commands, command, what):
     (commands.folder / "job.sh").write_text("#!/bin/sh\n")
     done = commands.run(*command.split())
     name = command.split()[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.slurm.daemons import DaemonError, free_ports, start_daemon, stop_daemon, wait_until
 
-PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server")
 _SBIN = "/usr/sbin:/sbin"
 
 

@@ -170,9 +170,7 @@ def resharded(teller: Teller) -> tuple[int, Job, str]:
 
 @pytest.mark.long
 @pytest.mark.story(singletons, single)
-def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(
-    launcher: Launcher, told: Teller
-) -> None:
+def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(launcher, told):
     job, there = told(singletons)
     ids = job_ids(job.run)
     assert job.ended() == ["walltime", "walltime", "done"], job.log()

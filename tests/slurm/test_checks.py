@@ -1,7 +1,6 @@
 """Every job script is put before a real scheduler that knows 64 nodes and the shipped profiles' features and qos."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -32,9 +31,7 @@ def accepted_on(words: str) -> tuple[int, str]:
 @pytest.mark.long(but="each value")
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", ["demo", DEFAULT_EXPERIMENT])
-def test_an_experiment_is_accepted_under_every_profile(
-    asking: Launcher, tmp_path: Path, experiment: str, profile: str
-) -> None:
+def test_an_experiment_is_accepted_under_every_profile(asking, tmp_path, experiment, profile):
     # test_rows has the other experiments, every row of theirs. --force: 48B fits on no 64 cards of 16 GB.
     script, _ = asking.run("render", experiment, "--cluster", profile, "--force")
     path = tmp_path / "job.sh"

@@ -118,9 +118,7 @@ def expected(told: Teller, name: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(("name", "fault", "case"), CASES)
-def test_a_program_of_ones_own_goes_on_after(
-    launcher: Launcher, told: Teller, name: str, fault: str, case: Story[Job]
-) -> None:
+def test_a_program_of_ones_own_goes_on_after(launcher, told, name, fault, case):
     job = told(case)
     # A rank that lost the dead node's may write its own words first: the judge knows better.
     assert [settled_class(attempt) for attempt in job.run.attempts()] == [ENDS[fault], "done"], job.log()

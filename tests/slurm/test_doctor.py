@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hpc_gpt.settings.cluster import load_profile
-from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PROFILE, Job, Launcher
 from tests.slurm.stories import Teller, story
 
@@ -192,9 +191,7 @@ def test_a_detected_profile_is_one_that_submits(launcher: Launcher) -> None:
 
 
 @pytest.mark.long
-def test_of_several_kinds_of_nodes_the_commonest_is_detected(
-    checks: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_of_several_kinds_of_nodes_the_commonest_is_detected(checks, tmp_path_factory):
     """The cluster for checks has nodes of 4 GPUs with features, and of 8 without, all in one partition."""
     asking = Launcher(checks, tmp_path_factory.mktemp("kinds"))
     text, words = asking.run("profile", "detect")

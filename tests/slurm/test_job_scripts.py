@@ -127,9 +127,7 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
         pytest.param(ELEMENTS, 0, ("batch0", "batch1", "batch2", "batch3"), id="array"),
     ],
 )
-def test_a_script_has_the_processes_that_sbatch_gives_it(
-    launcher: Launcher, script: str, code: int, who: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
+def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code, who, request):
     jobs = {}
     for way in ("sbatch", "submit"):
         name = f"{request.node.callspec.id}-{way}"
@@ -283,9 +281,7 @@ echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
 
 @pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
 @pytest.mark.long
-def test_a_chain_of_jobs_starts_the_script_with_the_same_environment(
-    launcher: Launcher, words: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
+def test_a_chain_of_jobs_starts_the_script_with_the_same_environment(launcher, words, request):
     folder = folder_of(launcher, f"chained-{request.node.callspec.id}", train_slurm=CHAINED)
     own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")

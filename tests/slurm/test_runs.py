@@ -13,7 +13,6 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder, user_name
 from tests.processes import send
-from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
@@ -29,7 +28,7 @@ from tests.slurm.launcher import (
     paused,
 )
 from tests.slurm.references import no_progress, pair, single, unbroken
-from tests.slurm.stories import Story, Teller, slow_story, story
+from tests.slurm.stories import Teller, slow_story, story
 
 
 @slow_story
@@ -228,9 +227,7 @@ def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
         pytest.param(preempted_late, pair, id="late", marks=pytest.mark.long),
     ],
 )
-def test_preemption_saves_requeues_once_and_resumes(
-    told: Teller, small: Cluster, interrupted: Story[tuple[Job, str]], reference: Story[Job]
-) -> None:
+def test_preemption_saves_requeues_once_and_resumes(told, small, interrupted, reference):
     """Slurm calls the job SIGNALING, not RUNNING, as long as one of its nodes has not answered."""
     job, preemptor = told(interrupted)
     assert job.ended() == ["preempted", "done"], job.log()
@@ -281,9 +278,7 @@ def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
 
 @pytest.mark.long
 @pytest.mark.story(no_progress)
-def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(
-    launcher: Launcher, told: Teller
-) -> None:
+def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher, told):
     job, waiting, words, rank = told(no_progress)
     assert waiting.returncode == 3, words
     assert job.ranks() == []
@@ -336,9 +331,7 @@ def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
         pytest.param(lost_other_node, pair, id="other node", marks=pytest.mark.long),
     ],
 )
-def test_a_dead_node_requeues_and_resumes(
-    launcher: Launcher, told: Teller, losing: Story[Lost], reference: Story[Job]
-) -> None:
+def test_a_dead_node_requeues_and_resumes(launcher, told, losing, reference):
     job, victim = told(losing)
     assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()

@@ -25,15 +25,6 @@ shift
 exec "$@"
 """
 
-# Slurm's own, but its controller is away the first two times that the script asks for its job.
-SCONTROL = """#!/bin/bash
-if [ "$1" = --oneliner ] && [ "$(wc -c <"{folder}/asked")" -lt 2 ]; then
-  printf x >>"{folder}/asked"
-  echo "slurm_load_jobs error: Unable to contact slurm controller" >&2
-  exit 1
-fi
-exec {scontrol} "$@"
-"""
 # Slurm's own, which knows no host.
 HOSTLESS = """#!/bin/bash
 [ "$2" = hostnames ] || exec {scontrol} "$@"
@@ -77,22 +68,6 @@ def contained(teller: Teller) -> str:
     cluster = launcher.profile("container", f'python = "{sys.executable}"\n', site)
     said, _ = launcher.run("submit", "--wait", "--cluster", cluster, *PAIR, "--set", "train.steps=2")
     return (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
-
-
-@story
-def without_controller(teller: Teller) -> tuple[Job, str]:
-    """Signalled while the controller is away for a moment. Gives the file of the calls that were refused, too."""
-    launcher = teller.launcher
-    place = launcher.place("away")
-    (place / "asked").touch()
-    command(place / "scontrol", SCONTROL.format(folder=place, scontrol=shutil.which("scontrol")))
-    cluster = launcher.profile("away", "", f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n')
-    job = launcher.submit("--cluster", cluster, *SINGLE, **paused(2))
-    job.wait_paused()
-    launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
-    job.hears(signal.SIGUSR2)
-    job.wait_end()
-    return job, (place / "asked").read_text()
 
 
 @story
@@ -181,14 +156,6 @@ def test_a_container_holds_every_rank(told: Teller) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.story(without_controller)
-def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(told: Teller) -> None:
-    job, asked = told(without_controller)
-    assert asked == "xx"
-    assert job.ended() == ["walltime", "done"]
-
-
-@pytest.mark.long
 @pytest.mark.story(terminated_at_its_start)
 def test_a_sigterm_while_ranks_start_does_not_end_the_job(told: Teller) -> None:
     """A preemption's: the job has its GraceTime, and Slurm requeues it afterwards if it still runs."""
@@ -226,9 +193,7 @@ def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: 
 
 @pytest.mark.long
 @pytest.mark.story(with_taken_port)
-def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(
-    launcher: Launcher, told: Teller, tmp_path: Path
-) -> None:
+def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launcher, told, tmp_path):
     """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
     command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
     site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'

@@ -37,9 +37,7 @@ def test_status_without_accounting_outlives_slurms_memory(bare_launcher: Launche
 
 
 @pytest.mark.parametrize(("cluster", "state"), [("ledger", "cancelled"), ("bare", "unknown")])
-def test_a_forgotten_job_without_a_word_is_what_accounting_says(
-    request: pytest.FixtureRequest, cluster: str, state: str
-) -> None:
+def test_a_forgotten_job_without_a_word_is_what_accounting_says(request, cluster, state):
     """Cancelled by plain scancel before it began: nothing in the run folder tells, and squeue no longer knows."""
     launcher: Launcher = request.getfixturevalue(f"{cluster}_launcher")
     job = launcher.submit(*HELD)
@@ -106,8 +104,6 @@ def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launch
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_logs_folder_that_cannot_be_made_is_refused_in_a_dry_run_as_well(
-    bare_launcher: Launcher, dry: tuple[str, ...]
-) -> None:
+def test_a_logs_folder_that_cannot_be_made_is_refused_in_a_dry_run_as_well(bare_launcher, dry):
     _, words = bare_launcher.run("submit", *dry, code=1, HPC_GPT_LOGS="/proc/nope")
     assert "cannot make a run folder in /proc/nope" in words

@@ -63,9 +63,7 @@ def _nodes(small: Cluster, job_id: str) -> str:
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize(("job", "words"), [("killed", "Killed"), ("breaks", "Segmentation fault")])
-def test_a_signal_is_the_tasks_own_and_not_the_steps_end(
-    ended: dict[str, tuple[Path, str]], job: str, words: str
-) -> None:
+def test_a_signal_is_the_tasks_own_and_not_the_steps_end(ended, job, words):
     found = cause(ended[job][0])
     assert (found.ended, found.rank) == ("error", 2)
     assert found.words.endswith(f"task 2: {words}")

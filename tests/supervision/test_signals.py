@@ -58,7 +58,6 @@ while True:
 """
     clean = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=clean)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
@@ -84,9 +83,7 @@ def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -
     assert not held.is_alive()
 
 
-def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(small_disk, monkeypatch):
     """Each would be refused as well, and soon the attempt had refused too many."""
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(small_disk).attempt(1)

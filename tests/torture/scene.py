@@ -116,6 +116,22 @@ class Scene:
             time.sleep(_POLL_S)
         return pids
 
+    def signal_ranks(self, number: signal.Signals) -> None:
+        """To every rank that lives."""
+        for pid in self.job.ranks():
+            send(pid, number)
+
+    def cut_power(self, node: str) -> None:
+        """The node goes out, and is on again when the run is over."""
+        frozen = self.cluster.cut_power(node)
+
+        def power_up() -> None:
+            for pid in frozen:
+                send(pid, signal.SIGKILL)
+            self.cluster.start_slurmd(node)
+
+        self.mending.append(power_up)
+
     def any_node(self) -> str:
         """One of the nodes that the run has now: the one of its script, or another."""
         return self.chance.choice(self.job.nodes())

@@ -1,31 +1,26 @@
 """One rank that builds an engine after the other, takes a step with each, and says what model and optimizer hold.
 
-Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument; rank 0 leaves states.json there: of every
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument; rank 0 leaves found.json there: of every
 case each rank's place, its parameters, and the bytes of model and optimizer.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.protocol import build_engine
 from tests import without
-from tests.distributed.equality_cases import micro_batches
-from tests.distributed.equality_worker import forget
+from tests.distributed.equality_cases import Case, micro_batches
+from tests.distributed.groups import finish, in_turn
+from tests.distributed.trainings import build, everyone
 
 WORLD = 4
 DP4, TP2_DP2, PP2_DP2, TP2_PP2 = Layout(1, 1, 4), Layout(2, 1, 2), Layout(1, 2, 2), Layout(2, 2, 1)
@@ -33,16 +28,7 @@ DP4, TP2_DP2, PP2_DP2, TP2_PP2 = Layout(1, 1, 4), Layout(2, 1, 2), Layout(1, 2, 
 
 def _case(name: str, layout: Layout, dtype: str, tied: bool = True, **engine: Any) -> Resolved:
     """Sizes that every group of ranks divides, so that no engine pads its shares; the stages are uneven."""
-    return resolve(
-        Experiment(
-            name="states",
-            model=Model(hidden=32, layers=3, heads=4, vocab=61, seq=16, tied=tied),
-            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
-            layout=LayoutRequest(**asdict(layout), gpus=WORLD, micro_batches=2, global_batch=32),
-            train=Train(steps=2, dtype=dtype, lr=5e-4),  # type: ignore[arg-type]
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
-    )
+    return Case(layout, Engine(name, **engine), dtype, tied=tied).resolved
 
 
 CASES = {
@@ -75,20 +61,21 @@ SHORT = (
 TOO_LONG = [name for name in CASES if name not in SHORT]
 
 
-def measure(resolved: Resolved) -> dict[str, Any]:
-    """What this rank holds of the engine after one step."""
-    engine: Any = build_engine(resolved, torch.device("cpu"))
+def measure(resolved: Resolved) -> list[dict[str, Any]]:
+    """What each rank holds of the engine after one step."""
+    engine = build(resolved)
     engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 0)))
     parameters = list(engine.module.parameters())
     model = _storages(_held(parameter) for parameter in parameters)
-    own = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizers[0]
-    optimizer = _storages(chain(_of_optimizer(getattr(own, "optim", own)), _masters(engine)))
-    return {
+    updated = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizers[0]
+    optimizer = _storages(chain(_of_optimizer(getattr(updated, "optim", updated)), _masters(engine)))
+    own = {
         "at": (engine.tp_rank, engine.pp_rank, engine.dp_rank),
         "parameters": sum(_count(parameter, resolved.layout.dp) for parameter in parameters),
         "model_bytes": sum(model.values()),
         "optimizer_bytes": sum(size for place, size in optimizer.items() if place not in model),
     }
+    return everyone(own)
 
 
 def _held(parameter: Any) -> Tensor:
@@ -126,20 +113,8 @@ def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
 
 
 def main(folder: Path) -> None:
-    rank = int(os.environ["RANK"])
-    states = {}
-    for number, (name, resolved) in enumerate(without(CASES, *TOO_LONG).items()):
-        meeting = f"file://{folder / f'meeting-{number}'}"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
-        found: list[Any] = [None] * WORLD
-        dist.all_gather_object(found, measure(resolved))
-        states[name] = found
-        forget()
-    if rank == 0:
-        (folder / "states.json").write_text(json.dumps(states))
-    (folder / f"done-{rank}").touch()
-    sys.stdout.flush()
-    os._exit(0)
+    cases = without(CASES, *TOO_LONG)
+    finish(folder, in_turn(folder, "case", {name: partial(measure, resolved) for name, resolved in cases.items()}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ device: figures of `torch.profiler`, and calls of methods that it does not see.
 """
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
@@ -25,6 +23,7 @@ from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from tests import without
+from tests.distributed.groups import finish, meet
 from tests.train.alone import ALONE
 from tests.train.launch import settings
 
@@ -73,7 +72,7 @@ class Window:
         self.counts: Counter[str] = Counter()
         self._loop, self._log = loop, loop._log
         self._open: Any = None
-        loop._log = self._log_at_an_edge  # type: ignore[method-assign]
+        loop._log = self._log_at_an_edge
 
     def _log_at_an_edge(self) -> None:
         self.close()
@@ -142,20 +141,18 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
     window = Window(loop)
     # The last step is logged by the end of the attempt.
     finish = loop._stop
-    loop._stop = lambda *words: (window.close(), finish(*words))[1]  # type: ignore[method-assign, func-returns-value]
+    loop._stop = lambda *words: (window.close(), finish(*words))[1]
     end = loop.run()
     losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"ended": end.ended, "losses": losses, "counts": window.counts}
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    meet(folder, "all")
     torch.set_num_threads(1)
     tokens = Path((folder / "tokens").read_text())
     found = {name: run(name, tokens, folder / name) for name in without(CASES | WAITING, *TOO_LONG)}
-    (folder / "found.json").write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)
+    finish(folder, found)
 
 
 if __name__ == "__main__":

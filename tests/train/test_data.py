@@ -71,22 +71,19 @@ def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
     path = ensure_data(resolve(load_experiment("demo"), load_profile("local")))
-    assert path is not None
     assert path.parent == tmp_path
     random = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
     assert ensure_data(random) is None
     assert rows(random, 3) == rows(random, 3)
 
 
-def test_the_trainer_looks_beside_the_file_that_stated_the_path(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trainer_looks_beside_the_file_that_stated_the_path(tokens, tmp_path, monkeypatch):
     """As the run's provenance keeps it, whatever lies in the job's own folder."""
     (tmp_path / "provenance.json").write_text(json.dumps({"data_beside": str(tokens.parent)}))
     (tmp_path / "job").mkdir()
     monkeypatch.chdir(tmp_path / "job")
     Path(tokens.name).write_text("no tokens")
-    trainer = Trainer(RunFolder(tmp_path), None, SimpleNamespace(local_rank=0), None)  # type: ignore[arg-type]
+    trainer = Trainer(RunFolder(tmp_path), None, SimpleNamespace(local_rank=0), None)
     ranks: Any = SimpleNamespace(barrier=lambda: None, broadcast=lambda value: value)
     relative = settings(Path(tokens.name), {"tp": 1, "pp": 1, "dp": 1})
     wanted = open_samples(settings(tokens, {"tp": 1, "pp": 1, "dp": 1}))

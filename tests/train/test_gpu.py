@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch.distributed as dist
 
 from hpc_gpt.formulas import GIB
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -37,10 +35,10 @@ from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.ranks import write_flight_record
 from hpc_gpt.weights.tensors import write_hf
-from tests.distributed.equality_cases import EVALUATION, MODELS, Case, micro_batches, whole_batch
+from tests.distributed.equality_cases import MODELS, Case, micro_batches
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored
-from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.reference import reference
 from tests.distributed.save_now import save_now
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
 
@@ -118,15 +116,6 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-@cache
-def plain(clip: float, tied: bool, model: str) -> PlainRun:
-    """The plain process, on the CPU in fp32."""
-    resolved = Case(ONE, clip=clip, tied=tied, model=model).resolved
-    batches = [whole_batch(step) for step in range(STEPS)]
-    initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
-    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
-
-
 def skip_unless_installed(engine: Engine, model: str = "gpt2") -> None:
     """Skips the test if a part that only this engine or model needs is not installed beside the GPU."""
     if (engine.name == "hf-deepspeed" or model != "gpt2") and importlib.util.find_spec("transformers") is None:
@@ -155,7 +144,7 @@ def test_every_engine_trains_saves_and_resumes(case: Case, device: torch.device,
     save_now(engine, tmp_path)
     losses += train(engine, resolved, range(SAVED, STEPS))
     # transformers' model has the same weights and another rounding.
-    assert losses == pytest.approx(plain(case.clip, case.tied, case.model).losses, abs=NEAR[case.dtype])
+    assert losses == pytest.approx(reference(resolved).losses, abs=NEAR[case.dtype])
     resumed = build_engine(resolved, device)
     resumed.load(tmp_path)
     assert resumed.step == SAVED
@@ -164,9 +153,7 @@ def test_every_engine_trains_saves_and_resumes(case: Case, device: torch.device,
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("engine", BEGINNINGS, ids=lambda engine: f"{engine.name} {engine.zero_stage}")
-def test_training_begins_from_a_folders_fp32_numbers(
-    engine: Engine, dtype: Any, device: torch.device, tmp_path: Path
-) -> None:
+def test_training_begins_from_a_folders_fp32_numbers(engine, dtype, device, tmp_path):
     """A step at a rate of zero keeps every bit of them, in bf16 in the masters."""
     pytest.importorskip("safetensors")
     resolved = Case(ONE, engine, dtype, clip=0.25).resolved
@@ -226,7 +213,7 @@ def test_states_left_on_the_gpu_resume_with_another_share(ratio: float, device: 
 
 def test_after_a_failed_pin_the_next_kernel_runs(device: torch.device) -> None:
     """CUDA remembers the failure until somebody asks, and torch asks after the next launch."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cudart = torch.cuda.cudart()
     assert int(cudart.cudaHostRegister(0, 1 << 20, 0)) != 0
     clear_error(device)
     assert float((torch.ones(3, device=device) * 2).sum()) == 6.0
@@ -237,9 +224,7 @@ def test_after_a_failed_pin_the_next_kernel_runs(device: torch.device) -> None:
     ("kernel", "dtype"), [("flash", "bf16"), ("cudnn", "bf16"), ("efficient", "fp32"), ("math", "fp32")]
 )
 @pytest.mark.parametrize("mode", ["none", "block"])
-def test_the_attention_kernel_that_ran_is_the_one_asked_for(
-    kernel: Any, dtype: Any, mode: Any, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_attention_kernel_that_ran_is_the_one_asked_for(kernel, dtype, mode, device, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     resolved = Case(ONE, Engine("ddp", attention=kernel, compile=mode), dtype).resolved
     engine = build_engine(resolved, device)
@@ -280,9 +265,7 @@ def train_long(resolved: Resolved, device: torch.device) -> tuple[list[float], s
     ],
 )
 @pytest.mark.parametrize("groups", [2, 1])
-def test_every_kernel_computes_the_same_at_1024_positions(
-    kernel: Any, dtype: Any, head: int, groups: int, device: torch.device
-) -> None:
+def test_every_kernel_computes_the_same_at_1024_positions(kernel, dtype, head, groups, device):
     """With grouped queries as well, which a kernel takes or gets expanded."""
     losses, ran = train_long(long_sequences(kernel, dtype, head, groups), device)
     assert ran == kernel
@@ -292,9 +275,7 @@ def test_every_kernel_computes_the_same_at_1024_positions(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("head", [64, 128])
-def test_autos_trial_keeps_no_memory_and_no_random_numbers(
-    head: int, deterministic: bool, device: torch.device
-) -> None:
+def test_autos_trial_keeps_no_memory_and_no_random_numbers(head, deterministic, device):
     resolved = long_sequences("auto", "bf16", head)
     resolved = dataclasses.replace(resolved, train=dataclasses.replace(resolved.train, deterministic=deterministic))
     AttentionKernels(resolved, device)  # what a library keeps from its first use on
@@ -318,6 +299,23 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
     assert any(entry["profiling_name"] == "nccl:all_reduce" and [7] in entry["input_sizes"] for entry in entries)
 
 
+def gpt2(engine: Engine, mode: Any = None) -> Resolved:
+    """GPT-124M in bf16, micro-batch 8."""
+    experiment = Experiment(
+        name="memory",
+        model=Model(preset="gpt2", seq=1024),
+        engine=engine,
+        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
+        train=Train(steps=10, dtype="bf16", optimizer_mode=mode),
+    )
+    return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
+
+
+def pair_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 50000, (8, 1025), generator=torch.Generator().manual_seed(step)).cuda()
+    return tokens[:, :-1], tokens[:, 1:]
+
+
 @pytest.mark.parametrize(
     ("engine", "mode"),
     [
@@ -338,49 +336,29 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
     ],
 )
 def test_predicted_memory_is_within_a_tenth(engine: Engine, mode: Any, device: torch.device) -> None:
-    """GPT-124M in bf16, micro-batch 8: the allocated peaks of three steps and of an evaluation, less what other tests
-    have left."""
+    """The allocated peaks of three steps and of an evaluation, less what other tests have left."""
     skip_unless_installed(engine)
-    experiment = Experiment(
-        name="memory",
-        model=Model(preset="gpt2", seq=1024),
-        engine=engine,
-        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
-        train=Train(steps=10, dtype="bf16", optimizer_mode=mode),
-    )
-    resolved = resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
+    resolved = gpt2(engine, mode)
     torch.cuda.empty_cache()
     left = torch.cuda.memory_allocated()
     built = build_engine(resolved, device)
     torch.cuda.reset_peak_memory_stats()
     for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, 50000, (8, 1025), generator=generator).cuda()
-        built.train_step(iter([(tokens[:, :-1], tokens[:, 1:])]))
+        built.train_step(iter([pair_of(step)]))
     peak = (torch.cuda.max_memory_allocated() - left) / GIB
     stage = predict_memory(training_of(resolved)).stages[0]
     assert stage.allocated == pytest.approx(peak, rel=0.1)
-    built.evaluate(iter([(tokens[:, :-1], tokens[:, 1:])]), 1)  # compiles
+    built.evaluate(iter([pair_of(2)]), 1)  # compiles
     torch.cuda.reset_peak_memory_stats()
-    built.evaluate(iter([(tokens[:, :-1], tokens[:, 1:])] * 2), 2)
+    built.evaluate(iter([pair_of(2)] * 2), 2)
     assert stage.evaluation == pytest.approx((torch.cuda.max_memory_allocated() - left) / GIB, rel=0.1)
 
 
 @pytest.mark.parametrize("engine", ONE_PASS, ids=lambda engine: f"{engine.name} {engine.compile}")
 def test_an_evaluation_takes_at_most_2_bytes_a_logit_beside_the_logits(engine: Engine, device: torch.device) -> None:
-    """GPT-124M in bf16, micro-batch 8, with the loss in one pass."""
-    experiment = Experiment(
-        name="evaluation",
-        model=Model(preset="gpt2", seq=1024),
-        engine=engine,
-        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
-        train=Train(steps=10, dtype="bf16"),
-    )
-    resolved = resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
-    built = build_engine(resolved, device)
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, 50000, (8, 1025), generator=generator).cuda()
-    pair = tokens[:, :-1], tokens[:, 1:]
+    """With the loss in one pass."""
+    resolved = gpt2(engine)
+    built, pair = build_engine(resolved, device), pair_of(1)
     built.train_step(iter([pair]))
     built.evaluate(iter([pair]), 1)  # compiles
     torch.cuda.empty_cache()
@@ -413,9 +391,7 @@ def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]]
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_two_ranks_that_update_beside_the_next_forward_pass_lose_no_digit(
-    dtype: str, tmp_path: Path, tokens: Path
-) -> None:
+def test_two_ranks_that_update_beside_the_next_forward_pass_lose_no_digit(dtype, tmp_path, tokens):
     found = []
     for overlapped in (False, True):
         engine = Engine("ddp", overlap_update=overlapped)

@@ -33,7 +33,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, tokens: Path, dtype: str)
     return run
 
 
-def resolved(tokens: Path, dtype: str):  # type: ignore[no-untyped-def]
+def resolved(tokens: Path, dtype: str):
     return settings(tokens, LAYOUTS[dtype], dtype=dtype, steps=STEPS, eval_every=7, save_every=10, warmup_steps=5)
 
 

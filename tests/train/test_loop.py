@@ -148,9 +148,7 @@ def test_a_saved_step_has_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("log_every", "save_every"), [(1000, 0), (1000, 7), (4, 0), (1, 1)])
-def test_a_training_that_runs_off_ends_whatever_the_logging_interval(
-    tmp_path: Path, log_every: int, save_every: int
-) -> None:
+def test_a_training_that_runs_off_ends_whatever_the_logging_interval(tmp_path, log_every, save_every):
     begun = Begun(tmp_path, steps=1000, max_bad_steps=3, log_every=log_every, save_every=save_every)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     end = begun.loop.run()
@@ -173,10 +171,7 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
     [(None, [6, 12, 18, 20]), (1e6, [6, 12, 18, 20]), (0.0, [20])],
     ids=["unknown", "room", "full"],
 )
-def test_the_clock_saves_while_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free_gib: float | None,
-    saved: list[int],
-) -> None:  # fmt: skip
+def test_the_clock_saves_while_there_is_room(tmp_path, monkeypatch, capsys, free_gib, saved):
     """Due after 10 s of steps of 2 s, agreed upon a step later; the time of a save does not count."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr("hpc_gpt.train.saver.free_gib", lambda _: free_gib)
@@ -310,7 +305,7 @@ def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> 
             begun.signals.raised.add("walltime")
         return save(asked)
 
-    begun.loop._save = save_and_warn  # type: ignore[method-assign]
+    begun.loop._save = save_and_warn
     end = begun.loop.run()
     # Seen at the third step's edge, agreed upon at the fourth's, whose own save it comes before.
     assert (begun.loop.step, begun.saved()[-1]) == (4, "step-00000003")
@@ -350,9 +345,7 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [4, 5])
-def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(
-    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(tmp_path, at, monkeypatch):
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
@@ -377,9 +370,7 @@ def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("tp_rank", "pp_rank", "speaks"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(
-    tmp_path: Path, tp_rank: int, pp_rank: int, speaks: bool
-) -> None:
+def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(tmp_path, tp_rank, pp_rank, speaks):
     begun = Begun(tmp_path, steps=1)
     begun.engine.tp_rank, begun.engine.pp_rank = tp_rank, pp_rank
     assert begun.loop.skipped_shards == ({0: 0} if speaks else {})

@@ -143,7 +143,6 @@ def test_one_easy_batch_reaches_nothing_and_the_mean_of_twenty_does():
     # The twenty up to step n hold 40 - n fours, while n > 31; before, the easy one makes up for three and more.
     means = {n: sum(losses[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(losses) + 1)}
     assert fed(target, losses) == next(n for n, mean in means.items() if mean <= 3.0) > WINDOW
-    assert target.reached is not None
     assert "train.until_loss = 3" in target.reached
 
 
@@ -187,5 +186,4 @@ def test_a_resumed_run_stops_where_the_unbroken_one_does(tmp_path):
     assert resumed.reached is None
     wanted = fed(unbroken, list(losses.values()))
     assert fed(resumed, [losses[step] for step in range(23, 60)], first=23) == wanted
-    assert wanted is not None
     assert wanted > 23

@@ -28,7 +28,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
     """What every rank held of every case, by its name: one launch."""
     folder = tmp_path_factory.mktemp("states")
     launch_ranks("tests.train.plan_states", WORLD, folder)
-    found: dict[str, list[dict[str, Any]]] = json.loads((Path(folder) / "states.json").read_text())
+    found: dict[str, list[dict[str, Any]]] = json.loads((Path(folder) / "found.json").read_text())
     return found
 
 
@@ -40,9 +40,7 @@ def test_parameters_of_each_stage_are_those_of_the_engine(name: str, states: dic
 
 
 @pytest.mark.parametrize("name", marked(CASES, TOO_LONG))
-def test_bytes_of_model_and_optimizer_are_those_of_the_engine(
-    name: str, states: dict[str, list[dict[str, Any]]]
-) -> None:
+def test_bytes_of_model_and_optimizer_are_those_of_the_engine(name, states):
     memory = predict_memory(training_of(CASES[name]))
     for stage, predicted in enumerate(memory.stages):
         ranks = [rank for rank in states[name] if rank["at"][1] == stage]

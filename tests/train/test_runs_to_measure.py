@@ -14,7 +14,7 @@ DP2 = {"tp": 1, "pp": 1, "dp": 2}
 
 @pytest.mark.parametrize("name", ["ddp", "deepspeed-3d"])
 def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Path, tokens: Path, name: str) -> None:
-    engine = Engine(name=name)  # type: ignore[arg-type]
+    engine = Engine(name=name)
     plain = new_run(tmp_path / "plain", settings(tokens, DP2, engine, steps=3))
     train(plain, 2)
     run = new_run(tmp_path / "run", settings(tokens, DP2, engine, steps=3, save_last=False, matmul_rate=True))
@@ -26,7 +26,6 @@ def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Pa
 
     record = read_run(run)
     assert record.ended == "done"
-    assert record.matmul_tflops_before is not None
     assert record.matmul_tflops_before > 0
     assert record.matmul_tflops_after is not None
     source = "attempts/1/measured.json: 256^3 in fp32, the slowest rank's"

@@ -40,9 +40,7 @@ def sums(run: RunFolder) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_a_save_in_the_background_holds_the_same_bytes_and_changes_no_figure(
-    tmp_path: Path, tokens: Path, foreground: RunFolder
-) -> None:
+def test_a_save_in_the_background_holds_the_same_bytes_and_changes_no_figure(tmp_path, tokens, foreground):
     run = new_run(tmp_path, resolved(tokens))
     launch = train(run, 2)
     assert launch.ended == ("done", STEPS, False), launch.log
@@ -79,9 +77,7 @@ def test_every_engine_can(tmp_path: Path, tokens: Path, engine: Engine, layout: 
     assert once.keys() == meanwhile.keys()
 
 
-def test_training_goes_on_while_a_save_is_written_and_a_kill_meanwhile_loses_nothing(
-    tmp_path: Path, tokens: Path, foreground: RunFolder
-) -> None:
+def test_training_goes_on_while_a_save_is_written_and_a_kill_meanwhile_loses_nothing(tmp_path, tokens, foreground):
     run = new_run(tmp_path, resolved(tokens))
     launch = Launch(run, 2, HOLD_SAVE_OF="8")
     # Both ranks stand in the writing of step 8 while the steps up to the next save are trained.

@@ -112,9 +112,7 @@ def test_positions_are_kept_by_rank(tmp_path: Path) -> None:
     assert read_positions(tmp_path) == {0: {"turn": 2}, 3: {"turn": 1}}
 
 
-def test_skipped_shards_are_counted_and_told_once(
-    tmp_path: Path, start: Open, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_shards_are_counted_and_told_once(tmp_path, start, capfd):
     folder = write_shards(tmp_path / "shards", (50, 50))
     write_shard(folder / "02.txt.gz", "2000" * 9)
     (folder / "02.txt.gz").write_bytes((folder / "02.txt.gz").read_bytes()[:20])

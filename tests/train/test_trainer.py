@@ -48,18 +48,14 @@ def end_of(run: RunFolder, attempt: Attempt, number: signal.Signals) -> tuple[st
 
 
 @pytest.mark.parametrize(("number", "ended"), [(signal.SIGUSR2, "walltime"), (signal.SIGTERM, "preempted")])
-def test_an_interrupted_job_goes_back_to_the_queue_where_the_profile_has_one(
-    tmp_path: Path, tokens: Path, number: signal.Signals, ended: str
-) -> None:
+def test_an_interrupted_job_goes_back_to_the_queue_where_the_profile_has_one(tmp_path, tokens, number, ended):
     for requeue in (True, False):
         run = run_of(tmp_path, tokens, requeue)
         assert end_of(run, run.new_attempt(), number) == (ended, requeue)
 
 
 @pytest.mark.parametrize(("number", "ended"), [(signal.SIGUSR2, "walltime"), (signal.SIGTERM, "cancelled")])
-def test_a_cancelled_job_stays_out_of_the_queue(
-    tmp_path: Path, tokens: Path, number: signal.Signals, ended: str
-) -> None:
+def test_a_cancelled_job_stays_out_of_the_queue(tmp_path, tokens, number, ended):
     """Whatever Slurm says, and whichever signal comes first."""
     run = run_of(tmp_path, tokens)
     run.cancelled_mark(JOB).touch()

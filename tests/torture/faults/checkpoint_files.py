@@ -5,7 +5,6 @@ import shutil
 import signal
 from pathlib import Path
 
-from tests.processes import send
 from tests.torture.faults.kind import AFTER_TWO_SAVES, kind
 from tests.torture.scene import Scene
 
@@ -62,8 +61,7 @@ def corrupt_the_last_line_of_metrics(scene: Scene) -> None:
             file.write(tail)
     scene.remember()
     dies = scene.chance.random() < 0.7
-    for pid in scene.job.ranks():
-        send(pid, signal.SIGKILL if dies else signal.SIGCONT)
+    scene.signal_ranks(signal.SIGKILL if dies else signal.SIGCONT)
     scene.detail = f"{how}, {'the run dies' if dies else 'the run continues'}"
 
 
@@ -82,8 +80,7 @@ class _Dying:
         return self.scene.run.checkpoints / f"step-{step:08d}"
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.scene.job.ranks():
-            send(pid, signal.SIGKILL)
+        self.scene.signal_ranks(signal.SIGKILL)
 
 
 def _any_file(scene: Scene, folder: Path, but: tuple[str, ...] = ()) -> Path:

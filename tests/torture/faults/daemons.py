@@ -19,15 +19,8 @@ def cut_power_of_a_node(scene: Scene) -> None:
     scene.wait_moment()
     node = scene.any_node()
     scene.remember()
-    frozen = scene.cluster.cut_power(node)
+    scene.cut_power(node)
     scene.detail = f"{node}, {'batch host' if node == scene.job.nodes()[0] else 'other node'}"
-
-    def power_up() -> None:
-        for pid in frozen:
-            send(pid, signal.SIGKILL)
-        scene.cluster.start_slurmd(node)
-
-    scene.mending.append(power_up)
 
 
 @kind()

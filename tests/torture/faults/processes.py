@@ -22,8 +22,7 @@ def kill_a_rank(scene: Scene) -> None:
 def kill_all_ranks(scene: Scene) -> None:
     scene.wait_moment()
     scene.remember()
-    for pid in scene.job.ranks():
-        send(pid, signal.SIGKILL)
+    scene.signal_ranks(signal.SIGKILL)
 
 
 @kind(settings=("train.hang_floor_s=12",), earliest=3)

@@ -24,12 +24,11 @@ def break_a_program(scene: Scene) -> None:
     if how == "the program":
         kill(scene.run, "loop.sh")
     elif how == "its supervisor":
-        for pid in scene.job.ranks():
-            send(pid, signal.SIGKILL)
+        scene.signal_ranks(signal.SIGKILL)
     elif how == "a requeue":
         scene.slurm("scontrol", "requeue", scene.job.id)
     else:
-        _cut_power(scene, node)
+        scene.cut_power(node)
 
 
 @kind(program="job script", earliest=SAVE_EVERY + 1)
@@ -46,7 +45,7 @@ def break_a_script(scene: Scene) -> None:
         pid = json.loads((scene.run.attempt(1).heartbeats / "0.json").read_text())["pid"]
         send(pid, signal.SIGKILL)
     elif how == "its node":
-        _cut_power(scene, node)
+        scene.cut_power(node)
     elif how == "a requeue":
         scene.slurm("scontrol", "requeue", scene.job.id)
     else:
@@ -92,14 +91,3 @@ def fill_the_disk_of_a_script(scene: Scene) -> None:
     scene.remember()
     fill(scene.launcher.logs / "ballast")
     scene.mending.append((scene.launcher.logs / "ballast").unlink)
-
-
-def _cut_power(scene: Scene, node: str) -> None:
-    frozen = scene.cluster.cut_power(node)
-
-    def power_up() -> None:
-        for pid in frozen:
-            send(pid, signal.SIGKILL)
-        scene.cluster.start_slurmd(node)
-
-    scene.mending.append(power_up)

@@ -90,8 +90,7 @@ def two_requeues_at_once(scene: Scene) -> None:
         both = [scene.start_hpc_gpt("requeue", str(scene.run.path)) for _ in range(2)]
     else:
         if how.endswith("dead"):
-            for pid in scene.job.ranks():
-                send(pid, signal.SIGKILL)
+            scene.signal_ranks(signal.SIGKILL)
         both = [scene.start_hpc_gpt("submit", "--resume", str(scene.run.path)) for _ in range(2)]
     scene.said = [
         f"exit {done.returncode}: {(done.stdout + done.stderr).strip()}" for done in (each() for each in both)

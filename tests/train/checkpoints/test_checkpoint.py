@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from tests.train.alone import ALONE, CountingEngine
 
 
-def test_a_checkpoint_whose_bytes_went_bad_is_set_aside_and_the_one_before_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_whose_bytes_went_bad_is_set_aside_and_the_one_before_taken(tmp_path, capsys):
     """Of the right size, so that only reading it tells."""
     checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
     for engine.step in (10, 20):
@@ -69,9 +66,7 @@ def other_schema(folder: Path) -> None:
         (other_schema, "complete.json is missing or damaged"),
     ],
 )
-def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], words: str
-) -> None:
+def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(tmp_path, capsys, damage, words):
     """By a reader to whom the checkpoints do not belong: it leaves them where they are."""
     checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
     for engine.step in (10, 20):
@@ -82,9 +77,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_one_that_only_cannot_be_read_here_is_passed_over_and_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_only_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys):
     checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
     for engine.step in (10, 20):
         checkpoints.save(engine, Progress(engine.step))

@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hpc_gpt.supervision.full_disk import Refusal
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
@@ -21,9 +19,7 @@ class Nested(CountingEngine):
         files.put_text("below/more", "more")
 
 
-def test_all_bytes_are_on_the_disk_before_the_name_and_the_name_before_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_bytes_are_on_the_disk_before_the_name_and_the_name_before_it_is_told(tmp_path, monkeypatch):
     """A node that loses power must not leave a checkpoint that looks complete and holds nothing."""
     events: list[tuple[str, Path]] = []
     fsync, rename = os.fsync, Path.rename

@@ -82,9 +82,7 @@ def test_a_last_save_takes_none_away_and_the_next_attempt_does(tmp_path: Path) -
     assert kept(tmp_path) == [".damaged-step-00000030-1", "step-00000020"]
 
 
-def test_nobody_waits_for_a_removal_but_a_save_that_has_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_removal_but_a_save_that_has_no_room(tmp_path, monkeypatch):
     free, remove = threading.Event(), shutil.rmtree
 
     def slow(path: Path, **how: Any) -> None:

@@ -1,10 +1,8 @@
 """Of which model, layout and arithmetic a checkpoint is."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,9 +67,7 @@ def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_pa
 @pytest.mark.parametrize(
     ("name", "read"), [(NAME, read_identity), ("data-00003.json", read_positions)], ids=["identity", "position"]
 )
-def test_a_file_that_is_no_json_is_a_damaged_checkpoints(
-    tmp_path: Path, name: str, read: Callable[[Path], Any]
-) -> None:
+def test_a_file_that_is_no_json_is_a_damaged_checkpoints(tmp_path, name, read):
     (tmp_path / name).write_text('{"step": 2')
     with pytest.raises(CheckpointError, match="cannot be read") as refusal:
         read(tmp_path)

@@ -5,23 +5,22 @@
 
 import contextlib
 import io
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts as parts
 from hpc_gpt.train.engines.private_parts import Use
-from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS, without
+from tests.distributed.equality_cases import CLIP, Case, micro_batches
+from tests.distributed.groups import finish, meet
+from tests.distributed.trainings import build
+from tests.distributed.trainings import train as take_steps
 
 STEPS = 4
 _TORCH = (parts.FUSED, parts.FOREACH)
@@ -50,31 +49,16 @@ CASES = without(EVERY_CASE, *TOO_LONG)
 
 
 def resolved(engine: Engine, dtype: str) -> Resolved:
-    return resolve(
-        Experiment(
-            name="plain",
-            model=Model(hidden=32, layers=2, heads=4, vocab=61, seq=16),
-            engine=engine,
-            layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=2, micro_batches=2),
-            train=Train(steps=STEPS, dtype=dtype, lr=1e-3, clip=0.25),  # type: ignore[arg-type]
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
-    )
+    return Case(Layout(1, 1, 1), engine, dtype, CLIP).resolved
 
 
 def train(settings: Resolved) -> dict[str, Any]:
     """Losses and norms of the steps, and what was printed on stderr."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        engine = build_engine(settings, torch.device("cpu"))
-        generator = torch.Generator().manual_seed(1)
-        losses, norms = [], []
-        for _ in range(STEPS):
-            tokens = torch.randint(0, 61, (2, 2, 17), generator=generator)
-            result = engine.train_step((one[:, :-1].contiguous(), one[:, 1:].contiguous()) for one in tokens)
-            losses.append(float(result.loss))
-            norms.append(float(result.grad_norm))
-        engine.evaluate(((one[:, :-1].contiguous(), one[:, 1:].contiguous()) for one in tokens), 2)
+        engine = build(settings)
+        losses, norms, _ = zip(*take_steps(engine, settings, range(STEPS)), strict=True)
+        engine.evaluate(iter(micro_batches(settings, 0, STEPS)), 2)
     return {"losses": losses, "norms": norms, "said": said.getvalue()}
 
 
@@ -91,15 +75,13 @@ def train_without(use: Use, settings: Resolved) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    meet(folder, "all")
     torch.set_num_threads(1)
     found = {}
     for name, (engine, dtype, uses) in CASES.items():
         settings = resolved(engine, dtype)
         found[name] = {"usual": train(settings)} | {use.purpose: train_without(use, settings) for use in uses}
-    (folder / "found.json").write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)
+    finish(folder, found)
 
 
 if __name__ == "__main__":

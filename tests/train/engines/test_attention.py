@@ -73,9 +73,7 @@ def test_the_choice_ends_with_the_context() -> None:
         ((9, 0), None, 1),
     ],
 )
-def test_cudnn_is_first_where_torch_puts_it_first(
-    monkeypatch: pytest.MonkeyPatch, card: tuple[int, int], cudnn: int | None, place: int
-) -> None:
+def test_cudnn_is_first_where_torch_puts_it_first(monkeypatch, card, cudnn, place):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     names = [kernel.name for kernel in _allowed(asking("auto"), torch.device("cuda", 0))]
@@ -115,7 +113,7 @@ class Breakable:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if self.how == "forward":
             raise RuntimeError("CUDA error: no kernel image is available\nCompile with more")
-        return mixed * torch.inf if self.how == "values" else Broken.apply(mixed)  # type: ignore[no-untyped-call]
+        return mixed * torch.inf if self.how == "values" else Broken.apply(mixed)
 
 
 REASONS = {
@@ -183,7 +181,7 @@ def test_the_one_kernel_asked_for_is_refused_if_it_fails(monkeypatch: pytest.Mon
 def kernel_read(asked: str, mode: str = "none") -> list[str | None]:
     """What is read before a model's first and after its first, second and third training forward pass."""
     model, (tokens, targets) = Gpt(SMALL, 1), tokens_of(SMALL)
-    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))  # type: ignore[arg-type]
+    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))
     read = AttentionRead(model)
     with torch.no_grad():
         model(tokens, targets)
@@ -211,9 +209,7 @@ def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(tmp_path, monkeypatch):
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler for Inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

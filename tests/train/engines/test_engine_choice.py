@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -63,9 +62,7 @@ def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda engine: f"{engine.name} {engine.offload}",
 )
-def test_a_gpu_without_triton_is_noticed_before_anything_is_built(
-    monkeypatch: pytest.MonkeyPatch, engine: Engine, switches: dict[str, Any], named: str
-) -> None:
+def test_a_gpu_without_triton_is_noticed_before_anything_is_built(monkeypatch, engine, switches, named):
     """Offloaded parameters are on the host, where Triton is not needed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -88,9 +85,7 @@ def test_a_gpu_without_triton_is_noticed_before_anything_is_built(
         (1, SITE, None),
     ],
 )
-def test_a_job_on_gpus_does_not_quietly_train_on_cpus(
-    monkeypatch: pytest.MonkeyPatch, found: int, profile: ClusterProfile, device: str | None
-) -> None:
+def test_a_job_on_gpus_does_not_quietly_train_on_cpus(monkeypatch, found, profile, device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     rank, resolved = RankIdentity(3, 4, 3), replace(FOUR_RANKS, cluster=profile)

@@ -51,7 +51,6 @@ def test_gradients_add_up_in_fp32_and_the_halves_are_dropped(dtype: torch.dtype)
         (given[0] * torch.tensor(factor, dtype=dtype)).sum().backward()
         assert given[0].grad is None
     gradient = masters.masters[0].grad
-    assert gradient is not None
     assert gradient.dtype == torch.float32
     assert torch.equal(gradient, torch.full((4, 4), 1.0 + 3 * small))
     assert masters.masters[1].grad is None
@@ -131,7 +130,7 @@ class Training:
             self.optimizer = build_optimizer(train, self.masters.masters)
         else:
             self.masters = flat = FlatMasters(parts, half, half if sums == "halves" else torch.float32)
-            self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))  # type: ignore[arg-type]
+            self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))
         self.scaler = LossScaler(train.dtype, CPU)
         self.update = Update([self.optimizer], self.masters.norms, None, train.clip, self.scaler, CPU)
         self.checkpoint = ReplicatedCheckpoint(self.masters.masters, [self.optimizer])
@@ -149,7 +148,7 @@ class Training:
                 if bad is not None:
                     gradient.view(-1)[-1] = bad
                 weight.grad = gradient
-                for hook in weight._post_accumulate_grad_hooks.values():  # type: ignore[attr-defined]
+                for hook in weight._post_accumulate_grad_hooks.values():
                     hook(weight)
             assert all(weight.grad is None for weight in self.masters.weights)
         norm, skipped = self.update.apply(lr)

@@ -113,7 +113,6 @@ def test_a_gradient_that_is_not_finite_moves_nothing_in_any_mode(mode: str, clip
         return [tensor.detach().clone() for tensor in (matrix, vector, *moments)]
 
     before = step(3.0)
-    assert norm.norm is not None
     assert norm.norm.item() == pytest.approx(38**0.5)
     after = step(math.nan)
     assert norm.skipped
@@ -177,7 +176,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: str, mode: str, bad
     update.apply(0.1)
     before = kept(parameters, update)
     give(parameters, 2)
-    assert parameters[1].grad is not None
     parameters[1].grad[3] = bad
     norm, skipped = update.apply(0.1)
     assert skipped
@@ -198,7 +196,6 @@ def test_the_scale_moves_as_torchs_does() -> None:
     scales = set()
     for skipped in verdicts:
         theirs.scale(weight.sum()).backward()
-        assert weight.grad is not None
         if skipped:
             weight.grad[0] = math.inf
         theirs.step(optimizer)
@@ -235,7 +232,6 @@ def test_fp32_and_bf16_are_not_scaled() -> None:
 
 def test_a_step_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters, update, scaler = make("adamw", "fused", clip=1.0, dtype="fp16")
-    assert scaler.factor is not None
     give(parameters, 1, float(scaler.factor))
     update.apply(0.1)  # the first step of a process looks at what torch has
     give(parameters, 2, float(scaler.factor))

@@ -166,7 +166,7 @@ class Recorded:
             self.model,
             lambda number: self.said.append(f"update {number}"),
             lambda number: self.said.append(f"drop {number}"),
-            self if side else None,  # type: ignore[arg-type]
+            self if side else None,
         )
         names = {self.model.position: "embeddings", self.model.norm: "norm"}
         names |= {block: f"block {number}" for number, block in enumerate(self.model.blocks, 1)}
@@ -177,7 +177,7 @@ class Recorded:
                 self.said.append(name)
                 return forward(*given)
 
-            module.forward = noted  # type: ignore[method-assign]
+            module.forward = noted
 
     def run(self, work: Any) -> int:
         """As of a SideStream."""

@@ -64,9 +64,7 @@ def test_everything_is_there_in_the_tested_versions(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("use", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Use, name: str
-) -> None:
+def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(monkeypatch, capsys, use, name):
     hide(monkeypatch, name)
     assert [can_use(use), can_use(use)] == [False, False]
     [line] = capsys.readouterr().err.splitlines()
@@ -77,9 +75,7 @@ def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(
 
 
 @pytest.mark.parametrize(("use", "name"), NEEDED, ids=[f"{use.purpose}: {name}" for use, name in NEEDED])
-def test_without_a_name_that_has_no_plain_path_the_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, use: Use, name: str
-) -> None:
+def test_without_a_name_that_has_no_plain_path_the_run_is_refused(monkeypatch, use, name):
     hide(monkeypatch, name)
     with pytest.raises(
         ConfigError, match=rf"{use.package} {re.escape(TESTED[use.package])}\S* lacks {name}"
@@ -89,9 +85,7 @@ def test_without_a_name_that_has_no_plain_path_the_run_is_refused(
 
 
 @pytest.mark.parametrize("use", OPTIONAL, ids=lambda use: use.purpose)
-def test_a_newer_version_takes_the_plain_path_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Use
-) -> None:
+def test_a_newer_version_takes_the_plain_path_and_says_so(monkeypatch, capsys, use):
     monkeypatch.setitem(NEWEST, use.package, "0.1.9")
     assert not can_use(use)
     [line] = capsys.readouterr().err.splitlines()
@@ -119,13 +113,13 @@ def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch,
 def test_a_fused_kernel_that_no_longer_listens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes that are assigned under an old name are no error: it is tried what they do."""
     step = torch.optim.AdamW([nn.Parameter(torch.ones(1))], fused=True).step
-    assert is_fused(step.__self__)  # type: ignore[attr-defined]
+    assert is_fused(step.__self__)
     can_use.cache_clear()
     import torch.optim.adam as module
 
     adam = module.adam
     monkeypatch.setattr(module, "adam", lambda *words, found_inf=None, **more: adam(*words, found_inf=None, **more))
-    assert not is_fused(step.__self__)  # type: ignore[attr-defined]
+    assert not is_fused(step.__self__)
 
 
 def test_the_plain_operations_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
