@@ -50,36 +50,51 @@ def options(resolved: Resolved) -> dict[str, str | bool]:
     return table
 
 
-def test_a_row_of_the_seed_in_megatrons_words():
-    model, layout = Model(preset="48b", seq=1024), {"gpus": 64, "tp": 4, "pp": 16, "micro_batches": 1024}
-    train = {"dtype": "fp16", "steps": 1000, "warmup_steps": 80, "save_every": 250}
-    resolved = settle(model=model, layout=layout, train=train, engine={"recompute": "full"})
-    found = options(resolved)
-    expected = {
-        "--tensor-model-parallel-size": "4",
-        "--pipeline-model-parallel-size": "16",
-        "--num-layers": str(resolved.model.layers),
-        "--hidden-size": str(resolved.model.hidden),
-        "--num-attention-heads": str(resolved.model.heads),
-        "--seq-length": "1024",
-        "--max-position-embeddings": "1024",
-        "--micro-batch-size": "2",
-        "--global-batch-size": "2048",
-        "--train-iters": "1000",
-        "--lr-warmup-iters": "80",
-        "--recompute-granularity": "full",
-        "--recompute-method": "uniform",
-        "--recompute-num-layers": "1",
-        "--fp16": True,
-        "--exit-signal-handler": True,
-        "--data-path": "/data/text",
-        "--save": "/run/checkpoints",
-        "--load": "/run/checkpoints",
-        "--save-interval": "250",
-        "--tokenizer-type": "NullTokenizer",
-    }
-    assert {name: found[name] for name in expected} == expected
-    assert not {"--bf16", "--mock-data", "--sequence-parallel", "--untie-embeddings-and-output-weights"} & found.keys()
+ALONE = {"tp": 1, "pp": 1, "gpus": 8}
+RATES = {"lr": 0.01, "min_lr": 0.002, "weight_decay": 0.03, "beta1": 0.4, "beta2": 0.5, "eps": 6e-7, "clip": 0.8}
+SCHEDULE = {"steps": 90, "warmup_steps": 9, "seed": 11, "log_every": 12, "eval_every": 0, "dtype": "fp16"}
+# Each switch, dtype, optimizer, schedule and shape in some command line.
+LINES = {
+    "as it is by default": {},
+    "a row of the seed's table": {
+        "model": Model(preset="48b", seq=1024),
+        "layout": {"gpus": 64, "tp": 4, "pp": 16, "micro_batches": 1024},
+        "train": {"dtype": "fp16", "steps": 1000, "warmup_steps": 80, "save_every": 250},
+        "engine": {"recompute": "full"},
+    },
+    # Neither evaluated nor saved on the way: Megatron divides by the intervals, so they are the run's length.
+    "every rate, and no evaluation": {"train": SCHEDULE | RATES},
+    "sgd in fp32, evaluated": {
+        "train": {"optimizer": "sgd", "dtype": "fp32", "eval_every": 50, "eval_batches": 3},
+        "data": Data(eval_fraction=0.1),
+    },
+    "tp and sequence parallelism": {
+        "engine": {"sequence_parallel": True, "recompute": "selective"},
+        "layout": {"tp": 2},
+        "train": {"deterministic": True},
+    },
+    "a sharded optimizer": {"engine": {"sharded_optimizer": True}, "layout": {"tp": 1, "dp": 8}},
+    "an untied head": {"model": Model(hidden=64, layers=4, heads=8, tied=False)},
+    **{
+        name: {"model": Model(preset=name), "layout": ALONE}
+        for name in ("llama3.1-8b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "smollm3-3b")
+    },
+}
+
+
+def test_command_lines_are_those_that_were_read_in_review(file_regression):
+    """pytest tests/megatron_lm --force-regen      after a change that is meant"""
+    text = ""
+    for name, parts in LINES.items():
+        words = megatron_arguments(settle(**parts), "/run/checkpoints", "/data/text")
+        text += f"# {name}\n" + " ".join(words).replace(" --", "\n--") + "\n\n"
+    file_regression.check(text, basename="arguments", extension=".txt")
+
+
+def test_random_tokens_are_its_own_mock_data():
+    words = megatron_arguments(settle(data=Data(source="random")), "c", None)
+    assert "--mock-data" in words
+    assert "--data-path" not in words
 
 
 @given(
@@ -109,65 +124,6 @@ def test_layout_batch_and_rows_are_the_runs_own(tp, pp, dp, vocab, multiple, mic
     assert int(found["--vocab-size"]) >= vocab - 1
 
 
-@pytest.mark.parametrize(
-    ("parts", "has", "lacks"),
-    [
-        ({"train": {"dtype": "bf16"}}, {"--bf16"}, {"--fp16", "--initial-loss-scale"}),
-        ({"train": {"dtype": "fp32"}}, set(), {"--fp16", "--bf16"}),
-        ({"train": {"optimizer": "sgd"}}, {"--sgd-momentum"}, {"--adam-beta1"}),
-        ({"engine": {"recompute": "selective"}}, {"--recompute-granularity"}, {"--recompute-method"}),
-        ({"engine": {"sequence_parallel": True}, "layout": {"tp": 2}}, {"--sequence-parallel"}, set()),
-        (
-            {"engine": {"sharded_optimizer": True}, "layout": {"tp": 1, "dp": 8}},
-            {"--use-distributed-optimizer"},
-            {"--sequence-parallel"},
-        ),
-        ({"train": {"deterministic": True}}, {"--deterministic-mode"}, set()),
-    ],
-)
-def test_a_switch_is_its_own_argument(parts, has, lacks):
-    found = options(settle(**parts)).keys()
-    assert has <= found
-    assert not lacks & found
-
-
-LLAMA = {
-    "--swiglu": True,
-    "--disable-bias-linear": True,
-    "--group-query-attention": True,
-    "--num-query-groups": "8",
-    "--normalization": "RMSNorm",
-    "--norm-epsilon": "1e-05",
-    "--position-embedding-type": "rope",
-    "--rotary-base": "500000",
-    "--use-rope-scaling": True,
-    "--kv-channels": "128",
-    "--ffn-hidden-size": "14336",
-}
-
-
-@pytest.mark.parametrize(
-    ("preset", "own"),
-    [
-        ("llama3.1-8b", LLAMA | {"--rope-scaling-factor": "8.0"}),
-        ("llama3.2-1b", {"--rope-scaling-factor": "32.0", "--kv-channels": "64"}),
-        ("qwen2.5-7b", {"--add-qkv-bias": True, "--disable-bias-linear": True, "--norm-epsilon": "1e-06"}),
-        ("qwen3-8b", {"--qk-layernorm": True, "--kv-channels": "128", "--rotary-base": "1000000"}),
-        ("smollm3-3b", {"--no-rope-freq": "4", "--rotary-base": "5000000"}),
-    ],
-)
-def test_other_shapes_in_megatrons_words(preset, own):
-    found = options(settle(model=Model(preset=preset), layout={"tp": 1, "pp": 1, "gpus": 8}))
-    assert {key: found.get(key) for key in own} == own
-    assert own.get("--qk-layernorm") == found.get("--qk-layernorm")
-    assert own.get("--no-rope-freq") == found.get("--no-rope-freq")
-    assert ("--add-qkv-bias" in own) is ("--add-qkv-bias" in found)
-
-
-def test_gpt2_has_none_of_their_words():
-    assert not (LLAMA.keys() - {"--ffn-hidden-size"}) & options(settle()).keys()
-
-
 def test_shapes_that_its_options_cannot_say_are_refused():
     model = Model(preset="llama3.1-8b")
     with pytest.raises(
@@ -179,48 +135,6 @@ def test_shapes_that_its_options_cannot_say_are_refused():
         settle(model=replace(model, rope_theta=10000.5))
     with pytest.raises(LayoutError, match="tp 8 is more than the 4 kv_heads"):
         settle(model=replace(model, kv_heads=4), layout={"tp": 8, "gpus": 8})
-
-
-def test_the_optimizer_and_its_schedule_are_the_runs_own():
-    rates = {"lr": 0.01, "min_lr": 0.002, "weight_decay": 0.03, "beta1": 0.4, "beta2": 0.5, "eps": 6e-7, "clip": 0.8}
-    found = options(
-        settle(train={"steps": 90, "warmup_steps": 9, "seed": 11, "log_every": 12, "dtype": "fp16", **rates})
-    )
-    expected = {
-        "--lr": "0.01",
-        "--min-lr": "0.002",
-        "--weight-decay": "0.03",
-        "--adam-beta1": "0.4",
-        "--adam-beta2": "0.5",
-        "--adam-eps": "6e-07",
-        "--clip-grad": "0.8",
-        "--seed": "11",
-        "--log-interval": "12",
-        "--lr-decay-style": "cosine",
-        "--lr-decay-iters": "90",
-        "--lr-warmup-iters": "9",
-        # Neither evaluated nor saved on the way: Megatron divides by these.
-        "--eval-interval": "90",
-        "--eval-iters": "0",
-        "--save-interval": "90",
-        "--ffn-hidden-size": "256",
-        "--attention-dropout": "0.0",
-        "--hidden-dropout": "0.0",
-        "--initial-loss-scale": "65536",
-        "--loss-scale-window": "1000",
-        "--hysteresis": "2",
-    }
-    assert {name: found[name] for name in expected} == expected
-    assert options(settle(train={"optimizer": "sgd"}))["--sgd-momentum"] == "0.0"
-
-
-def test_evaluation_and_mock_data():
-    assert options(settle(train={"eval_every": 0}))["--eval-iters"] == "0"
-    found = options(settle(train={"eval_every": 50, "eval_batches": 3}, data=Data(eval_fraction=0.1)))
-    assert (found["--eval-interval"], found["--eval-iters"], found["--split"]) == ("50", "3", "900,100,0")
-    resolved = settle(data=Data(source="random"))
-    assert "--mock-data" in megatron_arguments(resolved, "c", None)
-    assert "--data-path" not in megatron_arguments(resolved, "c", None)
 
 
 def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
@@ -245,19 +159,7 @@ def checkout(tmp_path: Path) -> Path:
     return make_checkout(tmp_path / "Megatron-LM")
 
 
-ALL = [
-    {"train": {"dtype": "fp16", "save_every": 1, "deterministic": True}, "engine": {"recompute": "full"}},
-    {"train": {"optimizer": "sgd"}, "engine": {"sequence_parallel": True}, "layout": {"tp": 2}},
-    {"engine": {"sharded_optimizer": True, "recompute": "selective"}, "layout": {"tp": 1, "dp": 8}},
-    {"model": Model(hidden=64, layers=4, heads=8, tied=False)},
-    *(
-        {"model": Model(preset=name), "layout": {"tp": 1, "pp": 1, "gpus": 8}}
-        for name in ("llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "smollm3-3b")
-    ),
-]
-
-
-@pytest.mark.parametrize("parts", ALL)
+@pytest.mark.parametrize("parts", LINES.values(), ids=LINES)
 def test_a_checkout_that_knows_them_all(checkout, parts):
     ENGINE.check_program(settle(**parts), {"MEGATRON_LM": str(checkout)})
 
@@ -325,7 +227,7 @@ def test_an_older_parser_lies_elsewhere(tmp_path):
 
 def test_every_option_is_in_the_stand_ins_parser_by_one_spelling():
     found = set()
-    for parts in ALL:
+    for parts in LINES.values():
         found |= set(option_names(megatron_arguments(settle(**parts), "c", "d")))
     assert len(found) > 45
     assert all(option == option.lower() and "_" not in option for option in found)

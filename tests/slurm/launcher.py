@@ -151,11 +151,14 @@ class Launcher:
         path.mkdir()
         return path
 
-    def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
-        """`hpc-gpt submit --wait` in the background, in a process group of its own as a shell would have it."""
-        waiting = subprocess.Popen(
-            [*PYTHON, "submit", "--wait", *arguments],
-            env=self.environment,
+    def start(self, *arguments: str, until: str, **more: str) -> tuple[subprocess.Popen[str], str, re.Match[str]]:
+        """`hpc-gpt ARGUMENTS` in the background, in a process group of its own as a shell would have it.
+
+        Gives the process, what it has said, and what the last line of that has of `until`.
+        """
+        process = subprocess.Popen(
+            [*PYTHON, *arguments],
+            env={**self.environment, **more},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -163,13 +166,16 @@ class Launcher:
             text=True,
             process_group=0,
         )
-        assert waiting.stdout is not None
         said, found = "", None
         while found is None:  # what is predicted, or why nothing is, may be said first
-            line = waiting.stdout.readline()
+            line = process.stdout.readline()
             said += line
-            found = re.search(r"submitted (\S+) as job (\d+)", line)
+            found = re.search(until, line)
             assert found or line, said
+        return process, said, found
+
+    def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
+        waiting, _, found = self.start("submit", "--wait", *arguments, until=r"submitted (\S+) as job (\d+)")
         (folder,) = self.logs.glob(f"*/{found[1]}")
         return waiting, Job(self.cluster, RunFolder(folder), found[2])
 

@@ -28,22 +28,8 @@ class Here:
     """`hpc-gpt submit --here` in an allocation, under way."""
 
     def __init__(self, launcher: Launcher, job_id: str, *arguments: str, **more: str) -> None:
-        self.process = subprocess.Popen(
-            [*PYTHON, "submit", "--here", *arguments],
-            env={**launcher.environment, "SLURM_JOB_ID": job_id, **more},
-            cwd=launcher.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.said, found = "", None
-        while found is None:
-            line = self.process.stdout.readline()
-            self.said += line
-            found = re.search(r"started (\S+) on", line)
-            assert found or line, self.said
+        asked = ("submit", "--here", *arguments)
+        self.process, self.said, found = launcher.start(*asked, until=r"started (\S+) on", SLURM_JOB_ID=job_id, **more)
         (folder,) = launcher.logs.glob(f"*/{found[1]}")
         self.job = Job(launcher.cluster, RunFolder(folder), job_id)
 

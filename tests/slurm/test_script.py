@@ -41,7 +41,7 @@ exec "{python}" "$@"
 HANGING_PYTHON = """#!/bin/bash
 if [ "$2" = hpc_gpt.train ] && [ "$HPC_GPT_ATTEMPT" = 1 ]; then
   trap '' TERM USR2
-  touch "{folder}/hangs.$RANK"
+  touch "{folder}/starts.$RANK"
   while :; do sleep 1; done
 fi
 exec "{python}" "$@"
@@ -70,17 +70,22 @@ def contained(teller: Teller) -> str:
     return (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
 
 
+def held_in_python(launcher: Launcher, name: str, text: str) -> tuple[Job, Path]:
+    """A run of one rank whose Python the text is, once that has begun; and the folder that they share."""
+    place = launcher.place(name)
+    command(place / "python", text.format(folder=place, python=sys.executable))
+    cluster = launcher.profile(name, f'python = "{place}/python"\n')
+    asked = ("--cluster", cluster, *SINGLE, "--set", "train.steps=2")
+    job = launcher.submit(*asked, HPC_GPT_PYTHON=f"{place}/python")
+    job.wait("its rank", lambda: len(list(place.glob("starts.*"))) == 1)
+    return job, place
+
+
 @story
 def terminated_at_its_start(teller: Teller) -> Job:
     """A preemption's SIGTERM while its rank starts."""
-    launcher = teller.launcher
-    place = launcher.place("slow-start")
-    command(place / "python", SLOW_PYTHON.format(folder=place, python=sys.executable))
-    cluster = launcher.profile("slow-start", f'python = "{place}/python"\n')
-    environment = {"HPC_GPT_PYTHON": f"{place}/python"}
-    job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
-    job.wait("its ranks", lambda: len(list(place.glob("starts.*"))) == 1)
-    launcher.cluster.run("scancel", "--signal=TERM", job.id, check=True)
+    job, place = held_in_python(teller.launcher, "slow-start", SLOW_PYTHON)
+    teller.cluster.run("scancel", "--signal=TERM", job.id, check=True)
     job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
     (place / "go").touch()
     job.wait_end()
@@ -90,14 +95,8 @@ def terminated_at_its_start(teller: Teller) -> Job:
 @slow_story
 def hanging(teller: Teller) -> Job:
     """Its rank hears no signal at the time limit."""
-    launcher = teller.launcher
-    place = launcher.place("hanging")
-    command(place / "python", HANGING_PYTHON.format(folder=place, python=sys.executable))
-    cluster = launcher.profile("hanging", f'python = "{place}/python"\n')
-    environment = {"HPC_GPT_PYTHON": f"{place}/python"}
-    job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
-    job.wait("its ranks", lambda: len(list(place.glob("hangs.*"))) == 1)
-    launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
+    job, _ = held_in_python(teller.launcher, "hanging", HANGING_PYTHON)
+    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
     job.wait("the time limit", lambda: "DUE TO TIME LIMIT" in job.log())
     job.wait("its way back", lambda: job.restarts == 1)
     job.far_from_its_limit()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.slurm.launcher import LIMIT_S, PYTHON, Job, Launcher
+from tests.slurm.launcher import LIMIT_S, Job, Launcher
 from tests.slurm.stories import Teller, story
 
 # Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.
@@ -46,22 +46,8 @@ def sweep(teller: Teller) -> Sweep:
     path = launcher.folder / "table.toml"
     base = base.replace("save_every = 10", "save_every = 0")  # steps are short here, and without end
     path.write_text(base + ROWS.format(endless=10**6))
-    waiting = subprocess.Popen(
-        [*PYTHON, "submit", "--sweep", "--wait", "--max-parallel", "3", str(path)],
-        env=launcher.environment,
-        cwd=launcher.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-    said = ""
-    assert waiting.stdout is not None
-    for line in waiting.stdout:
-        said += line
-        if line.startswith("not queued"):
-            break
+    asked = ("submit", "--sweep", "--wait", "--max-parallel", "3", str(path))
+    waiting, said, _ = launcher.start(*asked, until="^not queued")
     # Between the two, a busy cluster has when each can start.
     found = re.search(
         r"sweep (\S+): 5 runs of table(?:.*\n)+?submitted 3 runs as array (\d+)\n(?:.*\n)*?submitted \S+ as job", said

@@ -1,6 +1,7 @@
 """The planner against the trainer: parameters of each stage, bytes of model and optimizer, FLOPs of a step."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,32 +72,20 @@ SHAPES = {
 }
 
 
+def figure_of(formula: Callable[..., float], shape: ModelShape, batch: int, **more: Any) -> float:
+    """FLOPs of a step of so many sequences, by a formula."""
+    sizes = {"layers": shape.layers, "hidden": shape.hidden, "seq": shape.seq}
+    return 1e12 * formula(**sizes, **more, global_batch=batch, gpus=1, step_s=1.0)
+
+
 @pytest.mark.parametrize("name", marked(SHAPES, ["gpt2-xl"]))
 def test_hardware_flops_without_recomputation_are_those_that_torch_counts(name: str) -> None:
     shape = SHAPES[name]
-    figure = tflops_hardware(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        seq=shape.seq,
-        vocab=shape.padded_vocab,
-        global_batch=2,
-        gpus=1,
-        step_s=1.0,
-        recompute="none",
-    )
-    assert round(figure * 1e12) == pytest.approx(_counted(shape, batch=2), rel=1e-12)
+    figure = figure_of(tflops_hardware, shape, 2, vocab=shape.padded_vocab, recompute="none")
+    assert round(figure) == pytest.approx(_counted(shape, batch=2), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", marked(["gpt2", "gpt2-xl"], ["gpt2-xl"]))
 def test_model_flops_are_those_that_torch_counts_to_a_percent(name: str) -> None:
     shape = SHAPES[name]
-    figure = tflops_model(
-        params=shape.params,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        seq=shape.seq,
-        global_batch=1,
-        gpus=1,
-        step_s=1.0,
-    )
-    assert figure * 1e12 == pytest.approx(_counted(shape), rel=0.01)
+    assert figure_of(tflops_model, shape, 1, params=shape.params) == pytest.approx(_counted(shape), rel=0.01)

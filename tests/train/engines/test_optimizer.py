@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import name_parameter
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.engines.optimizer import (
-    GradientNorm,
     LossScaler,
     Update,
     build_optimizer,
@@ -95,31 +93,6 @@ def test_every_mode_takes_the_same_steps(name: str) -> None:
     for weights in after.values():
         for ours, theirs in zip(weights, after["for-loop"], strict=True):
             torch.testing.assert_close(ours, theirs, atol=5e-7, rtol=0)
-
-
-@pytest.mark.parametrize("mode", ["fused", "foreach", "for-loop"])
-@pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_a_gradient_that_is_not_finite_moves_nothing_in_any_mode(mode: str, clip: float) -> None:
-    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
-    for parameter in (matrix, vector):
-        name_parameter(parameter, "x")
-    optimizer = build_optimizer(replace(TRAIN, optimizer_mode=mode), [matrix, vector])
-    norm = GradientNorm(optimizer, [matrix, vector], 0, None, clip)
-
-    def step(slope: float) -> list[torch.Tensor]:
-        matrix.grad, vector.grad = torch.full((2, 2), slope), torch.ones(2)
-        optimizer.step()
-        moments = [optimizer.state[parameter]["exp_avg"] for parameter in (matrix, vector)]
-        return [tensor.detach().clone() for tensor in (matrix, vector, *moments)]
-
-    before = step(3.0)
-    assert norm.norm.item() == pytest.approx(38**0.5)
-    after = step(math.nan)
-    assert norm.skipped
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    then = step(3.0)
-    assert not norm.skipped
-    assert not any(torch.equal(one, other) for one, other in zip(before, then, strict=True))
 
 
 def make(kind: str, mode: str, clip: float = 0.0, dtype: str = "fp32") -> tuple[list[nn.Parameter], Update, LossScaler]:
