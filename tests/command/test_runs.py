@@ -204,17 +204,6 @@ def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp
     wait_until(lambda: not processes(run, "sleep"))
 
 
-@pytest.mark.long
-def test_no_new_step_for_a_multiple_of_the_median_is_a_hang(tmp_path: Path) -> None:
-    run_line = 'for n in 1 2 3 4 5 6 7 8; do sleep 0.6; echo "step $n loss 1.0"; done; sleep 1000'
-    tables = {**GPUS, "train": {"hang_multiple": 3.0, "hang_floor_s": 2.0}}
-    run = start(experiment(tmp_path, "stuck", {"run": run_line, "per": "job"}, tables))
-    status = ended(run)
-    assert (status.state, status.step) == ("hang", 8)
-    assert "after step 8" in str(status.cause) or "no rank made a step" in str(status.cause)
-    wait_until(lambda: not processes(run, "sleep"))
-
-
 def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_flops(tmp_path: Path) -> None:
     shown = r"""for n in 1 2 3 4 5 6; do echo "[$n] L=$n.5 t=200"; done"""
     pattern = r"\[(?P<step>\d+)\] L=(?P<loss>\S+) t=(?P<step_ms>\d+)"

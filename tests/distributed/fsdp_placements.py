@@ -1,17 +1,13 @@
-"""What the placements of engine fsdp's parameters say, held against what the ranks hold; and one that lies."""
+"""What the placements of engine fsdp's parameters say, held against what the ranks hold."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.train.engines import fsdp
 from tests.distributed.equality_cases import micro_batches
 
 
@@ -54,26 +50,3 @@ def _placements_of(tensor: DTensor) -> list[str]:
 def _in_order(whole: Tensor, split: Split | None, tp: int) -> Tensor:
     """The tensor in the model's order, from that of the ranks, which differ where it is fused."""
     return whole if split is None else split.merge(list(whole.chunk(tp, split.dim)))
-
-
-@contextmanager
-def up_mixed_up(rows: int) -> Iterator[None]:
-    """While it is open, `up.weight`, the one with so many rows on a tp rank, is said to be dealt out over dp first.
-
-    Shapes are the same, and each rank computes with what it computed with.
-    """
-    place = fsdp.place
-
-    def mixed(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
-        placed = place(shard, split, mesh)
-        if split != Split(0) or placed.ndim == 1 or shard.shape[0] != rows:
-            return placed
-        other = DeviceMesh(mesh.device_type, mesh.mesh.T.contiguous(), mesh_dim_names=("dp", "tp"))
-        local = shard.to_local().detach()
-        return nn.Parameter(DTensor.from_local(local, other, (Shard(0), Shard(0)), run_check=False))
-
-    fsdp.place = mixed
-    try:
-        yield
-    finally:
-        fsdp.place = place

@@ -25,7 +25,7 @@ from hpc_gpt.train.engines.master_weights import FlatMasters
 from tests import ALL_TESTS, T, marked
 from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import CLIP, EVALUATION, STEPS, Case, micro_batches
-from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
+from tests.distributed.fsdp_placements import describe_placements
 from tests.distributed.groups import finish, in_turn
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.save_now import save_now
@@ -285,12 +285,6 @@ def refuse(folder: Path) -> dict[str, str]:
 def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
     """Everything of a world size, by "what name", in order: checkpoints of the first are moved by later ones."""
     kept = folder / "checkpoints"
-    mixed = folder / "mixed" / "checkpoints" / "trained 4 fsdp tp"
-
-    def train_mixed_up() -> Any:
-        with up_mixed_up(rows=4 * 30 // 2):
-            return train_all(TRAININGS[4]["fsdp tp"], mixed)
-
     found: dict[str, Callable[[], Any]] = {}
     for name, resolved in asked("train", TRAININGS, world).items():
         found[f"train {name}"] = partial(train_all, resolved, kept / f"trained {world} {name}")
@@ -304,7 +298,6 @@ def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
         found[f"calls {name}"] = partial(list_calls, resolved)
     if world == 4:
         found["placements"] = lambda: describe_placements(build(FSDP(TP2_DP2)))
-        found["mixed"] = train_mixed_up
     if world == 1:
         found["refuse"] = partial(refuse, kept / "refused")
     return found

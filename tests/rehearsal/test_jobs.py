@@ -199,14 +199,6 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         assert commands.output("job") == f"{steps}\n"
 
 
-def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_list(slurm, commands):
-    text = "#SBATCH --error=job.err --mail-user=me\nsrun --output=ranks.log --chdir=/ pwd"
-    commands.wait_end(commands.submit("job", text, "--hold"))
-    assert commands.output("job") == "/\n"
-    with slurm.state() as state:
-        assert list(state.ignored) == ["sbatch --error=job.err", "sbatch --hold", "srun --output=ranks.log"]
-
-
 @pytest.mark.parametrize(
     ("command", "what"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from tests.slurm.launcher import ENDLESS, LONG_LEAD, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
-from tests.slurm.references import single, unbroken
+from tests.slurm.references import single
 from tests.slurm.stories import Teller, slow_story, story
 
 # The budget of one GPU, in seconds. The last of them, the lead of the signal, are for saving.
@@ -147,27 +147,6 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     return job, there
 
 
-@story
-def resharded(teller: Teller) -> tuple[int, Job, str]:
-    """tp2 on 2 GPUs until it is cancelled, then pp2 with ZeRO 0. Gives the step between them and what submit said."""
-    launcher = teller.launcher
-    half = launcher.submit("--tp", "2", "--pp", "1", "--gpus", "2", **paused(8))
-    half.wait_paused()
-    launcher.run("cancel", half.id, "--yes")
-    half.resume()
-    half.wait_end("CANCELLED", "COMPLETED")
-    half.wait("its end", half.run.attempt(1).ended)
-    said = launcher.run("submit", "--resume", half.run.run_id, "--until", f"steps={STEPS}", "--tp", "1", "--pp", "2",
-                        "--gpus", "2", "--zero-stage", "0")  # fmt: skip
-    found = re.search(r"submitted (\S+) as job (\d+)", said[0])
-    assert found
-    job = Job(teller.cluster, RunFolder(next(launcher.logs.glob(f"*/{found[1]}"))), found[2])
-    job.wait_end()
-    step = max(half.metrics(1))
-    assert f"resumes {half.run.run_id} after step {step}, as tp1-pp2-dp1" in said[1]
-    return step, job, said[1]
-
-
 @pytest.mark.long
 @pytest.mark.story(singletons, single)
 def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(launcher, told):
@@ -214,20 +193,6 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
     again.wait_end()
     assert not job.run.attempts()[-1].metrics.exists(), "no rank has started"
     assert launcher.state(again) == "budget"
-
-
-@pytest.mark.long
-@pytest.mark.story(resharded, unbroken)
-def test_another_layout_goes_on_without_a_conversion_step(told: Teller) -> None:
-    """The checkpoint is read in the new layout as it is, and the losses are those of tp2 x pp2 from the start."""
-    step, job, said = told(resharded)
-    assert "forecast: 1 job" in said
-    assert job.ended() == ["done"]
-    assert len(job.run.attempts()) == 1, "no job of its own converts the checkpoint"
-    wanted = told(unbroken).losses()
-    assert min(job.metrics(1)) == step + 1
-    for number, loss in job.metrics(1).items():
-        assert loss == pytest.approx(wanted[number], rel=1e-4), number
 
 
 @pytest.mark.long  # test_runs has the time limit, the test above the jobs

@@ -133,25 +133,6 @@ def test_a_program_of_ones_own_goes_on_after(launcher, told, name, fault, case):
 
 
 @story
-def asked_to_requeue(teller: Teller) -> Job:
-    """A user asks the loop to go back to the queue, by USR1."""
-    job = start(teller, "loop", "requeued", "--set", "command.stop_signal=USR1")
-    job.wait_step(3)
-    teller.launcher.run("requeue", job.run.run_id, "--wait")
-    job.wait_end()
-    return job
-
-
-@pytest.mark.long
-@pytest.mark.story(asked_to_requeue)
-def test_a_requeue_by_hand_continues_where_it_saved(told: Teller) -> None:
-    job = told(asked_to_requeue)
-    assert job.ended() == ["requeued", "done"], job.log()
-    assert min(job.metrics(2)) == max(job.metrics(1)) + 1
-    assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
-
-
-@story
 def cancelled(teller: Teller) -> Job:
     """By hpc-gpt cancel: Slurm's SIGTERM reaches the program itself."""
     job = start(teller, "loop", "cancelled", step_s="0.3")

@@ -84,14 +84,6 @@ def without_spare(teller: Teller) -> tuple[Ward, Job]:
 
 
 @story
-def without_room(teller: Teller) -> tuple[Ward, Job]:
-    ward = Ward(teller.launcher, "without-room", 5)
-    for node in ward.nodes:
-        ward.falls_ill(node, free_gib=0.0)
-    return ward, ward.submit()
-
-
-@story
 def without_preflight(teller: Teller) -> tuple[Ward, Job]:
     ward = Ward(teller.launcher, "without-preflight", 1)
     # submit refuses it in the shell's own environment.
@@ -136,18 +128,6 @@ def test_without_a_spare_the_run_is_retried_without_the_node(told: Teller) -> No
     assert preflight(job, 2)["findings"] == []
     found = ward.doctor(job)["slow_nodes"]
     assert [(each["node"], each["run"]) for each in found] == [("d10", job.run.run_id)]
-
-
-@pytest.mark.long
-@pytest.mark.story(without_room)
-def test_without_room_for_a_checkpoint_the_run_stops_at_once(told: Teller) -> None:
-    ward, job = told(without_room)
-    assert job.slurm_state == "FAILED", job.log()
-    assert job.ended() == ["disk_full"]
-    cause = str(job.run.attempts()[0].ended()["cause"])
-    assert " are free" in cause
-    assert "GiB are free" not in cause, "there is next to nothing"
-    assert ward.doctor(job)["bad_nodes"] == []
 
 
 @pytest.mark.long

@@ -51,15 +51,6 @@ def test_nothing_outlives_the_owner(services: Services, number: signal.Signals) 
     assert not top.exists()
 
 
-@pytest.mark.long
-def test_several_clusters_at_once_have_their_own_ports(small: Cluster, bare: Cluster, checks: Cluster) -> None:
-    names = {
-        cluster.run("scontrol", "show", "config").stdout.split("ClusterName", 1)[1].split()[1]
-        for cluster in (small, bare, checks)
-    }
-    assert names == {"small", "bare", "checks"}
-
-
 def test_a_step_sees_its_pretend_gpus(small: Cluster) -> None:
     done = small.run(
         "srun", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES", check=True

@@ -267,16 +267,6 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
-    waiting, job = launcher.submit_and_wait(*HELD)
-    waiting.send_signal(signal.SIGINT)
-    words, _ = waiting.communicate(timeout=LIMIT_S)
-    assert waiting.returncode == 130, words
-    job.wait_end("CANCELLED")
-    assert launcher.state(job) == "cancelled"
-
-
-@pytest.mark.long
 @pytest.mark.story(no_progress)
 def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher, told):
     job, waiting, words, rank = told(no_progress)

@@ -79,18 +79,6 @@ def test_a_hung_slurmctld_hides_nothing_that_an_ended_runs_folder_knows(bare_lau
     assert "/nowhere/slurm.conf" in words
 
 
-def test_what_slurm_would_never_start_is_refused_and_nothing_is_written(bare_launcher: Launcher) -> None:
-    before = sorted(bare_launcher.logs.rglob("*"))
-    for options in (
-        ("--gpus", "400", "--nodes", "200", "--tp", "1", "--pp", "2"),
-        ("--gpus", "400", "--nodes", "200", "--tp", "1", "--pp", "2", "--dry-run"),
-    ):
-        _, words = bare_launcher.run("submit", *options, code=1)
-        assert "Slurm would never start this job" in words
-        assert "200 nodes, and partition main has 2" in words
-    assert sorted(bare_launcher.logs.rglob("*")) == before
-
-
 def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launcher) -> None:
     cluster = bare_launcher.cluster
     cluster.run("scontrol", "update", "nodename=b1", "state=drain", "reason=a fan is replaced", check=True)

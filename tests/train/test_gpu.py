@@ -61,20 +61,26 @@ ONE_PASS = [
 LEVERS = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True)
 EVERY_LEVER = dataclasses.replace(LEVERS, fused_bias_gradients=True)
 OTHERS = [model for model in MODELS if model != "gpt2"]
+IN_EACH_DTYPE = [
+    DDP,
+    Engine("ddp", one_pass_loss=True),
+    Engine("ddp", fused_bias_gradients=True),
+    Engine("ddp", overlap_update=True),
+    FSDP,
+    Engine("fsdp", one_pass_loss=True),
+    Engine(zero_stage=1),
+]
+COMPILED = [
+    DDP,
+    Engine("ddp", compile="edges", overlap_update=True),
+    EVERY_LEVER,
+]
 CASES = [
-    *(Case(ONE, DDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
-    Case(ONE, DDP, "bf16", clip=0.25, optimizer_mode="compiled"),
-    *(Case(ONE, Engine("ddp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
-    *(Case(ONE, Engine("ddp", fused_bias_gradients=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
+    *(Case(ONE, engine, dtype, clip=0.25) for engine in IN_EACH_DTYPE for dtype in ("fp32", "bf16", "fp16")),
+    *(Case(ONE, engine, "bf16", clip=0.25, optimizer_mode="compiled") for engine in COMPILED),
     Case(ONE, Engine("ddp", compile="edges", keep_residuals=True, fused_bias_gradients=True), "bf16", clip=0.25),
-    *(Case(ONE, Engine("ddp", overlap_update=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
-    Case(ONE, Engine("ddp", compile="edges", overlap_update=True), "bf16", clip=0.25, optimizer_mode="compiled"),
-    Case(ONE, EVERY_LEVER, "bf16", clip=0.25, optimizer_mode="compiled"),
     *(Case(ONE, Engine("ddp", compile=how, loss_chunks=3), "bf16", clip=0.25) for how in ("block", "edges", "whole")),
-    *(Case(ONE, FSDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
-    *(Case(ONE, Engine("fsdp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, Engine("fsdp", offload="full"), "bf16"),
-    *(Case(ONE, Engine(zero_stage=1), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     *(Case(ONE, Engine("deepspeed-zero", stage), "bf16", clip=0.25) for stage in (1, 2, 3)),
     Case(ONE, Engine("deepspeed-zero", 3), "fp32", clip=0.25),
     *(Case(ONE, Engine("deepspeed-zero", 3, one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16")),
