@@ -223,18 +223,15 @@ def _run(
 
 
 def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
-    from hpc_gpt.bench import ladder as ladder_table
     from hpc_gpt.bench.bench_run import bench_text, tables_of
+    from hpc_gpt.bench.ladder import ladder_json, ladder_text
 
     rows = bench_run.rows
     if as_json:
-        more = {"ladder": ladder_table.ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
+        more = {"ladder": ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
         click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
     else:
-        if ladder:
-            text = ladder_table.ladder_text(ladder.ladder, ladder.rungs, rows, width())
-        else:
-            text = bench_text(rows, width())
+        text = ladder_text(ladder.ladder, ladder.rungs, rows, width()) if ladder else bench_text(rows, width())
         click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:
