@@ -185,7 +185,7 @@ def make_forecast(resolved: Resolved, known: ForecastFacts, lead_is_given: bool,
         chain_length(steps, _slower(figures, sign), gpus_of(resolved), limit_s(job.time), lead_s) for sign in (0, -1, 1)
     )
     if least is None:
-        raise _no_room(resolved, _slower(figures, -1), lead_s)
+        raise _too_short_for_a_step(resolved, _slower(figures, -1), lead_s)
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
         able = [f'"{name}"' for name, way in ways().items() if not way.why_not(resolved.cluster)]
@@ -272,7 +272,7 @@ def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, l
     return own, [f"signal {own} s ahead of the limit, as the profile says; no save is measured"]
 
 
-def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
+def _too_short_for_a_step(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
         f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "

@@ -1,6 +1,6 @@
 """Lets an attempt train on while the disk is full, and write ended.json at its end. Needs no torch.
 
-`reserve` holds back room for the last small files, and `when_there_is_room` retries a small file. `KeptLines` and
+`reserve` holds back room for the last small files, and `when_there_is_space` retries a small file. `KeptLines` and
 `PatientOutput` keep the lines of metrics and of the log until there is room. `Refusal` is the reason why a checkpoint
 was not written.
 """
@@ -65,7 +65,7 @@ def is_disk_full(error: BaseException) -> bool:
     return False
 
 
-def find_room(folder: Path, needed_bytes: int) -> Refusal:
+def find_disk_space(folder: Path, needed_bytes: int) -> Refusal:
     """An empty refusal if the disk has room for a checkpoint, else one with the figures."""
     room = shutil.disk_usage(folder)
     if not room.total or room.free >= needed_bytes:
@@ -123,7 +123,7 @@ def release_reserve(attempt: Attempt) -> None:
         (attempt.folder / _RESERVE).unlink(missing_ok=True)
 
 
-def when_there_is_room(write: Callable[[], None], what: str) -> None:
+def when_there_is_space(write: Callable[[], None], what: str) -> None:
     """Calls `write`. If the disk is full, reports `what` waits, and tries again every 5 s while the process lives.
 
     Raises RunFolderError if the disk refuses for another reason.
@@ -219,7 +219,7 @@ class PatientOutput(io.RawIOBase):
         given = bytes(data)
         with self._lock:
             self._waiting += given
-            if not self._refused or self._has_room():
+            if not self._refused or self._has_space():
                 self._write_waiting()
             if self._refused and len(self._waiting) > _MOST_BYTES:
                 self._lost += len(self._waiting) - _MOST_BYTES
@@ -240,7 +240,7 @@ class PatientOutput(io.RawIOBase):
                 raise
             self._refused = True
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         try:
             found = os.fstatvfs(self._number)
         except OSError:

@@ -119,7 +119,7 @@ def stdlib_path(suffix: str = ".tokens") -> Path:
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
-def check_room(path: Path) -> None:
+def check_disk_space(path: Path) -> None:
     """DataError if data that are yet to be made cannot be written to `path`."""
     with _refusals(path, _ROOM):
         try_folder(path.parent)

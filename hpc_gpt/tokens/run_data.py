@@ -23,7 +23,7 @@ from hpc_gpt.tokens.build import (
     build_stdlib,
     build_stdlib_megatron,
     build_stdlib_shards,
-    check_room,
+    check_disk_space,
     stdlib_length,
     stdlib_path,
 )
@@ -132,7 +132,7 @@ def _ensure(resolved: Resolved, make: bool) -> Path | None:
                 check_count(path, STDLIB_SHARDS, resolved)
             else:
                 check_length(path, stdlib_length(), resolved)
-            check_room(path)
+            check_disk_space(path)
             return path
         if data.source == "stream":
             build_stdlib_shards()

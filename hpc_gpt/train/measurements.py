@@ -28,7 +28,7 @@ from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, matm
 from hpc_gpt.preflight.verdict import COMMAND
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.supervision.full_disk import when_there_is_room
+from hpc_gpt.supervision.full_disk import when_there_is_space
 from hpc_gpt.train.engines.kernels import compile_seconds
 from hpc_gpt.train.ranks import Ranks
 
@@ -289,7 +289,7 @@ def write_measured(
         "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
     }
     path = attempt.folder / "measured.json"
-    when_there_is_room(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
+    when_there_is_space(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
 
 
 def _since_start(attempt: Attempt, tenth_step: float | None, measuring_s: float) -> float | None:

@@ -20,7 +20,7 @@ from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
-from hpc_gpt.supervision.full_disk import reserve, when_there_is_room
+from hpc_gpt.supervision.full_disk import reserve, when_there_is_space
 from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
@@ -72,7 +72,7 @@ class Trainer:
         heart.enter(STARTING)
         if ranks.is_first:
             reserve(self._attempt)
-            when_there_is_room(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
+            when_there_is_space(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
             for note in config_notes(self._run.path, resolved):
                 print(note, flush=True)
         resolved, samples = self._open_data(resolved, ranks)
@@ -231,7 +231,7 @@ class Trainer:
             "attention_failed": failed,
         }
         path = self._attempt.folder / "trainer.json"
-        when_there_is_room(lambda: write_once(path, json.dumps(start) + "\n"), path.name)
+        when_there_is_space(lambda: write_once(path, json.dumps(start) + "\n"), path.name)
         print(
             f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, {resolved.model.params:,} parameters, "
             f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens, "

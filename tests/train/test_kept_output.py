@@ -16,7 +16,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.supervision.ending import write_end
-from hpc_gpt.supervision.full_disk import KeptLines, PatientOutput, reserve, when_there_is_room
+from hpc_gpt.supervision.full_disk import KeptLines, PatientOutput, reserve, when_there_is_space
 from tests.train.filling import fill
 from tests.train.launch import new_run, settings
 
@@ -124,7 +124,7 @@ def test_a_note_waits_for_room(small_disk: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("hpc_gpt.supervision.full_disk._PAUSE_S", 0.01)
     note = small_disk / "note"
     filler = fill(small_disk)
-    when_there_is_room(lambda: write_once(note, "words" * 2000), "note")
+    when_there_is_space(lambda: write_once(note, "words" * 2000), "note")
     assert not note.exists()
     filler.unlink()
     until = time.monotonic() + 240
@@ -139,4 +139,4 @@ def test_another_refusal_is_an_error() -> None:
         raise RunFolderError("cannot write note: Read-only file system") from OSError(errno.EROFS, "Read-only")
 
     with pytest.raises(RunFolderError, match="Read-only file system"):
-        when_there_is_room(refuse, "note")
+        when_there_is_space(refuse, "note")

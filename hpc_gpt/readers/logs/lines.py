@@ -412,14 +412,14 @@ class LineReader:
 
 
 def one_table(tables: dict[str, StepTable]) -> dict[str, StepTable]:
-    """The tables, those of one program joined: its lines changed their form, and the steps simply go on."""
+    """The tables, those of one program joined: its lines changed their form, and the steps continue."""
     named = [(name, table) for name, table in tables.items() if len(table) and np.isfinite(table["step"]).all()]
     named.sort(key=lambda pair: int(pair[1].line[0]))
     for (name, before), (other, after) in pairwise(named):
         first, last = float(before["step"][-1]), float(after["step"][0])
         apart = np.diff(np.concatenate((before["step"], after["step"])))
-        goes_on = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(np.median(apart[apart > 0]))
-        if goes_on and set(before.columns) & set(after.columns) >= {"loss"}:
+        continues = before.line[-1] < after.line[0] and 0 < last - first <= 2 * float(np.median(apart[apart > 0]))
+        if continues and set(before.columns) & set(after.columns) >= {"loss"}:
             whole = StepTable.joined([before, after])
             main = max((name, other), key=lambda each: (each != GENERIC, tables[each].count))
             rest = {each: table for each, table in tables.items() if each not in (name, other)}

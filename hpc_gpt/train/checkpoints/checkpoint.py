@@ -24,7 +24,7 @@ from hpc_gpt.runs.checkpoints import (
     read_marker,
 )
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.supervision.full_disk import Refusal, disk_refusal, find_room
+from hpc_gpt.supervision.full_disk import Refusal, disk_refusal, find_disk_space
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Retention, describe_removed, set_aside
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
@@ -232,11 +232,11 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)  # in the run folder, which is not made again if it was moved
             # Left by earlier saves; no save is being written now.
             self._removal.discard(*self.folder.glob(f"{WRITING}*"))
-            refusal = find_room(self.folder, needed_bytes)
+            refusal = find_disk_space(self.folder, needed_bytes)
             if refusal:
                 # There may be room after the removal.
                 self._removal.wait()
-                refusal = find_room(self.folder, needed_bytes)
+                refusal = find_disk_space(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
                 return refusal
             (self.folder / f"{WRITING}{checkpoint_folder_name(step)}").mkdir()

@@ -97,12 +97,12 @@ def test_nobody_waits_for_a_removal_but_a_save_that_has_no_room(tmp_path, monkey
     assert [name for name in kept(tmp_path) if name.startswith("step-")] == ["step-00000020"]
     assert len(kept(tmp_path)) == 3
 
-    def find_room(folder: Path, needed_bytes: int) -> Refusal:
+    def find_disk_space(folder: Path, needed_bytes: int) -> Refusal:
         full = any(name.startswith(".") for name in kept(folder))
         free.set()
         return Refusal("full" if full else "")
 
-    monkeypatch.setattr(checkpoint, "find_room", find_room)
+    monkeypatch.setattr(checkpoint, "find_disk_space", find_disk_space)
     engine.step = 30
     assert not checkpoints.save(engine, Progress(30)).refusal
     assert kept(tmp_path) == ["step-00000020", "step-00000030"]
