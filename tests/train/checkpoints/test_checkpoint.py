@@ -14,11 +14,17 @@ from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from tests.train.alone import ALONE, CountingEngine
 
 
-def test_a_checkpoint_whose_bytes_went_bad_is_set_aside_and_the_one_before_taken(tmp_path, capsys):
-    """Of the right size, so that only reading it tells."""
-    checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
+def saved_twice(folder: Path) -> tuple[Checkpoints, CountingEngine]:
+    """Checkpoints of steps 10 and 20."""
+    checkpoints, engine = Checkpoints(folder, ALONE), CountingEngine()
     for engine.step in (10, 20):
         checkpoints.save(engine, Progress(engine.step))
+    return checkpoints, engine
+
+
+def test_a_checkpoint_whose_bytes_went_bad_is_set_aside_and_the_one_before_taken(tmp_path, capsys):
+    """Of the right size, so that only reading it tells."""
+    checkpoints, engine = saved_twice(tmp_path)
     bad = tmp_path / "step-00000020" / "step"
     bad.write_bytes(bytes(bad.stat().st_size))
     assert checkpoints.resume(engine, own=True).step == 10
@@ -68,9 +74,7 @@ def other_schema(folder: Path) -> None:
 )
 def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(tmp_path, capsys, damage, words):
     """By a reader to whom the checkpoints do not belong: it leaves them where they are."""
-    checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
-    for engine.step in (10, 20):
-        checkpoints.save(engine, Progress(engine.step))
+    checkpoints, engine = saved_twice(tmp_path)
     damage(tmp_path / "step-00000020")
     assert checkpoints.resume(engine).step == engine.step == 10
     assert f"passing over checkpoint {tmp_path / 'step-00000020'}: {words}" in capsys.readouterr().out
@@ -78,9 +82,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(tmp_pa
 
 
 def test_one_that_only_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys):
-    checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
-    for engine.step in (10, 20):
-        checkpoints.save(engine, Progress(engine.step))
+    checkpoints, engine = saved_twice(tmp_path)
     link = tmp_path / "step-00000020" / "step"
     link.unlink()
     link.symlink_to(link)
