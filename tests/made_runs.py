@@ -86,3 +86,18 @@ def add_checkpoint(run: RunFolder, step: int, damaged: bool = False) -> Path:
     (place / "weights").write_bytes(weights[: 300 if damaged else None])
     (place / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "data": "random", "files": files}))
     return place
+
+
+# Settings of a run that offloads to NVMe, whose checkpoints no engine takes up.
+NVME = {
+    "engine__name": "deepspeed-zero",
+    "engine__zero_stage": 3,
+    "engine__offload": "full",
+    "engine__offload_path": "/nvme",
+    "layout__gpus": 2,
+    "layout__tp": None,
+    "layout__pp": None,
+    "layout__micro_batch": 2,
+    "layout__micro_batches": None,
+    "layout__global_batch": 8,
+}

@@ -8,10 +8,9 @@ from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.launch.past_timings import PastTimings
 from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
-from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.watch import control
 from hpc_gpt.watch.control import cancel_run
-from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import NVME, add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
 
 def resume_elsewhere(run):
@@ -44,8 +43,7 @@ def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
 
 
 def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts():
-    nvme = Engine("deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
-    run = unsubmitted_run(engine=nvme, layout=LayoutRequest(gpus=2, micro_batch=2, global_batch=8))
+    run = unsubmitted_run(**NVME)
     add_checkpoint(run, 4)
     for verb in (resume_run, resume_elsewhere):
         with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:

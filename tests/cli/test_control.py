@@ -13,11 +13,10 @@ from hpc_gpt.cli.requests import ask_verb as ask_named
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
-from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.supervision.signals import Inbox
 from hpc_gpt.watch.control import ControlRequest, ask_runs, await_answer
 from tests.cli.command import hpc_gpt, in_process, without_slurm
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run
 
 
 @pytest.fixture
@@ -89,12 +88,10 @@ def test_a_local_run_has_no_queue_to_go_back_to(running):
 
 
 def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine=Engine("megatron-lm")))], "save")
+    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
     assert asked.refused
     assert "train.save_every" in asked.words
-    nvme = Engine("deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
-    layout = LayoutRequest(gpus=2, micro_batch=2, global_batch=8)
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine=nvme, layout=layout))], "requeue")
+    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", **NVME))], "requeue")
     assert asked.refused
     assert "NVMe" in asked.words
 
