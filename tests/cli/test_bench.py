@@ -19,7 +19,7 @@ from hpc_gpt.files import logs_dir, read_json, read_json_lines
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, metrics_line
 
@@ -142,28 +142,6 @@ def _second_run(process: subprocess.Popen[str]) -> RunFolder:
                 return run
         time.sleep(0.1)
     raise AssertionError(f"no second run: {process.poll()}")
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        (["--engines", "ddp,dpd"], "no engine 'dpd'", "ddp"),
-        (["--mbs", "a,b"], "'a' is no micro-batch", "--mbs 1,2,4"),
-        (["--steps", "0"], "--steps is 0, but must be at least 1", "above 0"),
-        (["--rounds", "0"], "--rounds is 0, but must be at least 1", "above 0"),
-        (["--model", "gpt3000"], "gpt3000", ""),
-        (["no-such-experiment"], "no experiment 'no-such-experiment'", "known"),
-        (["--cluster", "nowhere"], "nowhere", ""),
-        (["--gpus", "16"], "16", "--gpus 8"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is_written(words, message, hint):
-    done = in_process("bench", *words)
-    said, advised = error_of(done)
-    assert message in said
-    assert hint in advised
-    assert (done.code, done.stdout) == (2, "")
-    assert not logs_dir().exists()
 
 
 def test_logs_that_cannot_be_written(tmp_path):

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from hpc_gpt.files import logs_dir
 from tests.cli.command import error_of, hpc_gpt, in_process
@@ -82,13 +81,6 @@ def test_a_damaged_record_is_refused(own_folders, tmp_path):
     assert "gpus" in error_of(done)[0]
 
 
-@pytest.mark.parametrize("names", [[], ["one"]])
-def test_fewer_than_two_is_a_mistake_of_usage(own_folders, names):
-    done = in_process("compare", *names)
-    assert done.code == 2
-    assert "two runs or more" in error_of(done)[0]
-
-
 def test_a_run_that_is_not_there(own_folders):
     done = in_process("compare", finished(1).run_id, "nowhere")
     assert done.code == 5
@@ -142,12 +134,6 @@ def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
     assert done.stdout.count("no interval can be given: ") == 2
     assert "faster by" not in done.stdout
     assert "lower by" not in done.stdout
-
-
-def test_standard_input_is_one_log():
-    done = in_process("compare", "-", "-")
-    assert done.code == 2
-    assert "standard input is named twice" in error_of(done)[0]
 
 
 def test_equal_runs_on_a_busy_machine_are_not_told_apart(own_folders):

@@ -171,24 +171,3 @@ def test_slow_nodes_of_the_last_runs_are_shown(made_run):
     (attempt.folder / "preflight.json").write_text(json.dumps({"findings": [finding, {"node": None, "words": "x"}]}))
     (found,) = json.loads(in_process("doctor", made_run.run_id, "--json").stdout)["slow_nodes"]
     assert found == {"node": "n3", "run": made_run.run_id, "words": f"preflight: {finding['words']}"}
-
-
-def test_all_rows_at_once_are_too_many():
-    message, _ = error_of(in_process("doctor", "memory-ladder", "--sweep", "--cluster", "local"))
-    assert "no such option" in message.lower()
-    assert "\n  --sweep " not in in_process("doctor", "--help").stdout
-
-
-def test_detect_without_slurm_says_so(tmp_path):
-    message, _ = error_of(hpc_gpt("profile", "detect", environment=without_slurm(tmp_path)))
-    assert message == "no scontrol on this machine"
-
-
-def test_detect_refuses_what_it_would_overwrite(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text("# mine\n")
-    message, _ = error_of(in_process("profile", "detect", "-o", path))
-    assert "exists, and nothing is overwritten" in message
-    assert path.read_text() == "# mine\n"
-    for words in (("--name", "../x"), ("--name", "x", "-o", "y")):
-        assert in_process("profile", "detect", *words).code == 2

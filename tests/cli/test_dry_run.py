@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.cli.command import Done, error_of, in_process, profile_of, without_slurm
+from tests.cli.command import Done, error_of, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
 from tests.weights.test_folder import LLAMA, write_folder
 
@@ -71,13 +71,6 @@ def test_a_logs_folder_that_cannot_hold_a_run(bare, logs):
     for done in both("demo", "--cluster", "local", "--set", "data.source=random", HPC_GPT_LOGS=logs):
         assert done.code == 1
         assert logs in error_of(done)[0]
-
-
-def test_conditions_that_a_chain_cannot_join(bare, tmp_path):
-    profile_of("chained", 'extends = "generic-slurm"\nchain = "singleton"\n')
-    done = in_process("submit", "demo", "--cluster", "chained", "-d", "afterok:1?afterok:2", "--dry-run")
-    assert done.code == 2
-    assert "cannot be joined with the chain's own singleton" in error_of(done)[0]
 
 
 def test_a_row_of_a_sweep(bare, tmp_path):
@@ -160,11 +153,6 @@ def test_a_program_of_ones_own_has_an_overview_too(bare, tmp_path):
     assert done.code == 0, done.stderr
     assert "checkpoints  out/*.pt\n" in done.stdout
     assert len(done.stdout.splitlines()) < 12
-
-
-def test_the_script_is_that_of_a_dry_run(bare):
-    done = in_process("submit", "demo", "--script")
-    assert (done.code, error_of(done)[0]) == (2, "--script prints the script of a --dry-run")
 
 
 # --- when it saves

@@ -40,27 +40,6 @@ def test_what_the_environment_sets_is_said_at_submit(monkeypatch):
     assert "from the environment" not in in_process(*words, "--gpus", "2").stderr
 
 
-def test_a_bad_value_is_reported_by_the_variable_that_has_it(monkeypatch):
-    monkeypatch.setenv("HPC_GPT_GPUS", "two")
-    done = in_process("submit", "demo", "--dry-run")
-    assert done.code == 2
-    assert "HPC_GPT_GPUS=two" in done.stderr
-    assert "unset HPC_GPT_GPUS" in done.stderr
-    monkeypatch.delenv("HPC_GPT_GPUS")
-    assert "--gpus" in in_process("submit", "demo", "--gpus", "two").stderr
-
-
-def test_a_misspelt_block_of_a_template_is_refused(tmp_path):
-    child = tmp_path / "mine.sh.j2"
-    child.write_text('{% extends "base.sh.j2" %}\n{% block enviroment %}\nmodule load mine\n{% endblock %}\n')
-    done = in_process("render", "demo", "--template", child)
-    assert done.code == 2
-    assert "mine.sh.j2:2: base.sh.j2 has no block 'enviroment'" in done.stderr
-    assert "environment" in done.stderr.partition("hint: ")[2]
-    child.write_text(child.read_text().replace("enviroment", "environment"))
-    assert "module load mine" in in_process("render", "demo", "--template", child).stdout
-
-
 def test_status_fits_80_columns():
     run = unsubmitted_run("local")
     code, shown = on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="80", NO_COLOR="1")

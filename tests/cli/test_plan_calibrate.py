@@ -78,10 +78,3 @@ def test_records_of_a_cpu_calibrate_no_gpus(own_folders, tmp_path):
     assert f"left out: {run.name}: it ran on cluster 'local', not on {NAME}" in done.stderr
     assert "Error: no record has the time of a step on 8 a100-80g per node\n" in done.stderr
     assert not list(config_dir().rglob("*.toml"))
-
-
-@pytest.mark.parametrize("words", [("--why", "tp1-pp1-dp1"), ("--max-model",), ("--calibration", "x"), ("--html", "a")])
-def test_what_does_not_go_with_it(logs, words):
-    done = in_process("plan", "--calibrate", logs, "--cluster", NAME, *words)
-    assert done.code == 2
-    assert f"{words[0]} does not go with --calibrate" in error_of(done)[0]

@@ -361,10 +361,6 @@ def test_no_run_with_a_prediction_is_an_empty_card(two_runs):
     assert json.loads(in_process("report", "--predictions", "--json").stdout)["mean"]["step_error"] is None
 
 
-def test_predictions_have_columns_of_their_own():
-    assert "--predictions" in error_of(in_process("report", "--predictions", "--columns", "step_s"))[0]
-
-
 XL = ("--model", "gpt2-xl", "--gpus", "64", "--cluster", "a100-80g-8", "--set", "data.source=random")
 
 

@@ -9,6 +9,7 @@ pytest tests/cli/test_refused.py --force-regen       after a change that is mean
 """
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -66,4 +67,6 @@ def said_of(command: str, folder: Path, tools: dict[str, str]) -> str:
     printed = done.stderr.replace(str(folder.parent), "HERE").replace(str(REPOSITORY), "REPOSITORY")
     noted, _, error = printed.partition("Error: ")
     message, hint = error_of(Done(done.code, "", f"Error: {error}"))
+    if re.fullmatch(r"hpc-gpt help keys \S+", hint):
+        assert in_process(*hint.split()[1:]).code == 0, command
     return "\n".join([f"exit {done.code}", *noted.splitlines(), message, f"hint: {hint}"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.conftest import REPOSITORY
 
 # As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
@@ -128,18 +128,6 @@ def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_what_has_no_slurm_to_rehearse_is_refused(tiny: Path, tmp_path: Path) -> None:
-    message, hint = error_of(in_process("rehearse", tiny, "--cluster", "local"))
-    assert "profile local has no Slurm" in message
-    assert "submit --smoke" in hint
-    message, _ = error_of(in_process("rehearse", tiny, "--keep", tmp_path))
-    assert "that folder is not empty" in message
-    done = in_process("rehearse", tiny, "--keep", "/proc/kept")
-    assert done.code == 2
-    assert "you can write" in error_of(done)[1]
-    assert "No such option" in error_of(in_process("rehearse", tiny, "--sweep"))[0]
-
-
 def _with(mark: bytes) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -187,9 +175,3 @@ def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, s
     # The lines after srun ran, both times, and no link to a log that has gone is left.
     assert sorted(path.name for path in here.iterdir()) == ["after.0", "after.1", "out", "train.slurm"]
     assert list(scratch.iterdir()) == []
-
-
-def test_an_array_of_a_job_script_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH --array=0-3\ntrue\n")
-    refusal, _ = error_of(in_process("rehearse", "train.slurm", cwd=tmp_path))
-    assert refusal == "an array of 4 jobs is not rehearsed"

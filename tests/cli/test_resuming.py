@@ -91,8 +91,6 @@ def test_from_start_is_the_way_out():
     assert done.code == 0, done.stderr
     assert f"Trains run {run.run_id} again from step 0" in done.stdout or '"steps": 10,' in done.stdout
     assert "resumes after" not in done.stderr
-    done = in_process("submit", "demo", "--from-start", "--dry-run")
-    assert (done.code, error_of(done)[0]) == (2, "--from-start needs --resume RUN")
 
 
 def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():

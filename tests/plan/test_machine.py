@@ -2,14 +2,12 @@
 
 import json
 import math
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.machine import check_reach, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.plan.machine import link_gb_s, machine_of, parse_fabric
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.devices import DEVICES
 from tests.plan.machines import machine_named
@@ -69,30 +67,8 @@ def test_what_a_fabric_brings_a_node(words, gb_s):
     assert parse_fabric(words).network_gb_s == pytest.approx(gb_s)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("infiniband", "has no rate"),
-        ("infiniband 0x200G", "has no rate"),
-        ("infiniband fast", "has no rate"),
-        ("infinband 4x200G", "no kind 'infinband'"),
-        ("4x200G", "no kind '4x200g'"),
-        ("", "no kind ''"),
-        ("omni-path 99999999999999999999x100G", "has no rate"),
-    ],
-)
-def test_an_unknown_fabric_is_refused_with_what_to_write(words, message):
-    with pytest.raises(ConfigError, match=re.escape(message)) as fault:
-        parse_fabric(words)
-    assert re.search(r"KIND NxRATEG|4x200G|did you mean infiniband", fault.value.hint)
-
-
-def test_pcie_in_a_node_is_the_hosts_link_and_an_unknown_generation_an_error():
+def test_pcie_in_a_node_is_the_hosts_link():
     assert machine_named("a100-80g", 8, "pcie + infiniband 1x200G").node_gb_s == DEVICES["a100-80g"].host_gb_s
-    with pytest.raises(ConfigError, match="no nvlink generation 9"):
-        machine_named("a100-80g", 8, "nvlink9")
-    with pytest.raises(ConfigError, match="cpu has no NVLink"):
-        machine_named("cpu", 8, "nvlink")
 
 
 def test_nvlink_that_joins_hosts_makes_one_node_of_them():
@@ -100,13 +76,6 @@ def test_nvlink_that_joins_hosts_makes_one_node_of_them():
     assert (machine.gpus_per_node, machine.network_gb_s) == (72, 18 * 200)
     assert machine_named("gb200", 72, "nvlink").gpus_per_node == 72
     assert machine_named("b200", 8, "nvlink").gpus_per_node == 8
-
-
-@pytest.mark.parametrize("device", ["mi300x", "", "A100", "v100-32"])
-def test_an_unknown_device_is_an_error_and_never_a_default(device):
-    with pytest.raises(ConfigError, match="is not known") as fault:
-        machine_named(device, 8, "nvlink")
-    assert re.search(r"did you mean|known: v100-16g", fault.value.hint)
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -126,12 +95,6 @@ def test_jean_zay():
     assert "bf16" not in machine.peak_tflops
 
 
-def test_a_profile_without_a_fabric_is_refused_with_the_fields_to_give():
-    with pytest.raises(ConfigError, match=r"^profile site names no fabric$") as fault:
-        machine_of(replace(SITE, fabric=None))
-    assert "network_gb_s" in fault.value.hint
-
-
 def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):
     text = 'device = "a100-80g"\n[machine]\nnetwork_gb_s = 90.0\nmemory_gib = 70.0\nhost_memory_gib = 900\n'
     machine = machine_of(load_profile(write(tmp_path, text)))
@@ -141,31 +104,9 @@ def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):
 
 def test_a_device_of_ones_own_needs_its_figures(tmp_path):
     own = 'device = "mi300x"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
-    with pytest.raises(ConfigError, match=r"lacks peak_tflops, node_gb_s, host_gb_s"):
-        machine_of(load_profile(write(tmp_path, own)))
     whole = own + "node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\nbf16 = 1307.4\n"
     machine = machine_of(load_profile(write(tmp_path, whole)))
     assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi300x", 400, {"bf16": 1307.4})
-
-
-@pytest.mark.parametrize("figure", ["nan", "inf", "0.0", "-3.0"])
-def test_figures_that_are_none_are_refused_with_the_file(tmp_path, figure):
-    path = write(tmp_path, f'device = "a100-80g"\n[machine]\nnode_gb_s = {figure}\n[machine.peak_tflops]\nfp16 = 1.0\n')
-    with pytest.raises(ConfigError, match=r"site\.toml: machine\.node_gb_s is"):
-        load_profile(path)
-
-
-def test_a_misspelt_figure_is_reported(tmp_path):
-    with pytest.raises(ConfigError, match=r"unknown key machine\.node_gbs; did you mean node_gb_s"):
-        load_profile(write(tmp_path, "[machine]\nnode_gbs = 3\n"))
-
-
-def test_more_gpus_than_a_node_has_need_a_network():
-    alone = machine_named("a100-80g", 8, "nvlink")
-    check_reach(alone, 8)
-    with pytest.raises(ConfigError, match="16 GPUs are more than the 8 of a node"):
-        check_reach(alone, 16)
-    check_reach(machine_of(SITE), 16)
 
 
 @pytest.mark.shared

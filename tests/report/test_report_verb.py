@@ -232,13 +232,6 @@ def test_a_script_without_a_log_is_no_run_and_told_of(logs, tmp_path):
         call(str(tmp_path / "lab"))
 
 
-@pytest.mark.parametrize("option", [("--audit", "table.md"), ("--formula", "seed")])
-def test_options_of_earlier_versions_are_refused_with_what_to_use(option):
-    with pytest.raises(ConfigError, match=f"{option[0]} is no longer an option") as refused:
-        call(*option)
-    assert "hpc-gpt" in refused.value.hint
-
-
 @pytest.mark.parametrize("form", ["table", "csv", "md", "json", "jsonl"])
 def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
     line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): 500.0 | lm loss: {0}.0E+00 |\n"

@@ -89,39 +89,3 @@ def test_what_is_accepted_lies_within_the_offer(name, switches, layout):
     assert settled.zero_stage in offer.zero_stages
     changed = {entry.name for entry in fields(Engine) if getattr(settled, entry.name) != getattr(Engine(), entry.name)}
     assert changed <= offer.switches | {"name", "zero_stage"}
-
-
-LLAMA = {
-    "hidden": 64,
-    "layers": 4,
-    "heads": 8,
-    "kv_heads": 2,
-    "ffn": 96,
-    "seq": 64,
-    "vocab": 256,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "positions": "rope",
-    "bias": "none",
-}
-
-
-@pytest.mark.parametrize(
-    ("engine", "sizes", "tp", "words", "hint"),
-    [
-        ({"fused_bias_gradients": True}, {}, 1, "needs GELU, and biases .* swiglu, bias none", "leave engine.fused"),
-        ({"zero_stage": 3, "tiles": 2}, {}, 4, "tp 4 gathers each of 2 kv_heads", "--tp 2 or less"),
-        ({"name": "hf-deepspeed"}, {"mlp": "gelu"}, 1, "no class of its shape", "--engine deepspeed-3d or deepspeed-z"),
-    ],
-)
-def test_what_another_shape_cannot_have_is_refused(engine, sizes, tp, words, hint):
-    def ask(**model):
-        engine_ = Engine(**{"name": "deepspeed-zero", **engine})
-        layout = LayoutRequest(gpus=tp, tp=tp, pp=1, micro_batch=1)
-        experiment = Experiment(model=Model(**model), engine=engine_, layout=layout)
-        return resolve(experiment, ClusterProfile(name="test", gpus_per_node=8))
-
-    with pytest.raises(UserError, match=words) as refusal:
-        ask(**LLAMA | sizes)
-    assert hint in refusal.value.hint
-    assert ask(hidden=64, layers=4, heads=8, seq=64, vocab=256).model.is_gpt2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.layout import Coordinate, Layout, check_gpus, check_nodes, nodes_for
+from hpc_gpt.settings.layout import Coordinate, Layout, check_nodes, nodes_for
 
 sizes = st.integers(1, 6)
 layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes)
@@ -75,27 +75,6 @@ def test_coordinate_outside_is_an_index_error():
 def test_axis_below_one_is_refused_by_name(axis):
     with pytest.raises(LayoutError, match=f"{axis} is 0"):
         Layout(**{"tp": 1, "pp": 1, "dp": 1, axis: 0})
-
-
-def test_wrong_product_is_refused_with_the_product():
-    with pytest.raises(LayoutError, match=r"needs 32 GPUs \(4 x 8 x 1 = 32\), but there are 16") as refusal:
-        check_gpus(Layout(4, 8, 1), 16)
-    assert "--gpus 32" in refusal.value.hint
-
-
-def test_hint_offers_the_dp_that_fits():
-    with pytest.raises(LayoutError) as refusal:
-        check_gpus(Layout(4, 2, 1), 16)
-    assert "tp4-pp2-dp2" in refusal.value.hint
-
-
-def test_too_few_nodes_as_the_design_words_it():
-    with pytest.raises(
-        LayoutError, match=r"layout tp4-pp8-dp1 needs 32 GPUs, but 4 nodes of 4 GPUs give 16"
-    ) as refusal:
-        check_nodes(Layout(4, 8, 1), 4, 4)
-    assert "--nodes 8" in refusal.value.hint
-    assert "tp4-pp4-dp1" in refusal.value.hint
 
 
 def test_tp_across_nodes_needs_a_flag_that_says_so():
