@@ -122,7 +122,7 @@ def test_an_evaluation_is_counted_and_never_needs_more_than_training(training: T
     """Of ours: what a user has planned survives its first evaluation."""
     for stage in predict_memory(training).stages:
         assert stage.moment != "evaluation"
-        assert (stage.evaluation > 0) != engine_of(training).is_program
+        assert (stage.evaluation > 0) == engine_of(training).counts_evaluation
         assert stage.evaluation <= stage.allocated
     assert not predict_memory(replace(training, program_states=PROGRAMS["megatron"])).stages[0].evaluation
 

@@ -120,6 +120,7 @@ GROUP_TIMEOUT = Use(
     {"torch.distributed.distributed_c10d": "default_pg_timeout default_pg_nccl_timeout _get_default_timeout"},
     "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
 )
+FP32_BUFFERS = Use("torch", "buffers that stay in fp32 as DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
 
 # Functions that zero_step replaces during a step.
 _REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
