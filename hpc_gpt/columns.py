@@ -4,8 +4,6 @@ A figure has one heading, unit, number of digits, side and meaning, whichever ta
 those that it has alone are made where it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

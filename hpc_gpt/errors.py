@@ -13,8 +13,6 @@ UserError (ValueError)          a message and a hint; exit 2
  +- JobFailed                   the job that was waited for failed; exit 3
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 

@@ -5,8 +5,6 @@ are next to it, at the top of the tree. Small files are read even if damaged; wr
 appended to by line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -5,8 +5,6 @@ counts something else, so a figure always names its formula. Letters: P paramete
 h hidden, s sequence, B global batch in samples, V vocabulary, n GPUs, t seconds.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 Recompute = Literal["none", "selective", "full"]

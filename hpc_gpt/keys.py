@@ -1,8 +1,6 @@
 """The keys of a table that users write or read: name, default, type as text, and the meaning, which is the string under
 the field in the table's source."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

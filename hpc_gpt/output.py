@@ -1,7 +1,5 @@
 """stdout and stderr whose reader may leave, as `| head` does: the command continues and does all of its work."""
 
-from __future__ import annotations
-
 import io
 import os
 import select

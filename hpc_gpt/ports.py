@@ -4,8 +4,6 @@ It is below the ports that the system hands out, so only a process that names it
 is held as a UDP port by whoever has chosen it: two runs never choose the same one, and it is free when its holder dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from pathlib import Path

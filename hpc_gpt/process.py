@@ -1,7 +1,5 @@
 """Processes by pid and start time: a pid that the system reuses is never mistaken for the old process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

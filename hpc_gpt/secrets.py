@@ -5,8 +5,6 @@ it, because most names with `token` or `key` are harmless (`eos_token`, `json_ke
 that hosts give their tokens. A doubtful value is removed: a missing setting does no harm, a published token does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Tables of TOML: read a file, merge tables, write values. `typed_tables` turns them into a dataclass."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

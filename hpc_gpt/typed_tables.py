@@ -1,7 +1,5 @@
 """Tables turned into a dataclass: what a user wrote is checked key by key, what we stored is read as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

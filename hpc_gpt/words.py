@@ -4,8 +4,6 @@ A figure that was not measured is printed as `-`. A cell may hold text from anyo
 ends become `?`. No cell is cut to a width.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -9,8 +9,6 @@ A machine's speed drifts with its heat. So every round measures each cell once a
 are of medians over the rounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

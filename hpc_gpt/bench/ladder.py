@@ -1,7 +1,5 @@
 """A published ladder on this machine: its rungs as cells, what each saves and costs, and a table in its columns."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

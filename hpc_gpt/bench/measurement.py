@@ -1,7 +1,5 @@
 """Measure a cell, which is an ordinary run on this machine in each round, and make one row from all rounds."""
 
-from __future__ import annotations
-
 import signal
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Peers: the user's own programs, each a run of engine `command`. The log readers, or a pattern, find its tokens/s."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import statistics

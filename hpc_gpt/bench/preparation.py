@@ -5,8 +5,6 @@ micro-batch, the user's. Tokens are always random. And this machine for the plan
 ranks, and what is predicted to fit.
 """
 
-from __future__ import annotations
-
 import bisect
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The command hpc-gpt. A verb is a module here, found by being there: it parses, calls and prints."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -1,7 +1,5 @@
 """hpc-gpt compare and verify: how runs differ from each other, and from what was submitted"""
 
-from __future__ import annotations
-
 import json
 import string
 

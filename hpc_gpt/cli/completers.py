@@ -4,8 +4,6 @@ Many verbs import this module, and `--help` and TAB must be fast, so each functi
 that completes never raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from glob import escape, glob

@@ -1,7 +1,5 @@
 """hpc-gpt data and export: the files that a training reads, and those that others read of it"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

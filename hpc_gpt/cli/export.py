@@ -1,7 +1,5 @@
 """hpc-gpt export"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

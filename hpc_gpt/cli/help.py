@@ -1,7 +1,5 @@
 """hpc-gpt help: topics that `--help` has no room for."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import is_dataclass
 

@@ -1,7 +1,5 @@
 """hpc-gpt init"""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """hpc-gpt logs"""
 
-from __future__ import annotations
-
 import sys
 
 import click

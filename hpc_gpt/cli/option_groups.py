@@ -1,7 +1,5 @@
 """A verb's help with its options in groups: one list of 40 is read by nobody. And a group's verbs, none cut off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """hpc-gpt plan"""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

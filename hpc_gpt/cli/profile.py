@@ -1,7 +1,5 @@
 """hpc-gpt profile"""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """hpc-gpt render"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

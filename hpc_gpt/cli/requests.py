@@ -1,7 +1,5 @@
 """What stop, save, requeue and cancel share: which runs they mean, and how a request's answer is printed."""
 
-from __future__ import annotations
-
 import sys
 
 import click

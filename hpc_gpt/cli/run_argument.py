@@ -1,7 +1,5 @@
 """RUN of the verbs that only look at one run: the newest one if it is left out; what to submit if there is none."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

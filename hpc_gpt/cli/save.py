@@ -1,7 +1,5 @@
 """hpc-gpt save"""
 
-from __future__ import annotations
-
 import click
 
 from hpc_gpt.cli.requests import ask_verb, runs_argument, wait_option

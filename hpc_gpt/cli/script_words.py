@@ -4,8 +4,6 @@
 stand the verb's options and sbatch's; after it the script's own words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

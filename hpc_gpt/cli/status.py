@@ -1,7 +1,5 @@
 """hpc-gpt status, logs: the state of runs, and what they print."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """What `hpc-gpt submit` does: submits a run, resumes one, or submits all rows of a sweep."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

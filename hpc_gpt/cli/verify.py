@@ -1,7 +1,5 @@
 """hpc-gpt verify"""
 
-from __future__ import annotations
-
 import json
 import sys
 

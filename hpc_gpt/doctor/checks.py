@@ -3,8 +3,6 @@
 Also the preflight of a run on this machine alone, and the nodes that runs have found slow.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,8 +1,6 @@
 """Read a site from Slurm (partitions, nodes, the user's accounts and qos), and write a cluster profile from it;
 and the nodes that earlier runs found slow or broken."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import re

@@ -9,8 +9,6 @@ The run in which a node failed excludes it. Every run excludes a node that faile
 (`sure`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -4,8 +4,6 @@ The class and the cause are written to ended.json, the verdict to next.json. The
 far it saved, what it cost) is read from the run folder alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

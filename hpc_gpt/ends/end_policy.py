@@ -5,8 +5,6 @@ The order of the reasons, the class and the cause of each, and what forbids a re
 retry is in `ends.failures`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

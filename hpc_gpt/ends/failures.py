@@ -3,8 +3,6 @@
 `ends.state` judges which class an attempt has; `why`, records, chain and page ask this table what the class means.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

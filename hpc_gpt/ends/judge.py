@@ -1,7 +1,5 @@
 """Decides whether a run is retried, when, and why: a pure function of its past attempts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ first. LEFT counts how often the script still asks. Classifies and judges the at
 Scripts of earlier versions ask without LEFT and JOBS: they bring what Slurm says at once, and their `go` has no PORT.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

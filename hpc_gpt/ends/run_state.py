@@ -3,8 +3,6 @@
 `ends.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import time

@@ -4,8 +4,6 @@ On this machine job.sh calls it: `python -m hpc_gpt.chain.script_end RUN ATTEMPT
 `ends.what_next` does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

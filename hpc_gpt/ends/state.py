@@ -5,8 +5,6 @@ show the answer. `ends.failures` has every class of end and what follows from it
 answer depends on. `class_of` is how an attempt ended, `state_of` the state of its run.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

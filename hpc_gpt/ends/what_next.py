@@ -15,8 +15,6 @@ CODE. SAID is srun's message on the first rank that failed, EXCLUDED are the nod
 says that Slurm starts the same job again.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `base` has what they share.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import cache

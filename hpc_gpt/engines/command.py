@@ -1,7 +1,5 @@
 """Any program: the one that `[command]` says. What it computes, and how, is its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PyTorch DDP: every rank has the whole model. bf16 and fp16 have fp32 master weights of our own."""
 
-from __future__ import annotations
-
 from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts
 from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 

@@ -1,7 +1,5 @@
 """DeepSpeed's pipeline with tensor parallelism of our own: tp x pp x dp, ZeRO 0 and 1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts

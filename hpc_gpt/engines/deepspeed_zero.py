@@ -1,7 +1,5 @@
 """DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host or to NVMe."""
 
-from __future__ import annotations
-
 from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
 from hpc_gpt.engines.base.facts import OUR_MODEL
 from hpc_gpt.engines.deepspeed_3d import ANY_LAYOUT

@@ -1,7 +1,5 @@
 """PyTorch FSDP2: weights, gradients and optimizer sharded over dp, layers over tp."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_gpt.engines.base.facts import OUR_MODEL, EngineFacts, Fault

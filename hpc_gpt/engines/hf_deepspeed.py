@@ -1,7 +1,5 @@
 """transformers' own model under ZeRO 1 to 3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts

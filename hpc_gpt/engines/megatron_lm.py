@@ -1,7 +1,5 @@
 """Megatron-LM: its rules, its states and what it sends; `base.megatron_program` has the arguments and the checkout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

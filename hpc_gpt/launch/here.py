@@ -6,8 +6,6 @@ request. The allocation is the user's. It is neither requeued nor cancelled, so 
 cancel and state go by this process, as those of a run on this machine do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

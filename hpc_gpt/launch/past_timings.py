@@ -1,7 +1,5 @@
 """How long a step, a save, an evaluation and a start took in earlier runs, from their run folders."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prepare a run of a job script of the user's own, which runs as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

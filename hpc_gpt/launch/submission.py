@@ -1,8 +1,6 @@
 """Submit a run: make missing data, write the run folder, call the scheduler; or, for `submit --dry-run`, what it will
 be and ask for, in a screen of lines."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ What belongs to no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n
 of each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Nothing is changed. A difference is no fault in itself, because the run uses wha
 means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ Both are operators of torch's, so torch.compile calls them as they are. On a GPU
 PyTorch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ All engines share it. Engines without tensor parallelism build `Gpt` with the de
 (`hpc_gpt.model.pipeline`) has the same modules by stage.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

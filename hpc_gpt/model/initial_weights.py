@@ -1,8 +1,6 @@
 """The weights a model starts from: a function of the seed and of each parameter's name, drawn on several threads, or
 those of a folder."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import math

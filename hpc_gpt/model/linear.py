@@ -1,7 +1,5 @@
 """Linear layers whose weights are split over a tensor-parallel group, in one piece or in tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

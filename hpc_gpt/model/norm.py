@@ -1,7 +1,5 @@
 """The norms: LayerNorm and RMSNorm over the hidden size, and RMSNorm over each head."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

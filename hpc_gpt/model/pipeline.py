@@ -1,7 +1,5 @@
 """The GPT as a list of layers, which DeepSpeed's PipelineModule splits into stages."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -5,8 +5,6 @@ of tensor parallelism become an all-gather before each column-parallel layer and
 row-parallel one, which together send as many bytes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

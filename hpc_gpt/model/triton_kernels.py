@@ -3,8 +3,6 @@
 Imported on a GPU only; Triton's interpreter runs them on a CPU in tests.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

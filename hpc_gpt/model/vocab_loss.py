@@ -1,7 +1,5 @@
 """Cross entropy of logits whose vocabulary tensor parallelism splits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

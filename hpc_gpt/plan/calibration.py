@@ -3,8 +3,6 @@
 The constants are kept in `[calibration]` of a user's cluster profile; the rest of that file stays as it is.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -1,8 +1,6 @@
 """One layout explained: line by line with its arithmetic (`plan --why`), or as an experiment's file with the reasons as
 comments (`init`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,8 +1,6 @@
 """The machine that a training runs on: a device and a fabric, by name or from a cluster profile, nothing assumed;
 and the share of its data sheet that a training reaches: constants, and rates of compute and links under them."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """Measured steps: records of runs, ours or read from logs, each as a training on the machine of a cluster profile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

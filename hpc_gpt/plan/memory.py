@@ -14,8 +14,6 @@ are one kernel, as Megatron's bias_swiglu and torch.compile's). Dropout masks ar
 scores: models without biases train without dropout, and so do FSDP and DDP, which came later (`has_dropout`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -1,8 +1,6 @@
 """The question of a search: a model, a number of GPUs, what is fixed and what is open. And the refusal if no layout
 runs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Memory is predicted first, time only for what fits. Only the best few of each la
 the search.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import time

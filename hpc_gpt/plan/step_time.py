@@ -9,8 +9,6 @@ A pipeline of p stages with m micro-batches: the slowest stage takes m slots, th
 divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_gpt.engines import engine_of, states_of

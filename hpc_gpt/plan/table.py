@@ -1,7 +1,5 @@
 """A search for layouts as a table for a terminal, as text and as JSON."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Callable, Sequence

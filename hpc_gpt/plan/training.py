@@ -1,7 +1,5 @@
 """From a resolved experiment to the input of a prediction, and from a planned one to its `[engine]`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

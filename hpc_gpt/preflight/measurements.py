@@ -9,8 +9,6 @@ of a round are disjoint and run at the same time. A node is in two pairs, so the
 distinguishes a slow pair from a slow node.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

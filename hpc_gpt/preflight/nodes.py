@@ -6,8 +6,6 @@ attempt's folder and a table on stderr, notes bad nodes, and prints one line on 
 the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

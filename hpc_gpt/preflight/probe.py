@@ -6,8 +6,6 @@ on a cluster: the command once for each rank of each node. NODES are names separ
 every rank, and the ranks write to its stdout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -11,8 +11,6 @@ the same way, as with a missing package, or if no two nodes have the same versio
 node.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

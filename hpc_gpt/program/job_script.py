@@ -4,8 +4,6 @@ the experiment that runs it as it is, and the profile of its site.
 A file that begins with `#!` is one, whatever its name. Nothing in it is executed here, and nothing of it is changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

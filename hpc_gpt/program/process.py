@@ -4,8 +4,6 @@ The output is copied to the attempt's log, its lines of steps become metrics.jso
 it fails. The heartbeat counts the steps that the log reports.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

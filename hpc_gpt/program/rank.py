@@ -4,8 +4,6 @@ The program has its own checkpoints, signals and log. This does the rest: the re
 requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ grow, writes metrics.jsonl and heartbeats, and asks the script's programs to end
 torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -5,8 +5,6 @@ Kept are the files that git does not ignore. What the program writes in `work/` 
 through a link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`)."""
 
-from __future__ import annotations
-
 import re
 
 from hpc_gpt.ends.end_policy import End

@@ -18,8 +18,6 @@ The rules, in this order:
 7. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import signal

@@ -3,8 +3,6 @@
 For the supervisor of a program that is not ours. A log that is there is read by `readers.logs`, whole and in blocks.
 """
 
-from __future__ import annotations
-
 import collections
 import re
 from dataclasses import dataclass

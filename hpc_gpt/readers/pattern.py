@@ -4,8 +4,6 @@ A group of a pattern is named for the field it gives, with its unit if that diff
 gives `step_s`. A figure is read as programs print it: 7,208,960 · 1.05M · 480B · 38.12% · 1.5E-04 · 0:14:31.66 · nan.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ sbatch and srun accept every option of Slurm 22.05, as a profile or a script may
 does not act on are noted. The other commands have the options that hpc-gpt and its scripts use.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

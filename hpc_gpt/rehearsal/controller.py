@@ -4,8 +4,6 @@ What it does, in which order, and its messages are those observed of Slurm 22.05
 the rehearsal or because the rehearsal was killed; then no process of the rehearsal and no folder is left.
 """
 
-from __future__ import annotations
-
 import getpass
 import math
 import select

@@ -5,8 +5,6 @@ A job script of the user's own runs as it is, at its full size and in its folder
 step or a checkpoint, or after a few seconds, and is stopped after its second start.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

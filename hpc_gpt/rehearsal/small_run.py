@@ -3,8 +3,6 @@
 What this machine cannot show of the real run is listed. Nothing is left of a rehearsal but a run that is to be kept.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

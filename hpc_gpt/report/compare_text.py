@@ -1,7 +1,5 @@
 """A comparison as text and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

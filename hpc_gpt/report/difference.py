@@ -15,8 +15,6 @@ The interval is about the steps of these two runs, not about how fast a repeat w
 all of one of them only looks slow.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Event files are in `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offlin
 say, and records neither console, code, git, host nor the machine's figures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Reads the paths that a user names as runs and records, and writes record.json into each run of our own."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -1,7 +1,5 @@
 """Lines of a log to show beside a cause, without control characters and secrets."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The file needs no server, network, script or other file. The parts of a bar differ by hatching.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A published figure is in the column after ours. The sweep's file has it under `published.<key>`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

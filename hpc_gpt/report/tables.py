@@ -4,8 +4,6 @@ The columns are the usual ones in the order of Megatron-DeepSpeed's tables, or t
 to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -5,8 +5,6 @@ which one of a program of one's own is the newest complete one: `[command] check
 Needs no torch: the trainer asks before it loads one, the launcher before it submits a run that is to load one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import glob

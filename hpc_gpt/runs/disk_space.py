@@ -1,7 +1,5 @@
 """How large checkpoints are, how many a run will have at once, and the space on a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

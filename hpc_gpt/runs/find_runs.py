@@ -1,7 +1,5 @@
 """Finding runs: which runs are in a folder, and which run, or runs of a sweep, a name means."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path

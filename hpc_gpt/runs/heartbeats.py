@@ -6,8 +6,6 @@ succeeds on a full disk. After that line the rank's watch in C writes the stacks
 cannot run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

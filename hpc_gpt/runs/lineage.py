@@ -4,8 +4,6 @@ It has its own folder and script, and its `resumed_from.json` names the parent. 
 trainer loads the parent's newest one, and continues the parent's steps, data and schedule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

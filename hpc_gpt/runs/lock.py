@@ -5,8 +5,6 @@ holder that died leaves it behind: of a process of this machine that shows by it
 its state. That of another machine cannot be asked, and is removed by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

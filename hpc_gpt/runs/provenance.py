@@ -1,7 +1,5 @@
 """Where a run comes from: code, versions, machine. Never the environment, so no secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -9,8 +9,6 @@ Each file is written whole, by one process. Rank 0 looks for requests between tw
 between the same two steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

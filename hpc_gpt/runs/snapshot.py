@@ -9,8 +9,6 @@ makes the archive of a run that plain sbatch has started. The SHA-256 is of the 
 equal code, whatever the version of zlib.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

@@ -4,8 +4,6 @@ A file may be half written, edited, or of another version. A value that its key 
 were missing; a null and a key that is not listed stay.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

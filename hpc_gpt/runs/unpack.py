@@ -6,8 +6,6 @@ The first thing that an attempt runs, from the archive itself: job.sh hands this
 nothing of hpc_gpt. What it refuses is printed on stdout, for the script, with exit code 1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

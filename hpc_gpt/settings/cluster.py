@@ -3,8 +3,6 @@
 A profile is one TOML file, shipped or in the user's config folder.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields

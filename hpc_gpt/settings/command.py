@@ -1,7 +1,5 @@
 """`[command]`: what it may hold, and its texts with the values of an attempt filled in."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The table of accelerators, in devices.toml: the memory, the peaks and the links of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

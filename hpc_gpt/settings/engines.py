@@ -1,7 +1,5 @@
 """Which combinations of an engine's switches cannot run, with the nearest that can. Each engine knows its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 

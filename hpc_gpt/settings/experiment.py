@@ -4,8 +4,6 @@ A key that is None is open: the cluster profile, a rule of `resolve`, or the pla
 `experiment_file` reads these tables from TOML. The string under a key is its meaning (`hpc_gpt.keys`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

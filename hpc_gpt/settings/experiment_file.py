@@ -3,8 +3,6 @@
 A file with a `[rows]` table is a sweep (`sweep_rows`).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import tomllib

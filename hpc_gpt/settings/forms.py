@@ -3,8 +3,6 @@
 What depends on the form is asked of it: the tasks of its job, what it may be asked, what a page shows.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields

@@ -1,8 +1,6 @@
 """The layout of a run over its GPUs: tensor x pipeline x data parallel; and the batch equation:
 global_batch = micro_batch x micro_batches x dp."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The shape of a decoder: its matrices and norms, what follows from them, and the layers of each pipeline stage."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Shapes by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hpc_gpt.errors import ConfigError

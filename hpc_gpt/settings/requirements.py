@@ -1,7 +1,5 @@
 """What a run needs of the machine that its ranks run on: packages, and a folder to offload to."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """Resolve an experiment: decide every value, refuse every contradiction; and turn the result into one again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import asdict, fields, replace

@@ -1,7 +1,5 @@
 """How a layout splits a model shape: what it must divide, the layers of each stage, the parameters of one rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple

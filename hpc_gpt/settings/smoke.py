@@ -1,7 +1,5 @@
 """A run made small enough: for any machine, with the same engine and switches; or demo, for a cluster profile."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, fields, replace
 from typing import Any

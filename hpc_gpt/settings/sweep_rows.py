@@ -5,8 +5,6 @@ A row is an inline table that is laid over the file's other tables. In addition 
 no such layout can exist: such a row is listed and never runs. Rows keep the order of the file.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ A profile, an experiment or a script of the user's own may have any of the optio
 which of them says so itself.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The environment of a submission: no variable of an enclosing job is passed to a new one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

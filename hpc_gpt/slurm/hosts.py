@@ -1,7 +1,5 @@
 """Slurm's lists of hosts."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 

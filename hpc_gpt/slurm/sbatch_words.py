@@ -3,8 +3,6 @@
 Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

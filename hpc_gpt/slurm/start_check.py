@@ -5,8 +5,6 @@ and accepts a time limit above the partition's. sbatch itself queues all three. 
 looked at, too: only a job that can never start is refused.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -3,8 +3,6 @@
 `ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

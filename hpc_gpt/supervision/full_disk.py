@@ -5,8 +5,6 @@
 was not written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -12,8 +12,6 @@ its heartbeat was seen to grow. It hangs if its own count of the seconds in whic
 a job that was stopped as a whole and continued does not hang, nor do ranks that wait for a long evaluation of another.
 """
 
-from __future__ import annotations
-
 import collections
 import statistics
 import time

@@ -1,7 +1,5 @@
 """A rank's number, and where the ranks of one machine meet. Needs no torch, which the rank of another program lacks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

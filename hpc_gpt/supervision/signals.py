@@ -6,8 +6,6 @@ passes each signal's number through a socket to a thread, which raises the flag 
 process from that thread, even if the main thread is stuck.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -5,8 +5,6 @@ The flight recorder works with NCCL or gloo. torch's own dump after a timeout, `
 opened here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

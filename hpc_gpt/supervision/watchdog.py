@@ -15,8 +15,6 @@ After the time limit of a phase:
    rank that cannot leave is ended by srun's --kill-on-bad-exit, or by the controller of a local run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """Makes token files from text with any tokenizer, and test data from the standard library's own sources."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

@@ -14,8 +14,6 @@ The format is that of Megatron-LM's core/datasets/indexed_dataset.py. Megatron s
 shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator

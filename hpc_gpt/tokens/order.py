@@ -6,8 +6,6 @@ of samples to shuffle, keep or restore. Results that are not below `size` are pe
 Rogaway 2002, Ciphers with Arbitrary Finite Domains).
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from hpc_gpt.settings.layout import Batch

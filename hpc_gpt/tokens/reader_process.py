@@ -9,8 +9,6 @@ bytes. The pipe lets it be one chunk ahead. It ends with its rank, in whatever w
 closed then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

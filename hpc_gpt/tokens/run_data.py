@@ -3,8 +3,6 @@
 A sample has seq + 1 tokens: the inputs are the first `seq` of them, the targets the last `seq`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Documents come in pieces, so a file may be larger than memory; `DOCUMENT_END` fo
 by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import zlib

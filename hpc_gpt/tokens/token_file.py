@@ -12,8 +12,6 @@
 The header is a multiple of 64 bytes, so the tokens of a mapped file start on a cache line.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

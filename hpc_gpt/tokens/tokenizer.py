@@ -13,8 +13,6 @@ by code point. Its character n is token n + 1, and token 0 ends a document. The 
 digits of the characters' SHA-256, so a table and a token file can be checked against each other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the
 Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -4,8 +4,6 @@
 `model.seq`: a rotation that is scaled wrongly shows at the far ones alone. Prints `level`, `words` and `hint` as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

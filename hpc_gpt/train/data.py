@@ -1,7 +1,5 @@
 """The micro-batches of one rank, as tensors on its device, read ahead while the device works."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ It is one process without torch.distributed. The engine's module reads its own c
 `weights.tensors` writes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

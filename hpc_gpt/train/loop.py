@@ -1,7 +1,5 @@
 """The training loop of an attempt: train, evaluate, save, log, and stop when all ranks agree."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

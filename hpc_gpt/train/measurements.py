@@ -5,8 +5,6 @@ here waits for the device during the training. GPU figures need NVML (`pip insta
 are null.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

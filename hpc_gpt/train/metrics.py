@@ -7,8 +7,6 @@ the device, or on a CPU by the clock. Evaluations and saves are between two step
 `TargetLoss` decides from the losses whether a run has reached train.until_loss.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

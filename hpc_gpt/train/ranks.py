@@ -1,7 +1,5 @@
 """A rank and its peers: the rendezvous, values shared between hosts, agreement at each step, the exit."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

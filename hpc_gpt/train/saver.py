@@ -1,7 +1,5 @@
 """The saves of a training loop: their begin and end, their log lines, and the end after too many refused ones."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

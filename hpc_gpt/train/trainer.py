@@ -1,7 +1,5 @@
 """One rank's part in an attempt, from the rendezvous to ended.json."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

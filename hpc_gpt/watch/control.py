@@ -5,8 +5,6 @@ made even if the scheduler does not answer. A cancel first leaves a mark in the 
 job, and then asks the scheduler to end it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The logs of runs, as they are and as they grow."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

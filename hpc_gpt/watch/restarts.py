@@ -5,8 +5,6 @@ again. The first start and the last end are those of any run, and do not count; 
 in which the run has no GPUs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

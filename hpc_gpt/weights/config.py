@@ -5,8 +5,6 @@ transformers' class of that model type does not read either is named by `unread_
 reads it: what a file does not give is the class's default.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The keys of a config.json: which are read, which have no effect here, and which are refused if they are set."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

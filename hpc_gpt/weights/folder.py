@@ -5,8 +5,6 @@ a folder with a shape before anything is queued. The format is that of https://g
 bytes with the length of the header, the header in JSON, the tensors one after the other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -5,8 +5,6 @@ its header, its modification time and inode; of each tensor a hash of its first 
 trained further, or are another model's of the same shapes, differ in every tensor's blocks.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Export, `train.init`, engine hf-deepspeed and the tests share this mapping. It n
 is sliced and transposed as a tensor is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple

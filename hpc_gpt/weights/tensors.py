@@ -8,8 +8,6 @@ LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. Mist
 MistralForCausalLM if it began from one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ one and two ranks, in bf16 and fp32 (tests/plan/test_held_bytes.py does it at on
 does not train in it on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar

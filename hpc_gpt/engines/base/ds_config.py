@@ -3,8 +3,6 @@
 DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so the program relies on none.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hpc_gpt.settings.resolved import Resolved

@@ -4,8 +4,6 @@ An engine's module is a subclass that gives the answers in which it differs. `tr
 name, which trains; if it has none, the engine is another program, which the job starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

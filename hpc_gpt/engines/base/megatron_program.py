@@ -6,8 +6,6 @@ August 2026), megatron/arguments.py before March 2024. Those used here have had 
 A checkout's parser is read, never run: importing it would take a GPU build of torch and minutes.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence

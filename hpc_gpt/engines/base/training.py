@@ -1,8 +1,6 @@
 """A model's shape, its layout, and how it is trained, by us or by others: the input of every prediction;
 and the bytes a parameter that a program holds: weights, gradients and optimizer states."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -3,8 +3,6 @@
 python -m hpc_gpt.launch.local.by_hand RUN
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ command that started it.
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The dialects: one small module each, with a `DIALECT`. A module is used as soon as it is here; nothing else names it."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import cache

@@ -1,7 +1,5 @@
 """NVIDIA NeMo Automodel: tokens/s of the job, and of one GPU in brackets."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

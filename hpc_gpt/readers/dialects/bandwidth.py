@@ -1,7 +1,5 @@
 """Network benchmarks: BigScience's all_reduce bench and NVIDIA's nccl-tests. They are facts of a job, not of training."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

@@ -5,8 +5,6 @@ tokens and `tok/sec` include both. A validation batch costs less than a step, so
 of training and of validation.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """Collectives that time out or lose a peer: PyTorch's watchdog, NCCL, gloo, and the store in which ranks meet."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"

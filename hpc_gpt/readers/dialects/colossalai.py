@@ -1,7 +1,5 @@
 """ColossalAI's examples: rich's console, which wraps long lines; a step's time is on a line of its own, without a number."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

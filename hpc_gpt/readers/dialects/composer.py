@@ -5,8 +5,6 @@ memory only the peak is read. Metrics without a line of their batch are counted 
 and has four decimals: fewer mean that the line was cut.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
 
 _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"

@@ -1,7 +1,5 @@
 """DeepSpeed's own lines: memory, timers, progress, checkpoints, versions, FLOPs profile."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _GB = r"\d{1,6}(?:\.\d{1,6})?"

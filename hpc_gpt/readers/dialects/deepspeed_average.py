@@ -1,7 +1,5 @@
 """DeepSpeed's throughput timer of 2020 and 2021: a running mean of samples/s of the whole job."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

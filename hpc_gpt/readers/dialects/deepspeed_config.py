@@ -1,7 +1,5 @@
 """The configuration that DeepSpeed's engine dumps at its start. Its `world_size` is the data-parallel size."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _DUMP = "config.py:"

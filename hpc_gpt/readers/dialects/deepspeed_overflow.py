@@ -1,7 +1,5 @@
 """DeepSpeed's message that fp16 gradients overflowed and the step was skipped. It precedes the line of the step."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """DeepSpeed's pipeline engine: its step line, and the parameters of each stage."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

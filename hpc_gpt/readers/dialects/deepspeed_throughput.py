@@ -1,7 +1,5 @@
 """DeepSpeed's throughput timer since 2022: samples/s of the whole job, at the last step."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

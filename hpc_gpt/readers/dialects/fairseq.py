@@ -4,8 +4,6 @@
 the time since the start, `bsz` the sequences of a batch.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, LINE_START, NUMBER, Dialect, Pattern
 
 

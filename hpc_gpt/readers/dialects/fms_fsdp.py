@@ -3,8 +3,6 @@
 Every figure ends its line: nothing shows whether it was cut.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
 
 

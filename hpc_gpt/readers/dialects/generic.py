@@ -7,8 +7,6 @@ Read are the step, the loss, the learning rate, the gradient norm, and a time if
 which unit. Tokens/s are not read: nothing says whether they are of one GPU or of the job.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 _IS = r"(?:['\"]?[:=] {0,8}| {1,8})"

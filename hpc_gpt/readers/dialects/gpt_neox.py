@@ -1,7 +1,5 @@
 """EleutherAI's GPT-NeoX: iteration lines, the dump of arguments with `updated` or `default`, counts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

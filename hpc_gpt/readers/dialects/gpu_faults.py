@@ -1,7 +1,5 @@
 """Faults of a GPU, its driver or its links, and kernels that got invalid inputs."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, echo, failure
 
 # The driver's numbers of faults that only hardware or firmware causes.

@@ -8,8 +8,6 @@ its `train_speed` is a mean since the start. `train_steps_per_second` has three 
 the runtime over the steps is exact, but it may show how many steps there were.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern

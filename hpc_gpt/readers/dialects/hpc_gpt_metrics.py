@@ -1,7 +1,5 @@
 """This project's own metrics.jsonl, if it is read without its run folder."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 

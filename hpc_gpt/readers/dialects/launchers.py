@@ -1,7 +1,5 @@
 """Messages of launchers and shells about processes that ended: torchelastic, deepspeed, bash, and our own ranks."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, echo, failure, raised
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """Levanter logs its bar as lines. Counts have three digits and an SI suffix (1.23kit), so steps are rounded."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

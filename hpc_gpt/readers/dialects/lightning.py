@@ -7,8 +7,6 @@ it. A cut bar has no `]`: below a whole one, that of it is read which a comma fo
 blank after each figure. The parameters are those of the first rank: with Megatron's strategies, of its share.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"

@@ -5,8 +5,6 @@ Its training time includes evaluations and saves, so the steps are not timed by 
 Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(

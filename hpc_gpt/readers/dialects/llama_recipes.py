@@ -4,8 +4,6 @@ The steps of a bar restart with each epoch, so only those of the first epoch are
 GiB, rounded down.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern
 
 _STEP = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"

@@ -1,7 +1,5 @@
 """MaxText. TFLOP/s and tokens/s are per device. `total_weights` counts the targets of the batch without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern

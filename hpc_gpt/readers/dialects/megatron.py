@@ -1,7 +1,5 @@
 """Megatron-LM's lines during training, from 2020 to now, and those of forks that print the same."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 # The iteration line, in every form since 2020.

@@ -1,7 +1,5 @@
 """Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 

@@ -1,7 +1,5 @@
 """Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and what they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown

@@ -1,7 +1,5 @@
 """What Megatron-Bridge prints in addition to Megatron's lines: its own throughput, memory in 10^9 bytes."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """What Megatron-LM and its forks print before training: world size, parallel sizes, batch, parameter counts."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _WORLD = "using world size: "

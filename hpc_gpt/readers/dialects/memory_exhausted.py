@@ -1,7 +1,5 @@
 """Out of memory: on the GPU by allocators and libraries, on the host by Python, PyTorch and the kernel."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, failure, raised
 
 DIALECT = Dialect(

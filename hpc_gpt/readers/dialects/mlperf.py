@@ -8,8 +8,6 @@ others and the total in a third kind, so they are not read. `eval_accuracy` is t
 and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`. A whole number may end in `.0`.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 _EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "

@@ -1,7 +1,5 @@
 """mlx-lm and its descendants, on Apple's GPUs: iterations, rates since the line before, memory in units of 1e9 bytes."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

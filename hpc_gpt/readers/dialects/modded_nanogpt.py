@@ -4,8 +4,6 @@
 logs print whole milliseconds, and `nan` for the mean of the first ten steps.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
 _STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "

@@ -3,8 +3,6 @@
 Some of its logs have no other lines of steps.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(

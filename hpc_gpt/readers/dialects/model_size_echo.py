@@ -1,7 +1,5 @@
 """The model size that BigScience's scripts of May 2021 worked out and echoed."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(

@@ -3,8 +3,6 @@
 `total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(

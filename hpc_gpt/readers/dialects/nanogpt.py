@@ -4,8 +4,6 @@ For the first logged steps it prints an MFU of -100 %. A line is one step, timed
 steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(

@@ -4,8 +4,6 @@
 `time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern
 
 _BEFORE = r"(?=(?:[^\n]{0,4000}?\| "

@@ -5,8 +5,6 @@ as `nan.0`. The configuration is printed as YAML, one setting per line. `train_s
 step, after a synchronisation.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"

@@ -3,8 +3,6 @@
 A name that ends in dots is cut and not read.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
 
 # Eight distinct values of a fact are kept: a table with more GPUs is not counted.

@@ -4,8 +4,6 @@ OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too
 its line.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern
 
 

@@ -1,7 +1,5 @@
 """picotron. Its global batch is of tokens a step; memory is what the allocator has reserved, in 10^9 bytes."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
 _SHORT = r"\d{1,12}(?:\.\d{1,4})?[KMBT]?"

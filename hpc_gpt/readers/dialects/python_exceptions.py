@@ -1,7 +1,5 @@
 """Python's exceptions by the last line of their tracebacks: user errors, data, disks, and the rest."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
 
 _DATA_FILE = (

@@ -1,7 +1,5 @@
 """Slurm's messages about how a job, a step or a task ended: srun, slurmstepd, sbatch, sacct and scontrol."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import Dialect, Pattern, echo, failure
 
 _TASK = r"srun: error: (?P<node>[\w.-]{1,80}): tasks? (?P<rank>\d{1,7})[\d,-]{0,400}: "

@@ -3,8 +3,6 @@
 The time of `ms run` is the whole step.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(

@@ -1,7 +1,5 @@
 """torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
 
 

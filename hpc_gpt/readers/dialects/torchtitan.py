@@ -4,8 +4,6 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 _LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss

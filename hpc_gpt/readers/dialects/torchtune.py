@@ -1,7 +1,5 @@
 """torchtune's logs on disk: one line per step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
 
 

@@ -6,8 +6,6 @@ shows a loss, the loss is read. Of a cut bar, which has no `]`, that is read whi
 name that was cut off would show whether it counts the steps of an epoch.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
 # The name of a bar. A bar without a name, or named after training, is taken to count steps.

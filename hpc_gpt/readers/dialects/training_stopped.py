@@ -1,7 +1,5 @@
 """Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and schedulers other than Slurm."""
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import ANY_NAME, Dialect, failure, raised
 
 DIALECT = Dialect(

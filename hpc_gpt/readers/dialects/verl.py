@@ -3,8 +3,6 @@
 A step also generates and scores its samples. The tokens of a step vary.
 """
 
-from __future__ import annotations
-
 from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 

@@ -3,8 +3,6 @@
 Here are the parts: what a log says, before anything is inferred from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

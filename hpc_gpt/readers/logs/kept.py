@@ -10,8 +10,6 @@ its first bytes, its last bytes that were read, and samples between are unchange
 samples of a file that also grew is not noticed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A log read line by line: every line against every pattern. The faster reader must find the same."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

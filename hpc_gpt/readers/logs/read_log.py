@@ -5,8 +5,6 @@ it: it may open another part, be of another rank, or repeat a step. Stretches wi
 the line that ends a stretch is read by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

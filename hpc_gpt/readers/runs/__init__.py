@@ -1,7 +1,5 @@
 """From run folders and logs to runs. Here: a run as it was read, records in files, and a record's derived figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Two statements may differ by 5 %. Beyond that the figure is left out and a flag 
 known one of the program's own arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

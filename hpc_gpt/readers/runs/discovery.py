@@ -4,8 +4,6 @@ Folders are walked without following circular links, and only plain files are op
 bytes whether a file is a log; here files are left out only by names that no log has (source, pages, weights).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

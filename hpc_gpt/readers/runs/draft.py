@@ -1,7 +1,5 @@
 """A record while it is built: what logs state of each field, which value is used, its source, and what looks wrong."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs of other programs: from their logs to records and steps, each run with its own name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace

@@ -16,8 +16,6 @@ Two parts that differ in layout, shape or batch are never of one run. Otherwise,
 5. A log without steps joins the run of its job id, else the only run of its folder.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

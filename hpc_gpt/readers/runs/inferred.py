@@ -4,8 +4,6 @@ A program's own rates and counts also show settings that it does not print. Each
 program's own count of parameters differs from the count by the shape, a flag says why.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

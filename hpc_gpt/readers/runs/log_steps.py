@@ -1,7 +1,5 @@
 """The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

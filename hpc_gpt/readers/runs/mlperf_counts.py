@@ -3,8 +3,6 @@
 MLPerf's submissions count in one of these three under the same names. What does not follow is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ start of the run; by the time of day of the lines; the total runtime over the st
 how it was found. Bars give no step time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Our own run folders as records: resolved.json says what ran, `attempts/` how it went."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -4,8 +4,6 @@ It is the weakest evidence, because it may have been edited since the job ran. W
 substitution, a variable that is never set) is unknown, not empty.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ Text from a log never becomes markup: the template escapes what it prints, drawi
 Content-Security-Policy allows only its own script and style, by their hashes.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -5,8 +5,6 @@ is good to know. Within a level the anomaly that cost most GPU hours, or most GP
 runs is one anomaly, and so are failures that differ only in their figures, paths and hosts.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Above DETAILED_RUNS the page has only briefs of the others: sources that most of them share are there once.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

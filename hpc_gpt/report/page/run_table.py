@@ -5,8 +5,6 @@ Only runs that are comparable are ranked together: those of one model size, sequ
 are not in doubt.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Only here and in the template text becomes markup. `safe` does not escape: the template does.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -2,8 +2,6 @@
 name, a value of the profile's `chain`. The shell's side of a way is templates/slurm/requeue/NAME.sh.j2.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import cache

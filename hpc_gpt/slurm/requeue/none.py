@@ -1,7 +1,5 @@
 """A run has one job. Also that of `submit --here`: a requeue would put the user's allocation back."""
 
-from __future__ import annotations
-
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.slurm.requeue import Way
 

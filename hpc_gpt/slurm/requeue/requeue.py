@@ -1,7 +1,5 @@
 """Slurm puts the job back into its queue, by scontrol requeue."""
 
-from __future__ import annotations
-
 from hpc_gpt.slurm.requeue import Way
 
 

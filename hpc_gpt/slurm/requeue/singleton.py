@@ -1,7 +1,5 @@
 """The jobs of a run have one name and wait for each other: for sites that refuse a requeue."""
 
-from __future__ import annotations
-
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.requeue import Way

@@ -4,8 +4,6 @@ A checkpoint is written under a temporary name, completed by complete.json, and 
 the check of its files, so that each is read once. `folders` has the names, `save` the stages of a save.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

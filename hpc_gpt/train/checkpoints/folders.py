@@ -13,8 +13,6 @@ containers and the classes named here are made. torch's own restricted reader re
 DeepSpeed's files have objects of a few classes of its own, which are made by setting their fields.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle

@@ -7,8 +7,6 @@ progress.pt           step, loss scale
 The files are mapped: a node's ranks share their pages, and copy a parameter at a time to their devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@
 All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

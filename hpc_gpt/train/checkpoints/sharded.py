@@ -12,8 +12,6 @@ Here all ranks plan together over their group between the hosts, because the dev
 and compete with the training. Then each rank writes alone, and rank 0 writes the metadata.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

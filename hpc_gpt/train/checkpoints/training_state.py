@@ -5,8 +5,6 @@ random-00000.pt    the states of a rank's random generators
 data-00003.json    how far a data-parallel rank has read a stream of data
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ resumes at another tp, pp, dp or ZeRO stage without a conversion. DeepSpeed's ow
 bytes of disk for each parameter, 680 GB for 48B, and handles neither ZeRO-0 nor tp under ZeRO-3.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Engine command: starts and supervises the program that `[command]` says, once a GPU, a node or a job."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Engine deepspeed-3d: DeepSpeed's pipeline x our tensor parallelism x data parallelism, ZeRO 0 or 1."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

@@ -6,8 +6,6 @@ built without values, and the masters get them here in fp32, a few megabytes at 
 more than it updates and what its forward pass holds: under ZeRO-3 its part of each parameter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ and reads them as data alone. So the files are the same, but no rank can find th
 other changes save memory; `private_parts` lists the names that they need.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

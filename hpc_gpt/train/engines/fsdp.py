@@ -10,8 +10,6 @@ fused QKV, of which a rank holds its heads of each part, nor this embedding and 
 are DTensors on the mesh of tp x dp, whose placements describe which part of the model a rank holds.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What torch.compile compiles of a model, and what it needs for that."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

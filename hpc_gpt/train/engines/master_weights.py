@@ -31,8 +31,6 @@ operation by operation: correct, but slow, and with temporaries as large as the 
 tests/benchmarks/update.py measures the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Megatron-LM itself handles SIGTERM (it saves, and its ranks leave together), its checkpoints and its log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The end of a step: learning rate, gradient norm and clipping, the optimizer, and fp16's loss scale."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

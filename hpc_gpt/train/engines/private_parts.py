@@ -8,8 +8,6 @@ path raises ConfigError if a name is missing.
 What uses torch's names is here; what uses DeepSpeed's is in `deepspeed_setup`, `zero_step` and `checkpoints`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import pkgutil

@@ -5,8 +5,6 @@ Every private name used here is listed in `private_parts`. If one is missing, or
 version, the optimizers do not change; but a missing name of `SPLIT_UPDATE` raises ConfigError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
