@@ -21,7 +21,7 @@ RUN_BY = {
     ("cli/requests.py", "hpc-gpt status"): "cli/test_next.py::test_what_stop_and_save_name_shows_the_run",
     ("cli/submitting.py", "hpc-gpt status"): "cli/test_next.py::test_what_submit_names_shows_the_run",
     ("cli/submitting.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
-    ("launch/control.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    ("watch/control.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
     ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
     ("cli/rehearse.py", "{}"): "cli/test_rehearse.py::test_a_whole_life_leaves_nothing_but_what_is_kept",
     ("cli/profile.py", "{}"): "slurm/test_doctor.py::test_a_detected_profile_is_one_that_submits",

@@ -25,7 +25,7 @@ case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*
 """
 WAIT = (
     "import sys; from pathlib import Path; "
-    "from hpc_gpt.launch import control; from hpc_gpt.runs.run_folder import RunFolder; "
+    "from hpc_gpt.watch import control; from hpc_gpt.runs.run_folder import RunFolder; "
     "control.SLURM_POLL_S = 0.1; control.wait_for(RunFolder(Path(sys.argv[1])))"
 )
 
