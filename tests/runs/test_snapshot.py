@@ -97,11 +97,11 @@ def test_what_is_unpacked_is_what_was_submitted_and_what_differs_is_set_aside(ru
 
 def plant_cache(code: Path, ran: Path) -> None:
     """A cache of a module's that Python takes without a look at the source."""
-    source = code.parent / "batch.py"
+    source = code.parent / "layout.py"
     source.write_text(f"open({str(ran)!r}, 'w')")
     cache = code / "hpc_gpt" / "settings" / "__pycache__"
     cache.mkdir()
-    cached = cache / f"batch.{sys.implementation.cache_tag}.pyc"
+    cached = cache / f"layout.{sys.implementation.cache_tag}.pyc"
     py_compile.compile(str(source), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.unlink()
 
