@@ -25,6 +25,7 @@ from tests.session import (  # noqa: F401  (hooks, found by name)
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,
+    pytest_unconfigure,
 )
 
 # A time limit per example would fail on a busy machine; with CI=true the examples are the same each time.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest, session
 from tests.conftest import REPOSITORY
 
 SHARED = "import pytest\n@pytest.fixture\ndef shared(): pytest.skip('none here')\ndef test_a(shared): pass\n"
@@ -32,6 +33,12 @@ def run_session(folder: Path, source: str, ci: str, *options: str, which: str = 
     ]
     environment = {**os.environ, "CI": ci, "ALL_TESTS": which, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_conftest_has_every_hook_of_the_session() -> None:
+    """pytest finds hooks by name, and one that is not there is not missed."""
+    hooks = {name for name in vars(session) if name.startswith("pytest_")}
+    assert hooks <= vars(conftest).keys()
 
 
 UNRUN = {
