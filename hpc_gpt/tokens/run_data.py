@@ -1,15 +1,9 @@
-"""The data of a run: their path, whether they fit the run, and its samples.
-
-A sample has seq + 1 tokens: the inputs are the first `seq` of them, the targets the last `seq`.
-"""
+"""The data of a run: their path, whether they fit the run, and what its user is to know of them."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.experiment import Data
@@ -25,15 +19,13 @@ from hpc_gpt.tokens.build import (
     stdlib_length,
     stdlib_path,
 )
-from hpc_gpt.tokens.megatron import check_tokens, check_window, open_megatron
-from hpc_gpt.tokens.order import sample_position
+from hpc_gpt.tokens.megatron import check_tokens, open_megatron
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
 from hpc_gpt.tokens.tokenizer import BYTE, CHAR, ByteTokenizer, check_table, open_tokenizer, tokenizer_name
 from hpc_gpt.words import counted, show_short
 
-Sample = NDArray[Any]
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
 
@@ -278,80 +270,3 @@ def _file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
     """The run's token file or Megatron's pair; None for data of the standard library that are not made yet."""
     files = megatron.paths(path) if resolved.data.source == "megatron" else (path,)
     return open_file(resolved) if all(file.exists() for file in files) else None
-
-
-class Samples(Protocol):
-    """A source of samples. `identity` distinguishes sources: a file's SHA-256, or "random"."""
-
-    identity: str
-
-    def train(self, number: int) -> Sample:
-        """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], read-only."""
-
-    def evaluation(self, number: int) -> Sample:
-        """Evaluation sample `number`, the same at every evaluation: integers [seq + 1]."""
-
-
-def open_samples(resolved: Resolved) -> Samples | ShardSet:
-    """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit."""
-    if resolved.data.source == "random":
-        return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
-    if resolved.data.source == "stream":
-        return open_shards(resolved)
-    return FileSamples(open_file(resolved), resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
-
-
-class FileSamples:
-    """Consecutive windows of a token file. Two share one token: the last target of one, the first input of the next.
-
-    Training windows are in the order of the seed, epoch after epoch. Evaluation windows are from the last part of the
-    file, in its order, and start over at its end.
-    """
-
-    def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
-        self.identity = file.sha
-        split = split_tokens(len(file.tokens), eval_fraction)
-        self._file = file
-        # Not a memmap, whose slicing takes longer than reading the slice.
-        self._tokens = np.asarray(file.tokens)
-        self._split = split
-        self._seed = seed
-        self._seq = seq
-        self.train_size = (split - 1) // seq
-        self.eval_size = max(0, (len(file.tokens) - split - 1) // seq)
-
-    def train(self, number: int) -> Sample:
-        return self._window(sample_position(number, self.train_size, self._seed) * self._seq)
-
-    def evaluation(self, number: int) -> Sample:
-        return self._window(self._split + number % self.eval_size * self._seq)
-
-    def _window(self, start: int) -> Sample:
-        window = self._tokens[start : start + self._seq + 1]
-        if not self._file.tokenizer:
-            # Megatron's files do not state their vocabulary.
-            check_window(self._file, start, window)
-        return window
-
-
-class RandomSamples:
-    """Random tokens, for measuring speed: a function of (seed, sample number), from numpy's Philox."""
-
-    identity = "random"
-
-    def __init__(self, seed: int, seq: int, vocab: int) -> None:
-        self._seed = seed & (1 << 64) - 1
-        self._seq = seq
-        self._vocab = vocab
-
-    def train(self, number: int) -> Sample:
-        return self._draw(number)
-
-    def evaluation(self, number: int) -> Sample:
-        # The upper half of the sample numbers, which no training reaches.
-        return self._draw(number + (1 << 63))
-
-    def _draw(self, number: int) -> Sample:
-        # Raw words, because numpy keeps their stream from version to version, but not that of `integers`.
-        words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
-        return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)

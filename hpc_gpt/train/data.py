@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.order import micro_batch_numbers
-from hpc_gpt.tokens.run_data import Sample, Samples
+from hpc_gpt.tokens.samples import Sample, Samples
 from hpc_gpt.tokens.shard_stream import Position, ShardSet, ShardStream, evaluation_samples
 
 MicroBatch = tuple[Tensor, Tensor]

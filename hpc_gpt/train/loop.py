@@ -21,7 +21,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal
 from hpc_gpt.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.supervision.signals import Inbox, Signals
-from hpc_gpt.tokens.run_data import Samples
+from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import describe_removed

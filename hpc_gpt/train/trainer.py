@@ -23,7 +23,8 @@ from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
-from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
+from hpc_gpt.tokens.run_data import ensure_data, located
+from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention

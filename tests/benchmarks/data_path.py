@@ -24,7 +24,8 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import ensure_data, open_samples
+from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.token_file import write_tokens
 from hpc_gpt.train.data import open_stream
 

@@ -38,7 +38,8 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import ensure_data, open_samples
+from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.plain_gpt import train_plainly

@@ -17,7 +17,7 @@ import torch
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.signals import Signals
-from hpc_gpt.tokens.run_data import open_samples
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.loop import Loop

@@ -12,7 +12,8 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import ensure_data, open_samples
+from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.data import DataStream
 from hpc_gpt.train.trainer import Trainer
 from tests.train.launch import settings

@@ -17,7 +17,7 @@ from hpc_gpt.ends.end_policy import REASONS, SIGNALS, End, end_for
 from hpc_gpt.runs.requests import answer_of, write_request
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.supervision.signals import Inbox, Signals
-from hpc_gpt.tokens.run_data import Samples
+from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.megatron_lm import MegatronRank

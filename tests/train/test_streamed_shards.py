@@ -18,7 +18,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Data
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import open_samples
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions

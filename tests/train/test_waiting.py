@@ -10,7 +10,7 @@ import torch
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.tokens.run_data import open_samples
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.data import open_stream
 from tests import marked
 from tests.distributed.plain_gpt import train_plainly
