@@ -204,6 +204,8 @@ def guess_device(kind: NodeKind) -> list[str]:
     """The known devices that a node's GPU type or features name; several if they do not give the memory."""
     parts = set(re.split(r"[^a-z0-9]+", " ".join([kind.gpu_type or "", *kind.features]).lower()))
     of_family = [name for name, each in DEVICES.items() if not each.nominal and name.partition("-")[0] in parts]
+    cards = {"pcie", "nvl"}
+    of_family = [name for name in of_family if cards & {*name.split("-")} == cards & parts]
     for name in of_family:
         memory = re.search(r"-(\d+)g", name)
         if memory and parts & {f"{memory[1]}{unit}" for unit in ("", "g", "gb", "go")}:

@@ -49,9 +49,11 @@ def device_named(product: str) -> str | None:
     """
     if product in DEVICES:
         return product
-    if "NVL" in product or "PCIE" in product.upper():
-        return None
-    return next((name for name, each in DEVICES.items() if any(part in product for part in each.products)), None)
+    is_card = "NVL" in product or "PCIE" in product.upper()
+    for name, each in DEVICES.items():
+        if any(part in product and (not is_card or "NVL" in part or "PCI" in part) for part in each.products):
+            return name
+    return None
 
 
 def peak_tflops(device: str | None, dtype: str) -> float | None:

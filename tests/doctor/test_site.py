@@ -121,6 +121,8 @@ def test_names_that_would_break_the_file_do_not(tmp_path):
         (None, ("v100-16g",), ["v100-16g"]),
         ("h200", (), ["h200"]),
         ("nvidia_h100_80gb_hbm3", (), ["h100-80g"]),
+        ("nvidia_h100_nvl", (), ["h100-nvl"]),
+        ("nvidia_a100_80gb_pcie", (), ["a100-pcie-80g"]),
         ("tesla", ("ib",), []),
         (None, (), []),
     ],
