@@ -36,6 +36,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
     (("--pipeline-model-parallel-size", "--pp"), "layout.pp", int, "Pipeline stages."),
+    (("--context-parallel-size", "--cp"), "layout.cp", int, "Context parallel size: GPUs that share a sample."),
     (("--data-parallel-size", "--dp"), "layout.dp", int, "Data parallel size; derived from the others unless given."),
     (("--micro-batch-size", "--mbs"), "layout.micro_batch", int, "Samples in one pass of one replica."),
     (("--global-batch-size", "--gbs"), "layout.global_batch", int, "Samples in one step."),
@@ -61,7 +62,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 
 # The options that set the size of a run.
-_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
+_SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "cp", "dp"))}
 
 # What a plan depends on; other verbs take the last ones by `--set`.
 PLANNING_OPTIONS = (

@@ -12,6 +12,7 @@ from hpc_gpt.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import Obstacle
 
 # The keys of [train] that say something of the attempt, or of the record's figures.
 _OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
@@ -24,11 +25,14 @@ class CommandEngine(EngineFacts):
     trains_our_model = False
     is_program = True
     takes_command = True
-    axes = frozenset({"tp", "pp"})  # as the program splits; nothing here does
+    axes = frozenset({"tp", "pp", "cp"})  # as the program splits; nothing here does
     switches = frozenset({"recompute"})  # for the record's FLOPs
     no_save = "a program of your own saves when it does by itself; stop and requeue send it command.stop_signal"
 
     def shape_fault(self, shape: ModelShape) -> str | None:
+        return None
+
+    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
         return None
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:

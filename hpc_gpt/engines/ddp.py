@@ -6,13 +6,14 @@ from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 
 class Ddp(EngineFacts):
     order, plan_order = 40, 20
+    axes = frozenset({"cp"})
     switches = OUR_MODEL | {"sharded_optimizer", "overlap_update"}
     alternatives = {
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
         "offload": "use --engine deepspeed-zero",
     }
     compiles_update = True
-    converts = frozenset({"layout.dp"})
+    converts = frozenset({"layout.cp", "layout.dp"})
     overlaps_reduction = True
     synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
     pads_vocabulary = False

@@ -4,14 +4,15 @@ from typing import Any
 
 from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.facts import OUR_MODEL
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolved import Resolved
 
-ANY_LAYOUT = frozenset({"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"})
+ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 
 
 class Deepspeed3d(DeepspeedFacts):
     order, plan_order = 10, 10
-    axes = frozenset({"tp", "pp"})
+    axes = frozenset({"tp", "pp", "cp"})
     zero_stages, default_stage = (0, 1), 1
     switches = OUR_MODEL | {"sequence_parallel", "partition"}
     alternatives = DeepspeedFacts.alternatives | {"offload": "use --engine deepspeed-zero with --pp 1"}

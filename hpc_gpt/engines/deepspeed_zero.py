@@ -7,7 +7,7 @@ from hpc_gpt.engines.deepspeed_3d import ANY_LAYOUT
 
 class DeepspeedZero(DeepspeedFacts):
     order, plan_order = 20, 30
-    axes = frozenset({"tp"})
+    axes = frozenset({"tp", "cp"})
     zero_stages, default_stage = (0, 1, 2, 3), 1
     switches = OUR_MODEL | OFFLOAD | {"sequence_parallel", "tiles"}
     converts = ANY_LAYOUT

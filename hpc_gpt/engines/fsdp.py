@@ -1,4 +1,4 @@
-"""PyTorch FSDP2: weights, gradients and optimizer sharded over dp, layers over tp."""
+"""PyTorch FSDP2: weights, gradients and optimizer sharded over cp x dp, layers over tp."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from hpc_gpt.settings.shape_split import layer_params, outer_params
 
 class Fsdp(EngineFacts):
     order, plan_order = 30, 40
-    axes = frozenset({"tp"})
+    axes = frozenset({"tp", "cp"})
     switches = OUR_MODEL | {"offload", "prefetch", "reshard"}
     alternatives = {
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
         "sharded_optimizer": "fsdp shards the optimizer always; leave it out",
     }
-    converts = frozenset({"layout.tp", "layout.dp"})
+    converts = frozenset({"layout.tp", "layout.cp", "layout.dp"})
     selects_operators = True
     overlaps_reduction = True
     pads_vocabulary = False

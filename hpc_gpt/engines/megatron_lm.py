@@ -24,12 +24,13 @@ class MegatronLm(EngineFacts):
     order, plan_order = 60, 50
     trains_our_model = False
     is_program = True
-    axes = frozenset({"tp", "pp"})
+    axes = frozenset({"tp", "pp", "cp"})
+    cp_exchanges = ("heads", "keys", "ring")
     no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     least_steps_after_warmup = 1
     fixed_train = {"save_last": True, "matmul_rate": False}
     counts_evaluation = False
-    switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"})
+    switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "cp_exchange", "megatron_args"})
     alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
     compiles_edges = False
     has_dropout = True

@@ -1,6 +1,5 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.weights.config import model_name
@@ -135,7 +135,7 @@ def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    fixed = [name for name in ("tp", "pp", "dp", "offload") if name in asked.question.fixed]
+    fixed = [name for name in (*AXES, "offload") if name in asked.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
@@ -146,10 +146,11 @@ def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
 
 
 def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
-    found = re.fullmatch(r"tp(\d{1,6})-pp(\d{1,6})-dp(\d{1,6})", why)
-    if found is None:
-        raise ConfigError(f"--why {why!r:.60} is no layout", "give one as tp4-pp16-dp1")
-    layout = {f"layout.{axis}": int(size) for axis, size in zip(("tp", "pp", "dp"), found.groups(), strict=True)}
+    try:
+        parsed = Layout.parse(why)
+    except LayoutError as fault:
+        raise ConfigError(f"--why {fault}", fault.hint) from None
+    layout = {f"layout.{axis}": size for axis, size in vars(parsed).items()}
     for key, size in layout.items():
         if overrides.get(key, size) != size:
             axis = key.partition(".")[2]

@@ -15,7 +15,7 @@ from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, Partition
-from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
+from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.shape_split import check_split, partition_layers, split_obstacle
@@ -30,7 +30,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
-    *(f"layout.{name}" for name in ("tp", "pp", "dp", *_BATCH)),
+    *(f"layout.{name}" for name in (*AXES, *_BATCH)),
     *(f"engine.{name}" for name in PLANNED if name != "name"),
 )
 _MOST = 10**9
@@ -57,9 +57,10 @@ class Question:
 
     def layouts(self) -> Iterator[tuple[Layout, str | None]]:
         """Every layout of the GPUs, each with the reason why it cannot run, or None."""
-        for tp in divisors(self.gpus):
-            for pp in divisors(self.gpus // tp):
-                layout = Layout(tp, pp, self.gpus // (tp * pp))
+        cp = self.fixed.get("cp", 1)
+        for tp in divisors(self.gpus // cp if self.gpus % cp == 0 else 0):
+            for pp in divisors(self.gpus // (cp * tp)):
+                layout = Layout(tp, pp, self.gpus // (tp * cp * pp), cp)
                 if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
                     yield layout, self._obstacle(layout)
 
@@ -136,7 +137,7 @@ class Question:
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
         facts = engine_named(engine)
-        if any(size > 1 and axis not in facts.axes for axis, size in (("tp", layout.tp), ("pp", layout.pp))):
+        if any(size > 1 and axis not in facts.axes for axis, size in vars(layout).items() if axis != "dp"):
             return
         for asked in self._choices("zero_stage", facts.zero_stages):
             stage = facts.stage_that_runs(asked, self.dtype)
@@ -148,7 +149,7 @@ class Question:
                 if not _can_offload(engine, stage, offload):
                     continue
                 for sharded in self._choices("sharded_optimizer", (False, True)):
-                    if not sharded or ("sharded_optimizer" in facts.switches and layout.dp > 1):
+                    if not sharded or ("sharded_optimizer" in facts.switches and layout.data_ranks > 1):
                         yield stage, offload, sharded
 
     def _chunks(self, engine: str, pp: int) -> list[int]:
@@ -261,8 +262,8 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
     if unobstructed:  # an engine's switches are in the way, and its own message says which
         _resolve_with(question, experiment, profile, unobstructed[0])
-    fixed = {axis: question.fixed[axis] for axis in ("tp", "pp", "dp") if axis in question.fixed}
-    if not layouts and len(fixed) == 3:
+    fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
+    if not layouts and {"tp", "pp", "dp"} <= set(fixed):
         _resolve_with(question, experiment, profile, Layout(**fixed))
     given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from hpc_gpt.formulas import GIB
 from hpc_gpt.preflight.verdict import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.resolved import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -40,7 +40,6 @@ _WRITTEN_MIB = 8
 _TIMES = 3
 # A collective that takes longer will not end. NCCL's first one among hundreds of ranks takes many seconds.
 PATIENCE_S = 45
-AXES = ("tp", "pp", "dp")
 
 
 class ProbeFailed(Exception):

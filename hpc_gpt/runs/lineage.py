@@ -201,26 +201,29 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
     """The [layout] of the new run: what was asked for, else the parent's sizes."""
     old = parent.layout
-    tp, pp = asked.get("tp") or old.tp, asked.get("pp") or old.pp
+    tp, pp, cp = (asked.get(axis) or getattr(old, axis) for axis in ("tp", "pp", "cp"))
+    others = tp * cp * pp
     gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
     if gpus is None and nodes is None:
-        gpus = tp * pp * dp if dp else parent.gpus
+        gpus = others * dp if dp else parent.gpus
         if gpus == parent.gpus and profile == parent.cluster:
             nodes = parent.nodes
-    if gpus is not None and dp is None and gpus % (tp * pp):
+    if gpus is not None and dp is None and gpus % others:
+        product = f"tp {tp} x {f'cp {cp} x ' if cp > 1 else ''}pp {pp} = {others}"
         raise LayoutError(
-            f"tp {tp} x pp {pp} = {tp * pp} does not divide {gpus} GPUs: {gpus} / {tp * pp} = {gpus / (tp * pp):.2f}",
-            f"give --gpus, a multiple of {tp * pp}",
+            f"{product} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
+            f"give --gpus, a multiple of {others}",
         )
     micro_batch = asked.get("micro_batch") or (None if "micro_batches" in asked else parent.batch.micro_batch)
     ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
-    _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // (tp * pp))
+    _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // others)
     across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
     sizes = {
         "gpus": gpus,
         "nodes": nodes,
         "tp": tp,
         "pp": pp,
+        "cp": cp,
         "dp": dp,
         "global_batch": parent.batch.global_batch,
         "micro_batch": micro_batch,

@@ -30,7 +30,7 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
     faults += _shape_faults(engine, shape)
-    faults += _size_faults(engine, layout, shape)
+    faults += [*_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
     kind = LayoutError if faults and faults[0].of_layout else ConfigError
     raise_faults({fault.message: fault.hint for fault in faults}, kind)
     return engine
@@ -45,7 +45,7 @@ def resolve_optimizer(train: Train, engine: Engine) -> Train:
 def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     facts, stage = engine_named(engine.name), engine.zero_stage
     assert stage is not None
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "pp", "cp"):
         size = getattr(layout, axis)
         if size > 1 and axis not in facts.axes:
             others = " or ".join(name for name, other in trainers().items() if axis in other.axes)
@@ -83,7 +83,7 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
     if engine.sequence_parallel and layout.tp == 1:
         yield Fault("engine.sequence_parallel splits over the tensor-parallel group, but tp is 1",
                     "use --tp 2 or more, or leave it out")  # fmt: skip
-    if engine.sharded_optimizer and layout.dp == 1:
+    if engine.sharded_optimizer and layout.data_ranks == 1:
         yield Fault("engine.sharded_optimizer shards over data-parallel ranks, but dp is 1",
                     "use --dp 2 or more, or leave it out")  # fmt: skip
     if engine.overlap_update and engine.sharded_optimizer:
@@ -166,6 +166,18 @@ def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
         yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
                     f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
                     "leave engine.fused_bias_gradients out")  # fmt: skip
+
+
+def _context_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
+    facts = engine_named(engine.name)
+    if layout.cp == 1 or "cp" not in facts.axes:
+        return
+    if engine.cp_exchange not in facts.cp_exchanges:
+        known = " or ".join(f'"{each}"' for each in facts.cp_exchanges)
+        yield Fault(f"engine.cp_exchange is {engine.cp_exchange}, which engine {engine.name} does not have",
+                    f"use engine.cp_exchange = {known}")  # fmt: skip
+    elif (obstacle := facts.context_obstacle(shape, layout, engine)) is not None:
+        yield Fault(obstacle.message, obstacle.hint, of_layout=True)
 
 
 def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 else:
     EngineName = Literal[ENGINE_NAMES]
 Compile = Literal["none", "block", "edges", "whole"]
+CpExchange = Literal["heads", "keys", "ring"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
@@ -86,7 +87,8 @@ def key(
     **rules: Any,
 ) -> Any:
     """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
-    return field(default=default, metadata={"rules": KeyRules(resume, decides, unhashed=(default,) * added, **rules)})
+    rules = {"unhashed": (default,) * added, **rules}
+    return field(default=default, metadata={"rules": KeyRules(resume, decides, **rules)})
 
 
 def key_rules(table: Any) -> dict[str, KeyRules]:
@@ -227,6 +229,8 @@ class Engine:
     "The next block's weights are gathered during the backward pass."
     reshard: bool = key(True, resume="free", decides="speed")
     "A block's gathered weights are freed after its forward pass."
+    cp_exchange: CpExchange = key("heads", resume="free", decides="speed", added=True)
+    "What the ranks of cp exchange: heads, all keys and values, or keys in a ring (engine megatron-lm alone)."
     megatron_args: tuple[str, ...] = key((), resume="free", decides="speed")
     'Further arguments of pretrain_gpt.py; for example ["--num-layers-per-virtual-pipeline-stage", "2"].'
 
@@ -243,8 +247,10 @@ class LayoutRequest:
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
     pp: int | None = key(None, resume="converted", decides="speed")
     "Pipeline parallel size: stages of layers; for example 16."
+    cp: int | None = key(None, resume="converted", decides="speed", unhashed=(None, 1))
+    "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
     dp: int | None = key(None, resume="converted", decides="speed")
-    "Data parallel size: copies of the model; by default what tp and pp leave."
+    "Data parallel size: copies of the model; by default what tp, cp and pp leave."
     micro_batch: int | None = key(None, resume="free", decides="speed")
     "Samples of one forward pass of one rank; for example 4."
     micro_batches: int | None = key(None, resume="free", decides="speed")

@@ -47,8 +47,8 @@ class _Sizes:
 
     @property
     def shown_layout(self) -> str:
-        """tp, pp and dp, if they are those of the program, and not only its GPUs; else empty."""
-        return str(self.layout) if self.batch is not None or self.layout.tp * self.layout.pp > 1 else ""
+        """The layout, if it is that of the program, and not only its GPUs; else empty."""
+        return str(self.layout) if self.batch is not None or self.layout.dp < self.layout.gpus else ""
 
     @property
     def unknown(self) -> list[str]:

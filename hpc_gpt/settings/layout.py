@@ -1,8 +1,9 @@
-"""The layout of a run over its GPUs: tensor x pipeline x data parallel; and the batch equation:
+"""The layout of a run over its GPUs: tensor x context x pipeline x data parallel; and the batch equation:
 global_batch = micro_batch x micro_batches x dp."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpc_gpt.errors import LayoutError, check_sizes
@@ -15,65 +16,94 @@ class Coordinate(NamedTuple):
     tp: int
     pp: int
     dp: int
+    cp: int = 0
+
+
+AXES = ("tp", "pp", "cp", "dp")
+"The axes in the order in which a layout is printed."
+_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`tp` x `pp` x `dp` ranks. tp varies fastest with the rank, then dp, then pp.
+    """`tp` x `cp` x `pp` x `dp` ranks. tp varies fastest with the rank, then cp, then dp, then pp.
 
     That is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group is always
-    a run of neighbouring ranks and stays inside a node.
+    a run of neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; to an
+    engine they are ranks of its data axis, which has `data_ranks`. `dp` counts replicas: which sample a rank reads.
     """
 
     tp: int
     pp: int
     dp: int
+    cp: int = 1
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp"):
+        for axis in AXES:
             size = getattr(self, axis)
             if size < 1:
                 raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
 
     def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}-dp{self.dp}"
+        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}"
+
+    @staticmethod
+    def parse(text: str) -> "Layout":
+        """The layout of a text such as tp4-pp16-dp1 or tp2-pp2-cp2-dp2. LayoutError for any other."""
+        if (found := _TEXT.fullmatch(text)) is None:
+            raise LayoutError(f"{text!r:.60} is no layout", "give one as tp4-pp16-dp1, or tp2-pp2-cp2-dp2")
+        return Layout(**{axis: int(size) for axis, size in found.groupdict().items() if size is not None})
 
     @property
     def gpus(self) -> int:
         """Number of ranks, one to a GPU."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks of the data axis, which average gradients and share weights and optimizer: cp x dp."""
+        return self.cp * self.dp
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""
         if not 0 <= rank < self.gpus:
             raise IndexError(f"rank {rank} is outside 0..{self.gpus - 1} of {self}")
-        return Coordinate(tp=rank % self.tp, pp=rank // (self.tp * self.dp), dp=rank // self.tp % self.dp)
+        others, tp = divmod(rank, self.tp)
+        others, cp = divmod(others, self.cp)
+        pp, dp = divmod(others, self.dp)
+        return Coordinate(tp, pp, dp, cp)
 
     def rank(self, at: Coordinate) -> int:
         """The rank at a coordinate; IndexError outside the layout."""
-        for axis in ("tp", "pp", "dp"):
+        for axis in AXES:
             if not 0 <= getattr(at, axis) < getattr(self, axis):
                 raise IndexError(f"{axis} {getattr(at, axis)} is outside 0..{getattr(self, axis) - 1} of {self}")
-        return (at.pp * self.dp + at.dp) * self.tp + at.tp
+        return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
+
+    def data_rank(self, rank: int) -> int:
+        """The place of `rank` on the data axis: the cp ranks of a replica are neighbours."""
+        return rank // self.tp % self.data_ranks
 
     def coordinates(self) -> Iterator[Coordinate]:
         """The coordinates of all ranks, in rank order."""
         return (self.coordinate(rank) for rank in range(self.gpus))
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The groups of ranks that differ only along `axis` ("tp", "pp" or "dp"), each in the order of that axis."""
+        """The groups of ranks that differ only along `axis` ("tp", "pp", "cp", "dp"; "data" is cp and dp), each in the
+        order of that axis."""
         groups: dict[Coordinate, list[int]] = {}
+        same = {"dp": 0, "cp": 0} if axis == "data" else {axis: 0}
         for rank, at in enumerate(self.coordinates()):
-            groups.setdefault(at._replace(**{axis: 0}), []).append(rank)
+            groups.setdefault(at._replace(**same), []).append(rank)
         return list(groups.values())
 
 
 def check_gpus(layout: Layout, gpus: int) -> None:
     """LayoutError, with the product, if the layout does not take exactly these GPUs."""
     if layout.gpus != gpus:
-        product = f"{layout.tp} x {layout.pp} x {layout.dp} = {layout.gpus}"
+        product = " x ".join(str(getattr(layout, axis)) for axis in AXES if axis != "cp" or layout.cp > 1)
         raise LayoutError(
-            f"layout {layout} needs {counted(layout.gpus, 'GPU')} ({product}), but there are {gpus}",
+            f"layout {layout} needs {counted(layout.gpus, 'GPU')} ({product} = {layout.gpus}), but there are {gpus}",
             f"use --gpus {layout.gpus}{_fitting(layout, gpus)}",
         )
 
@@ -117,10 +147,10 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
 
 def _fitting(layout: Layout, gpus: int) -> str:
     """A second hint: the same layout with another dp or pp that takes exactly these GPUs, if there is one."""
-    for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
+    for axis in ("dp", "pp"):
+        others = layout.gpus // getattr(layout, axis)
         if gpus % others == 0:
-            sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, axis: gpus // others}
-            return f", or {Layout(**sizes)}"
+            return f", or {replace(layout, **{axis: gpus // others})}"
     return ""
 
 

@@ -23,7 +23,7 @@ from hpc_gpt.settings.experiment import (
     key_rules,
 )
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
-from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
@@ -130,15 +130,15 @@ def _resolve_layout(
 
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
     """
-    check_sizes({name: getattr(asked, name) for name in ("gpus", "nodes", "tp", "pp", "dp")}, "layout.")
+    check_sizes({name: getattr(asked, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
     per_node = profile.gpus_per_node
     gpus = asked.gpus
-    pp = asked.pp or 1
+    pp, cp = asked.pp or 1, asked.cp or 1
     if gpus is None:
         if asked.nodes is not None:
             gpus = asked.nodes * per_node
         elif asked.tp and asked.dp:
-            gpus = asked.tp * pp * asked.dp
+            gpus = asked.tp * cp * pp * asked.dp
         else:
             gpus = per_node
     tp = asked.tp
@@ -146,19 +146,21 @@ def _resolve_layout(
     if tp is None and not facts.splits_unasked and not (asked.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
-        if gpus % pp:
+        others = cp * pp
+        if gpus % others:
+            axes = f"cp {cp} x pp {pp} = {others}" if cp > 1 < pp else f"cp {cp}" if cp > 1 else f"pp {pp}"
             raise LayoutError(
-                f"pp {pp} does not divide {gpus} GPUs: {gpus} / {pp} = {gpus / pp:.2f}",
-                f"use --gpus {-(-gpus // pp) * pp}, or a pp that divides {gpus}",
+                f"{axes} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
+                f"use --gpus {-(-gpus // others) * others}, or a {'cp' if cp > 1 else 'pp'} that divides {gpus}",
             )
-        if asked.dp and gpus % (pp * asked.dp) == 0 and gpus // (pp * asked.dp) <= per_node:
-            tp = gpus // (pp * asked.dp)
+        if asked.dp and gpus % (others * asked.dp) == 0 and gpus // (others * asked.dp) <= per_node:
+            tp = gpus // (others * asked.dp)
         elif shape.params < SMALL:
             tp = 1
         else:
             spread = asked.nodes is not None and gpus % asked.nodes == 0
-            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape, pp)
-    layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
+            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape, others)
+    layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * cp * pp)), cp)
     try:
         if asked.nodes is not None and asked.gpus is None:
             check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
@@ -194,12 +196,13 @@ def _nearest(
             return None
         return found
 
-    pp, tp = asked.pp or 1, None
-    if engine_named(engine.name).splits("pp") and gpus % pp == 0:  # a small model, too, is to be split here
-        tp = default_tp(gpus, profile.gpus_per_node, shape, pp)
+    others, tp = (asked.pp or 1) * layout.cp, None
+    if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
+        tp = default_tp(gpus, profile.gpus_per_node, shape, others)
     words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
     across: dict[str, Any] = {"allow_tp_across_nodes": True}
-    for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
+    for axis in ("dp", "pp"):
+        others = layout.gpus // getattr(layout, axis)
         if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
             words.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
             break
@@ -275,17 +278,21 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
     # `resolve` puts the profile's flags before the experiment's own.
     job["sbatch"] = resolved.job.sbatch[len(profile.sbatch) :]
     job["srun"] = resolved.job.srun[len(profile.srun) :]
+    engine = asdict(resolved.engine)
+    if resolved.engine.cp_exchange == "heads":
+        del engine["cp_exchange"]  # a key added later: the same text as ever without it
     layout = {
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
         **asdict(resolved.layout),
+        "cp": resolved.layout.cp if resolved.layout.cp > 1 else None,
         **{name: size or None for name, size in vars(resolved.batch).items()},
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }
     return {
         "model": {"preset": resolved.preset, **resolved.form.model_table},
         "data": asdict(resolved.data),
-        "engine": asdict(resolved.engine),
+        "engine": engine,
         "layout": layout,
         "train": asdict(resolved.train),
         "job": job,

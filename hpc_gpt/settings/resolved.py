@@ -36,6 +36,8 @@ from hpc_gpt.typed_tables import from_tables
 
 SCHEMA = 1
 
+# Keys of [engine] that were added later, and are written with their defaults, too.
+_WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients", "overlap_update")
 # For tables of a Resolved: the table of the experiment that has the rules of their keys.
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 
@@ -117,9 +119,10 @@ class Resolved:
             del tables["cluster"][key]
         if self.cluster.purge_modules:  # a key added later: the same text as ever without it
             del tables["cluster"]["purge_modules"]
-        for name in ("data", "train", *form.tables):
-            for key, rules in self.key_rules(name).items():
-                if tables[name][key] in rules.unhashed:  # runs without a key added later have the same text as ever
+        for name in ("data", "engine", "layout", "train", *form.tables):
+            rules = self.key_rules(name)
+            for key in [key for key in tables[name] if key not in _WRITTEN]:
+                if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
                     del tables[name][key]
         for name in ("command", "script"):
             if tables[name] is None:

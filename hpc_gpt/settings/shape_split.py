@@ -1,11 +1,12 @@
 """How a layout splits a model shape: what it must divide, the layers of each stage, the parameters of one rank."""
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.experiment import Partition
+from hpc_gpt.settings.experiment import CpExchange, Partition
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
@@ -121,6 +122,42 @@ def split_obstacle(shape: ModelShape, layout: Layout) -> Obstacle | None:
             "more stages than layers",
             f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
             f"use --pp {shape.layers} or fewer",
+        )
+    return None
+
+
+def context_obstacle(
+    shape: ModelShape, layout: Layout, exchange: CpExchange, sequence_parallel: bool = False
+) -> Obstacle | None:
+    """The first reason why cp cannot divide the model's samples under `engine.cp_exchange`; None if it can.
+
+    "heads": each rank attends a whole sample with heads / (tp x cp), and as many heads of keys, or each repeated on
+    several ranks. Otherwise each rank has two chunks of a sample, so that all have as much to attend.
+    """
+    cp, tp, seq = layout.cp, layout.tp, shape.seq
+    if cp == 1:
+        return None
+    heads, keys = shape.heads // tp, max(1, shape.key_heads // tp)
+    if exchange == "heads":
+        fits = [size for size in range(1, cp) if not heads % size and not (keys % size and size % keys)]
+        otherwise = f'use --cp {max(fits)}, or engine.cp_exchange = "keys"'
+        if heads % cp:
+            of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
+            return Obstacle("cp does not divide the heads", f"{of_tp} is no multiple of cp {cp}", otherwise)
+        if keys % cp and cp % keys:
+            of_tp = f"{shape.key_heads} kv_heads / tp {tp}" + (f" = {keys}" if tp > 1 else "")
+            return Obstacle(
+                "cp and kv_heads do not divide each other", f"cp {cp} and {of_tp}: neither divides the other", otherwise
+            )
+    parts = cp if exchange == "heads" else 2 * cp
+    words = f"cp {cp}" if exchange == "heads" else f"2 x cp {cp} = {parts}"
+    if not seq % parts and sequence_parallel and seq % (cp * tp):
+        parts, words = math.lcm(parts, cp * tp), f"cp {cp} x tp {tp} = {cp * tp}, with sequence parallelism,"
+    if seq % parts:
+        return Obstacle(
+            "cp does not divide the sequence",
+            f"{words} does not divide model.seq {seq}: {seq} / {parts} = {seq / parts:.2f}",
+            f"use --seq {max(1, seq // parts) * parts}",
         )
     return None
 

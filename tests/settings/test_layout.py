@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.layout import Coordinate, Layout, check_nodes, nodes_for
+from hpc_gpt.settings.layout import AXES, Coordinate, Layout, check_nodes, nodes_for
 
 sizes = st.integers(1, 6)
-layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes)
+layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1, 4))
 
 
 @given(layouts)
@@ -19,12 +19,12 @@ def test_ranks_and_coordinates_are_one_to_one(layout):
 
 
 @given(layouts)
-def test_tp_is_fastest_then_dp_then_pp(layout):
-    in_order = sorted(layout.coordinates(), key=lambda at: (at.pp, at.dp, at.tp))
+def test_tp_is_fastest_then_cp_then_dp_then_pp(layout):
+    in_order = sorted(layout.coordinates(), key=lambda at: (at.pp, at.dp, at.cp, at.tp))
     assert in_order == list(layout.coordinates())
 
 
-@given(layouts, st.sampled_from(["tp", "pp", "dp"]))
+@given(layouts, st.sampled_from(AXES))
 def test_groups_of_an_axis_partition_the_ranks(layout, axis):
     groups = layout.groups(axis)
     assert sorted(rank for group in groups for rank in group) == list(range(layout.gpus))
@@ -38,6 +38,27 @@ def test_groups_of_an_axis_partition_the_ranks(layout, axis):
 def test_tensor_parallel_groups_are_neighbouring_ranks(layout):
     for group in layout.groups("tp"):
         assert group == list(range(group[0], group[0] + layout.tp))
+
+
+@given(layouts)
+def test_data_axis_has_the_cp_ranks_of_each_replica_side_by_side(layout):
+    for group in layout.groups("data"):
+        assert [layout.data_rank(rank) for rank in group] == list(range(layout.data_ranks))
+        at = [layout.coordinate(rank) for rank in group]
+        assert [(each.dp, each.cp) for each in at] == sorted((each.dp, each.cp) for each in at)
+        assert len({(each.tp, each.pp) for each in at}) == 1
+
+
+@given(layouts)
+def test_layout_is_read_as_it_is_printed(layout):
+    assert ("cp" in str(layout)) == (layout.cp > 1)
+    assert Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize("text", ["", "tp2-pp2", "tp2-cp2-pp2-dp2", "tp2-pp2-dp2-cp2", "tp2-pp2-dp2 "])
+def test_another_text_is_no_layout(text):
+    with pytest.raises(LayoutError, match="is no layout"):
+        Layout.parse(text)
 
 
 @given(layouts, st.integers(1, 8))
@@ -60,6 +81,16 @@ def test_published_layout_in_numbers():
     assert layout.groups("pp")[0] == list(range(0, 64, 4))
 
 
+def test_context_parallel_layout_in_numbers():
+    layout = Layout(tp=2, pp=2, dp=2, cp=2)
+    assert str(layout) == "tp2-pp2-cp2-dp2"
+    assert (layout.gpus, layout.data_ranks) == (16, 4)
+    assert layout.groups("cp")[:2] == [[0, 2], [1, 3]]
+    assert layout.groups("dp")[0] == [0, 4]
+    assert layout.groups("data")[0] == [0, 2, 4, 6]
+    assert layout.groups("pp")[0] == [0, 8]
+
+
 @pytest.mark.parametrize("rank", [-1, 8])
 def test_rank_outside_is_an_index_error(rank):
     with pytest.raises(IndexError, match=r"outside 0\.\.7"):
@@ -71,7 +102,7 @@ def test_coordinate_outside_is_an_index_error():
         Layout(2, 2, 2).rank(Coordinate(2, 0, 0))
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp", "dp"])
+@pytest.mark.parametrize("axis", AXES)
 def test_axis_below_one_is_refused_by_name(axis):
     with pytest.raises(LayoutError, match=f"{axis} is 0"):
         Layout(**{"tp": 1, "pp": 1, "dp": 1, axis: 0})

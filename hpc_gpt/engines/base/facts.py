@@ -12,10 +12,11 @@ from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, Data, Engine, Train, key_rules
+from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Train, key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # Switches of the model: every engine that trains our own model takes them.
@@ -30,6 +31,7 @@ OUR_MODEL = frozenset(
         "loss_chunks",
         "one_pass_loss",
         "fused_bias_gradients",
+        "cp_exchange",
     }
 )
 
@@ -56,6 +58,7 @@ class EngineFacts(States):
 
     # --- what it splits, and its switches in [engine]
     axes: ClassVar[frozenset[str]] = frozenset()  # beside dp
+    cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
     switches: ClassVar[frozenset[str]] = OUR_MODEL
@@ -101,7 +104,7 @@ class EngineFacts(States):
         return not self.is_program
 
     def splits(self, axis: str) -> bool:
-        """Whether it splits the model over `axis` (tp or pp)."""
+        """Whether it splits the model over `axis` (tp, pp or cp)."""
         return axis in self.axes
 
     @property
@@ -152,6 +155,10 @@ class EngineFacts(States):
     def shape_fault(self, shape: ModelShape) -> str | None:
         """Why it cannot train a model of this shape; None if it can."""
         return "it has a norm after the embedding" if shape.embedding_norm else None
+
+    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+        """Why it cannot divide the samples of such a model over cp; None if it can."""
+        return context_obstacle(shape, layout, engine.cp_exchange, engine.sequence_parallel)
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         """Why it cannot offload as asked; asked only of an engine with the switch."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
 Offload = Literal["none", "optimizer", "full"]
@@ -25,6 +25,7 @@ class Training:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
     vp: int = 1  # interleaved chunks a stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -50,7 +51,7 @@ class Training:
     one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
+        for name in (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
         if self.shape.heads % self.tp:
@@ -66,11 +67,16 @@ class Training:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.dp)
+        return Layout(self.tp, self.pp, self.dp, self.cp)
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.layout.gpus
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that share gradients, optimizer and, where they are sharded, weights: cp x dp."""
+        return self.cp * self.dp
 
     @property
     def global_batch(self) -> int:

@@ -28,6 +28,8 @@ NAME = "model.json"
 SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
 # The values of keys that the first checkpoints did not have yet.
 _BEFORE = {"engine.partition": "layers", "engine.tiles": 1, SUB_GROUP: SUB_GROUP_ELEMENTS, RATIO: 1.0}
+# Keys that are written only with another value.
+_UNWRITTEN = {"layout.cp": 1}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
@@ -51,7 +53,8 @@ def identity(resolved: Resolved) -> dict[str, Any]:
 
 def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
     """Adds model.json to the checkpoint; called on one rank."""
-    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
+    written = {key: value for key, value in identity(resolved).items() if _UNWRITTEN.get(key) != value}
+    files.put_text(NAME, json.dumps({"step": step, **written}, indent=1) + "\n")
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
     layout that the engine cannot convert.
     """
-    saved = _BEFORE | read_identity(folder)
+    saved = _BEFORE | _UNWRITTEN | read_identity(folder)
     wanted = identity(resolved)
     differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
     if not differences.keys() <= convertible:

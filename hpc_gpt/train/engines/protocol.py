@@ -65,7 +65,7 @@ class TrainingEngine:
         layout = resolved.layout
         assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
         self.device = device
-        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
+        self.tp_rank, self.pp_rank, self.dp_rank, self.cp_rank = layout.coordinate(dist.get_rank())
         self._resolved = resolved
         self.attention = AttentionKernels(resolved, device)
         # What the model is built from; None if its weights are drawn.
