@@ -26,6 +26,7 @@ from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_inputs, dry_run
+from hpc_gpt.network import GLOO, describe_interfaces
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.runs.disk_space import free_gib, space_needed_gib
@@ -80,7 +81,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     found += _check_scheduler(resolved, script, profile)
     found += check_versions()
     if resolved is not None:
-        found += check_gpus_here(resolved)
+        found += [*check_gpus_here(resolved), check_network(resolved)]
         found += guarded("inputs", lambda: check_needs(resolved, beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
             found.append(check_init(resolved))
@@ -174,6 +175,13 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
         return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
     where = "ranks run on CPU" if resolved.cluster.scheduler == "local" else "a login node needs none"
     return [Check("gpus", "ok", f"none here; {where}")]
+
+
+def check_network(resolved: Resolved) -> Check:
+    """What gloo and NCCL will use. The nodes' interfaces are known on the nodes only: the log and a preflight say."""
+    given = resolved.cluster.environment
+    chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
+    return Check("network", "ok", describe_interfaces({**chosen, **given}))
 
 
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:

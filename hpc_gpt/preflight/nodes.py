@@ -131,6 +131,8 @@ class Preflight:
         if not silent and not lost:
             text = "no rank has made its exchanges, so no rate between them is known"
             return [] if self.probe.measures or len(self.probe.places) < 2 else [Finding("exchanges", text)]
+        if network := [why for _, why in lost if why.startswith("ConfigError")]:
+            return [Finding("network", network[0].partition(": ")[2], None, "user_error")]
         own = {node: why for node, why in lost if not _CONSEQUENCE.search(why)}
         if len(own) == 1:
             return [Finding("exchanges", f"a rank on it failed: {why}", node) for node, why in own.items()]
@@ -154,6 +156,15 @@ class Preflight:
             spares = len(self.nodes) - self.resolved.nodes
             left = f", and {counted(spares, 'spare')}" if spares else ""
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
+
+    @property
+    def networks(self) -> dict[str, list[str]]:
+        """The nodes whose ranks meet over the same interfaces, by what they use."""
+        found: dict[str, list[str]] = {}
+        for node, report in self.probe.reports.items():
+            if network := next((each["network"] for each in report.sent.values() if "network" in each), None):
+                found.setdefault(network, []).append(node)
+        return found
 
     def note_bad_nodes(self) -> None:
         """Excludes the bad nodes from all runs on the cluster, for the profile's `bad_node_hours`."""
@@ -181,6 +192,7 @@ class Preflight:
                     "clock_ahead_s": report.ahead_s,
                     "failed": sent.get("failed"),
                     "traceback": sent.get("trace"),
+                    "network": sent.get("network"),
                     **sent.get("figures", {}),
                 }
                 for name, report in self.probe.reports.items()
@@ -204,6 +216,9 @@ class Preflight:
         out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
         if nodes > len(shown):
             out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
+        for network, on in sorted(self.networks.items()):
+            few = ", ".join(on[:4]) + (f" and {len(on) - 4} more" if len(on) > 4 else "")
+            out.write(f"  {network}{'' if len(on) == nodes else f' on {few}'}\n")
         for finding in self.findings:
             level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
             out.write(f"  {level}: {finding.words}\n")

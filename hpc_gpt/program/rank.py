@@ -20,6 +20,7 @@ from pathlib import Path
 from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, limits_reached
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
+from hpc_gpt.network import GLOO, use_interface
 from hpc_gpt.ports import held_port
 from hpc_gpt.process import stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
@@ -310,9 +311,10 @@ class ForeignRank:
 
     def rendezvous(self) -> dict[str, str]:
         """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine: rank 0 holds a port until
-        it ends."""
+        it ends. And the interface over which gloo meets, unless it is given; a rank of each node prints it."""
         if "MASTER_PORT" in os.environ:
-            return {}
+            use_interface(self._resolved.nodes, self._place.local_rank)
+            return {GLOO: os.environ[GLOO]} if GLOO in os.environ else {}
         if self._place.rank == 0:
             port, self._held = held_port(os.getpid())
             write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")

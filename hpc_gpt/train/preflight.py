@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.network import choose_interface, describe_interfaces
 from hpc_gpt.preflight.verdict import COMMAND, encode, preflight_limit_s
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.layout import Layout
@@ -74,6 +75,8 @@ def _probe(node: str, local: int, say: Say) -> None:
         return
     plan = json.loads(line)
     if [node, local] in plan["ranks"]:
+        os.environ.update(choose_interface(plan["host"], resolved.nodes))
+        say(network=describe_interfaces())
         _measure_transfers(plan, plan["ranks"].index([node, local]), resolved.layout, device, given, listener, say)
 
 

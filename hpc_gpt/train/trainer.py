@@ -12,6 +12,7 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
+from hpc_gpt.network import use_interface
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
@@ -67,6 +68,7 @@ class Trainer:
         Watchdog(self._attempt, rank, size, heart, self._leave_hanging, write_record=record).start()
         device = choose_device(self._identity, resolved)
         _share_cores(device, resolved)
+        use_interface(resolved.nodes, self._identity.local_rank)
         self.ranks = ranks = Ranks(self._identity, device, self._attempt, heart.patience_s)
         heart.enter(STARTING)
         if ranks.is_first:

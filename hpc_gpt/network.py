@@ -1,0 +1,106 @@
+"""Over which network interface the ranks of several nodes meet: gloo's, which torch uses between hosts, on GPUs too.
+
+Left alone, gloo takes the interface whose address the node's own name has, which may be another on each node, or none.
+NCCL chooses for itself: the route to the first node is often the slow Ethernet.
+"""
+
+import ctypes
+import ipaddress
+import os
+import platform
+import socket
+from collections.abc import Mapping
+
+from hpc_gpt.errors import ConfigError
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+# The C library's sockaddr begins with the family; so many bytes are before the address itself, and in it.
+_ADDRESS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
+
+
+class _Interface(ctypes.Structure):
+    """The C library's `struct ifaddrs`, as far as it is the same on every Linux."""
+
+
+_Interface._fields_ = [
+    ("next", ctypes.POINTER(_Interface)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def list_interfaces() -> dict[str, str]:
+    """The name of the interface that has each IP address of this machine, as gloo finds them. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Interface)()
+    if library.getifaddrs(ctypes.byref(first)):
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    found: dict[str, str] = {}
+    at = first
+    while at:
+        here = at.contents
+        if here.address and (place := _ADDRESS.get(ctypes.c_ushort.from_address(here.address).value)):
+            offset, length = place
+            address = ipaddress.ip_address(ctypes.string_at(here.address + offset, length))
+            found.setdefault(str(address), here.name.decode())
+        at = here.next
+    library.freeifaddrs(first)
+    return found
+
+
+def source_address(host: str) -> str:
+    """The address of this machine from which it reaches `host`. Sends nothing. Raises OSError if there is no route."""
+    fault: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0]).partition("%")[0]
+        except OSError as error:
+            fault = error
+    raise fault
+
+
+def choose_interface(host: str, nodes: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """GLOO_SOCKET_IFNAME for the ranks of this node, as a variable to add; empty if the environment names one.
+
+    It is the interface from whose address this machine reaches `host`, the first rank's. On the first node itself that
+    is the interface of its own address, where the route would say `lo`. Raises ConfigError if there is no route, or if
+    it is the loopback of one of several nodes.
+    """
+    if environment.get(GLOO):
+        return {}
+    node = platform.node()
+    hint = "set HPC_GPT_MASTER_ADDR to the first node's address that others reach, or node_suffix in the profile"
+    try:
+        source = source_address(host)
+    except OSError as error:
+        raise ConfigError(f"node {node} has no route to {host}, where the ranks meet: {error}", hint) from None
+    if nodes > 1 and ipaddress.ip_address(source).is_loopback:
+        raise ConfigError(
+            f"node {node} reaches {host}, where the ranks of {nodes} nodes meet, from its loopback address {source}",
+            f"{hint}; or {GLOO}",
+        )
+    name = list_interfaces().get(source)
+    if name is None:
+        raise ConfigError(f"no interface of node {node} has {source}, from which it reaches {host}", f"set {GLOO}")
+    return {GLOO: name}
+
+
+def use_interface(nodes: int, local_rank: int) -> None:
+    """Sets GLOO_SOCKET_IFNAME for this rank of a job with MASTER_ADDR; the first rank of a node prints what is used.
+
+    Raises ConfigError as `choose_interface`.
+    """
+    if host := os.environ.get("MASTER_ADDR"):
+        os.environ.update(choose_interface(host, nodes))
+        if local_rank == 0:
+            print(f"{platform.node()}: {describe_interfaces()}", flush=True)
+
+
+def describe_interfaces(environment: Mapping[str, str] = os.environ) -> str:
+    """What gloo and NCCL use on this node, for a log."""
+    chosen = environment.get(NCCL)
+    gloo = environment.get(GLOO, "the interface of the node's name")
+    return f"gloo over {gloo}, NCCL over {chosen or 'what it chooses'}"

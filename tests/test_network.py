@@ -1,0 +1,110 @@
+"""The interface over which ranks meet, on two hosts: network namespaces whose interfaces differ in name."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.network import GLOO, choose_interface, describe_interfaces, list_interfaces
+from tests.conftest import REPOSITORY
+
+FIRST, SECOND = "10.77.0.1", "10.77.0.2"
+RANK = """
+import os
+import torch, torch.distributed as dist
+from hpc_gpt.network import use_interface
+use_interface(nodes=2, local_rank=0)
+dist.init_process_group("gloo", init_method="env://")
+mine = torch.ones(1) + dist.get_rank()
+dist.all_reduce(mine)
+print("sum", mine.item(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[list[str], list[str]]]:
+    """Commands that start another one on the first and on the second host."""
+    names = [f"hpcgpt{os.getpid()}{end}" for end in "ab"]
+    steps = [["netns", "add", name] for name in names]
+    steps.append(["link", "add", "slow0", "netns", names[0], "type", "veth", "peer", "name", "eno7", "netns", names[1]])
+    for name, link, address in zip(names, ("slow0", "eno7"), (FIRST, SECOND), strict=True):
+        steps += [["-n", name, "address", "add", f"{address}/24", "dev", link]]
+        steps += [["-n", name, "link", "set", each, "up"] for each in (link, "lo")]
+    try:
+        for step in steps:
+            made = subprocess.run(["ip", *step], capture_output=True, text=True, check=False)
+            if made.returncode:
+                pytest.skip(f"no network of two hosts can be made here: {made.stderr.strip()}")
+        yield tuple(["ip", "netns", "exec", name] for name in names)  # type: ignore[misc]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def environment(rank: int, **more: str) -> dict[str, str]:
+    own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": FIRST, "MASTER_PORT": "29511"}
+    kept = {name: text for name, text in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+    return kept | own | {"PYTHONPATH": str(REPOSITORY)} | more
+
+
+def test_ranks_of_two_hosts_meet_over_interfaces_of_other_names(hosts: tuple[list[str], list[str]]) -> None:
+    ranks = [
+        subprocess.Popen(
+            [*host, sys.executable, "-c", RANK],
+            env=environment(number, **({"NCCL_SOCKET_IFNAME": "ib0"} if number else {})),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, host in enumerate(hosts)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    node = platform.node()
+    assert f"{node}: gloo over slow0, NCCL over what it chooses\n" in said[0]
+    assert f"{node}: gloo over eno7, NCCL over ib0\n" in said[1]
+    assert all("sum 3.0" in each for each in said)
+
+
+def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str], list[str]]) -> None:
+    asked = "from hpc_gpt.network import choose_interface; choose_interface('192.0.2.9', 2, {})"
+    done = subprocess.run(
+        [*hosts[1], sys.executable, "-c", asked], env=environment(1), capture_output=True, text=True, check=False
+    )
+    assert f"node {platform.node()} has no route to 192.0.2.9, where the ranks meet" in done.stderr
+    assert "ConfigError" in done.stderr
+
+
+def test_loopback_is_for_one_node() -> None:
+    assert choose_interface("127.0.0.1", 1, {}) == {GLOO: "lo"}
+    assert choose_interface("localhost", 1, {}) == {GLOO: "lo"}
+    with pytest.raises(
+        ConfigError, match=rf"node {platform.node()} reaches localhost.* of 2 nodes .*loopback"
+    ) as fault:
+        choose_interface("localhost", 2, {})
+    assert platform.node() in str(fault.value)
+    assert "HPC_GPT_MASTER_ADDR" in fault.value.hint
+
+
+def test_a_given_interface_stays() -> None:
+    assert choose_interface("192.0.2.9", 2, {GLOO: "ib0"}) == {}
+
+
+def test_a_name_without_an_address_is_no_route() -> None:
+    with pytest.raises(ConfigError, match=r"has no route to nosuch\.invalid"):
+        choose_interface("nosuch.invalid", 2, {})
+
+
+def test_interfaces_are_those_of_the_system() -> None:
+    assert list_interfaces()["127.0.0.1"] == "lo"
+    assert set(list_interfaces().values()) <= {name for _, name in socket.if_nameindex()}
+
+
+def test_what_is_used_is_described_without_a_choice_too() -> None:
+    assert describe_interfaces({}) == "gloo over the interface of the node's name, NCCL over what it chooses"
