@@ -137,9 +137,9 @@ def prepare_resumption(
         except ConfigError as fault:
             notes.append(f"note: {fault}; the new run begins from what is there now")
     steps, before = resolved.train.steps, settings.train.steps
-    if point.step and steps != before and resolved.train.decay == "cosine":
+    if point.step and steps != before and (fall := {"cosine": "cosine", "linear": "line"}.get(resolved.train.decay)):
         notes.append(
-            f"note: the cosine of the learning rate was over {before} steps and is over {steps} from step "
+            f"note: the {fall} of the learning rate was over {before} steps and is over {steps} from step "
             f"{point.step} on: the rate differs from that of an unbroken run of either length"
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)

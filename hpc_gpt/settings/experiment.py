@@ -296,8 +296,12 @@ class Train:
     "Learning rate at the end of the decay; for example 3e-5."
     warmup_steps: int = key(0, resume="never", decides="schedule", least=0)
     "Steps in which the learning rate rises from 0; for example 200."
-    decay: Literal["cosine", "constant"] = key("cosine", resume="never", decides="schedule")
-    "After the warm-up the learning rate falls as a cosine to min_lr, or stays."
+    decay: Literal["cosine", "linear", "constant", "wsd"] = key("cosine", resume="never", decides="schedule")
+    "After the warm-up the learning rate falls to min_lr as a cosine or a line, stays, or falls in the last steps: wsd."
+    decay_steps: int | None = key(None, resume="never", decides="schedule", added=True, least=1)
+    "The last steps, in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
+    decay_shape: Literal["linear", "1-sqrt"] = key("linear", resume="never", decides="schedule", added=True)
+    "How wsd falls: as a line, or as 1 less the square root of its share of decay_steps."
     weight_decay: float = key(0.1, resume="never", decides="schedule", least=0)
     "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
     beta1: float = key(0.9, resume="never", decides="schedule", below=1)

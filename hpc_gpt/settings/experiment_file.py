@@ -9,12 +9,14 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_type_hints
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Command, Experiment, Model, Train
+from hpc_gpt.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import close_matches, merge_tables, read_toml, set_dotted
 from hpc_gpt.typed_tables import check_tables
@@ -309,7 +311,25 @@ def _schedule_faults(train: Any, where: str, given: Collection[str], steps_elsew
         found[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
             f"use train.warmup_steps = {steps:g} or less, or more train.steps"
         )
-    return found
+        return found
+    return found | _wsd_faults(train, where, given, steps_elsewhere)
+
+
+def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
+    """{fault: hint} of keys of a decay that has no room, or that is not asked for."""
+    if not isinstance(train, Mapping):
+        return {}
+    own = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
+    keys = {"train.steps", "train.warmup_steps", "train.decay", *own}
+    of = "your options" if keys & set(given) else where
+    if own and train.get("decay") is None:
+        return {f"{of}: {' and '.join(own)} is of wsd, but train.decay is not given": 'use train.decay = "wsd"'}
+    sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
+    sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
+    if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:
+        return {}
+    excess = "" if steps_elsewhere else excess_of(Train(**sizes))
+    return {f"{of}: {excess}": "use a shorter warm-up or decay, or more train.steps"} if excess else {}
 
 
 def _number(train: Any, key: str) -> float:
@@ -324,23 +344,15 @@ def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[st
         return True
     layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
     layers.append({key.removeprefix("train.") for key in given})
-    newest_first = [keys & {"steps", "warmup_steps"} for keys in reversed(layers)]
+    newest_first = [keys & {"steps", "warmup_steps", "decay", "decay_steps"} for keys in reversed(layers)]
     return next((keys for keys in newest_first if keys), set()) == {"steps"}
 
 
 def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with a warm-up no longer than its steps, and a line that says so if it was cut.
+    """The experiment with a warm-up, and a wsd's decay, that fit into its steps, and a line for each that was cut.
 
-    `load_experiment` accepts a longer one if the steps come from elsewhere. Megatron-LM needs one step more than the
+    `load_experiment` accepts longer ones if the steps come from elsewhere. Megatron-LM needs one step more than the
     warm-up has.
     """
-    train = experiment.train
-    if not train.warmup_steps > train.steps >= 1:
-        return experiment, ()
-    most = train.steps - engine_named(experiment.engine.name).least_steps_after_warmup
-    return replace(experiment, train=replace(train, warmup_steps=most)), (warmup_words(train.warmup_steps, most),)
-
-
-def warmup_words(before: int, after: int) -> str:
-    """The line that says that a warm-up was cut."""
-    return f"train.warmup_steps is cut from {before} to {after}"
+    train, lines = cut_schedule(experiment.train, engine_named(experiment.engine.name).least_steps_after_warmup)
+    return replace(experiment, train=train), lines

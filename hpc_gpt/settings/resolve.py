@@ -27,6 +27,7 @@ from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import excess_of
 from hpc_gpt.settings.shape_split import check_split, default_tp
 from hpc_gpt.tables import toml_lines
 from hpc_gpt.weights.config import read_config
@@ -218,6 +219,8 @@ def _check_train(train: Train, may_be_open: Collection[str]) -> None:
         if (value := getattr(train, key)) or key not in may_be_open
         if (fault := rules.fault(value))
     ]
+    if not faults and train.steps and (excess := excess_of(train)):
+        raise ConfigError(excess, "use a shorter warm-up or decay, or more train.steps")
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
     if early := [at for at in (*train.save_at, *train.profile_steps) if at < 1]:

@@ -8,10 +8,11 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT, load_experiment, warmup_words
+from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT, load_experiment
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import cut_schedule, cut_words
 from hpc_gpt.words import counted
 
 SMOKE_STEPS = 5
@@ -81,8 +82,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperi
     train = _train(experiment.train, dtype)
     if experiment.train.init is not None:
         notes.append("a small model has no weights of train.init's folder: random ones here")
-    if train.warmup_steps != experiment.train.warmup_steps:
-        notes.append(warmup_words(experiment.train.warmup_steps, train.warmup_steps))
+    notes += cut_words(experiment.train, train)
     small = Experiment(
         name=f"{experiment.name}-smoke",
         model=model,
@@ -171,7 +171,7 @@ def _data(data: Data) -> Data:
 
 def _train(train: Train, dtype: Dtype) -> Train:
     """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
-    return replace(
+    small = replace(
         train,
         steps=SMOKE_STEPS,
         init=None,
@@ -183,3 +183,4 @@ def _train(train: Train, dtype: Dtype) -> Train:
         eval_batches=min(1, train.eval_batches),
         save_every=SMOKE_STEPS if train.save_every else 0,
     )
+    return cut_schedule(small)[0]

@@ -61,13 +61,13 @@ def add_arguments(parser):
 _OPTIONS = {
     "type=int": "tensor-model-parallel-size pipeline-model-parallel-size num-layers hidden-size ffn-hidden-size "
     "num-attention-heads seq-length max-position-embeddings vocab-size make-vocab-size-divisible-by seed log-interval "
-    "eval-interval eval-iters save-interval lr-decay-iters lr-warmup-iters recompute-num-layers hysteresis "
-    "loss-scale-window initial-loss-scale num-layers-per-virtual-pipeline-stage kv-channels num-query-groups "
-    "rotary-base no-rope-freq",
+    "eval-interval eval-iters save-interval lr-decay-iters lr-warmup-iters lr-wsd-decay-iters "
+    "recompute-num-layers hysteresis loss-scale-window initial-loss-scale num-layers-per-virtual-pipeline-stage "
+    "kv-channels num-query-groups rotary-base no-rope-freq",
     "type=float": "attention-dropout hidden-dropout init-method-std clip-grad weight-decay lr min-lr adam-beta1 "
     "adam-beta2 adam-eps sgd-momentum norm-epsilon rope-scaling-factor",
-    "type=str": "tokenizer-type lr-decay-style save load split optimizer recompute-granularity recompute-method "
-    "normalization position-embedding-type",
+    "type=str": "tokenizer-type lr-decay-style lr-wsd-decay-style save load split optimizer recompute-granularity "
+    "recompute-method normalization position-embedding-type",
     "action='store_true'": "fp16 bf16 untie-embeddings-and-output-weights sequence-parallel use-distributed-optimizer "
     "deterministic-mode mock-data swiglu disable-bias-linear add-qkv-bias group-query-attention qk-layernorm "
     "use-rope-scaling",

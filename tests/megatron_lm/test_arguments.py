@@ -64,6 +64,8 @@ LINES = {
     },
     # Neither evaluated nor saved on the way: Megatron divides by the intervals, so they are the run's length.
     "every rate, and no evaluation": {"train": SCHEDULE | RATES},
+    "a line": {"train": {"decay": "linear"}},
+    "wsd": {"train": {"decay": "wsd", "decay_shape": "1-sqrt", "steps": 200, "warmup_steps": 9}},
     "sgd in fp32, evaluated": {
         "train": {"optimizer": "sgd", "dtype": "fp32", "eval_every": 50, "eval_batches": 3},
         "data": Data(eval_fraction=0.1),
@@ -184,13 +186,15 @@ def test_the_options_read_from_source_are_those_the_parser_has(checkout, monkeyp
 
 
 def test_an_argument_it_does_not_know_is_named_with_what_comes_close(tmp_path):
-    old = make_checkout(tmp_path / "old", without=("recompute-granularity", "hidden-size"))
+    old = make_checkout(tmp_path / "old", without=("recompute-granularity", "hidden-size", "lr-wsd-decay-iters"))
     with pytest.raises(ConfigError) as refused:
         ENGINE.check_program(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})
     assert str(refused.value).splitlines() == [
         f"{old} does not know --hidden-size; it has --ffn-hidden-size and --hidden-dropout",
         f"{old} does not know --recompute-granularity; it has --recompute-num-layers and --recompute-method",
     ]
+    with pytest.raises(ConfigError, match="does not know --lr-wsd-decay-iters"):
+        ENGINE.check_program(settle(train={"decay": "wsd"}), {"MEGATRON_LM": str(old)})
 
 
 def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):

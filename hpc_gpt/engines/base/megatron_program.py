@@ -13,12 +13,15 @@ from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import decay_steps_of
 
 VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
 # The parser since March 2024, and before.
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 _OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
 _FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
+# Its names of the shapes of a WSD; minus_sqrt since core_v0.13 (2025).
+_WSD_STYLES = {"linear": "linear", "1-sqrt": "minus_sqrt"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
@@ -57,8 +60,10 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         "--weight-decay": train.weight_decay,
         "--lr": train.lr,
         "--min-lr": train.min_lr,
-        "--lr-decay-style": train.decay,
+        "--lr-decay-style": "WSD" if train.decay == "wsd" else train.decay,
         "--lr-decay-iters": train.steps,
+        "--lr-wsd-decay-style": train.decay == "wsd" and _WSD_STYLES[train.decay_shape],
+        "--lr-wsd-decay-iters": train.decay == "wsd" and decay_steps_of(train),
         "--lr-warmup-iters": train.warmup_steps,
         "--log-interval": train.log_every,
         "--eval-interval": train.eval_every or train.steps,

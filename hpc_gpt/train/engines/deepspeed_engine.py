@@ -21,6 +21,7 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.initial_weights import AT_ONCE, DrawnLater
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import learning_rate
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
@@ -39,7 +40,7 @@ from hpc_gpt.train.checkpoints.universal import (
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_setup import TAG, average_nothing, import_deepspeed, plug_in, quiet, save_deepspeed
 from hpc_gpt.train.engines.master_weights import HALF
-from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate
+from hpc_gpt.train.engines.optimizer import GradientNorm
 from hpc_gpt.train.engines.protocol import StepResult, TrainingEngine
 from hpc_gpt.train.engines.zero_step import StepWithoutHost, can_step_without_host, share_states, sum_where_read
 

@@ -1,4 +1,4 @@
-"""The end of a step: learning rate, gradient norm and clipping, the optimizer, and fp16's loss scale."""
+"""The end of a step: gradient norm and clipping, the optimizer, and fp16's loss scale."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,21 +12,6 @@ from hpc_gpt.model.tensor_parallel import split_of
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.train.checkpoints.training_state import kernel_of
 from hpc_gpt.train.engines import private_parts
-
-
-def learning_rate(train: Train, step: int) -> float:
-    """The learning rate of optimizer step number `step` (from 0), a pure function of the step.
-
-    It rises linearly over `warmup_steps`, above zero from the first step on. Then it is constant, or falls as half a
-    cosine to `min_lr` at `steps` and stays there.
-    """
-    if step < train.warmup_steps:
-        return train.lr * (step + 1) / train.warmup_steps
-    if train.decay == "constant":
-        return train.lr
-    progress = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-    fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return train.min_lr + (train.lr - train.min_lr) * fall
 
 
 def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

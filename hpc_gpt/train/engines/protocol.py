@@ -22,12 +22,13 @@ from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import learning_rate
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.train.engines.kernels import check_compilers
-from hpc_gpt.train.engines.optimizer import LossScaler, Update, learning_rate
+from hpc_gpt.train.engines.optimizer import LossScaler, Update
 from hpc_gpt.weights.folder import read_folder
 
 if TYPE_CHECKING:

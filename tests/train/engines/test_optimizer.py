@@ -1,4 +1,4 @@
-"""The learning rate by step, what the optimizer is made of, the update that ends a step, and fp16's loss scale."""
+"""What the optimizer is made of, the update that ends a step, and fp16's loss scale."""
 
 import math
 from collections.abc import Callable
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hpc_gpt.model.gpt import Gpt
@@ -19,7 +17,6 @@ from hpc_gpt.train.engines.optimizer import (
     Update,
     build_optimizer,
     gradients_of,
-    learning_rate,
     norms_of,
 )
 
@@ -32,28 +29,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, mode: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **MODES[mode]),
 }
 every_kind = pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind in OPTIMIZERS for mode in MODES])
-
-
-def test_it_warms_up_from_above_zero_to_the_full_rate() -> None:
-    assert learning_rate(TRAIN, 0) == pytest.approx(1e-4)
-    assert learning_rate(TRAIN, 9) == pytest.approx(1e-3)
-    assert learning_rate(TRAIN, 10) == pytest.approx(1e-3)
-
-
-def test_it_falls_as_half_a_cosine_and_stays() -> None:
-    assert learning_rate(TRAIN, 55) == pytest.approx((1e-3 + 1e-4) / 2)
-    assert learning_rate(TRAIN, 100) == learning_rate(TRAIN, 1000) == pytest.approx(1e-4)
-
-
-def test_constant_stays_after_the_warm_up() -> None:
-    assert {learning_rate(replace(TRAIN, decay="constant"), step) for step in (10, 50, 500)} == {1e-3}
-
-
-@given(steps=st.integers(1, 50), warmup=st.integers(0, 60), step=st.integers(0, 100))
-def test_it_is_never_outside_zero_and_the_rate(steps: int, warmup: int, step: int) -> None:
-    rate = learning_rate(replace(TRAIN, steps=steps, warmup_steps=warmup), step)
-    assert 0 < rate <= TRAIN.lr * (1 + 1e-12)
-    assert math.isfinite(rate)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
