@@ -207,6 +207,7 @@ VALUE_TYPES = {
     "settings.model_shape",
     "settings.shape_split",
     "settings.experiment",
+    "settings.schedule",
     "settings.command",
     "settings.forms",
     "settings.cluster",
