@@ -97,7 +97,7 @@ def submit_one(
     if resume is not None:
         submitted = _resume(resume, request, from_start, how)
     else:
-        prepared = prepare(request, queueing=not dry_run)
+        prepared = prepare(request, queueing=not dry_run, faster=True)
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         _print_lines((*prepared.notes, *prepared.faster))

@@ -64,7 +64,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         if run is not None:
             resolved, script, beside = run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
         else:
-            prepared = prepare(request)
+            prepared = prepare(request, faster=True)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
             if prepared.job_script is not None:
                 notes = [note for note in prepared.notes if note.startswith("note: ")]

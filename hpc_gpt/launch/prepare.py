@@ -29,7 +29,7 @@ from hpc_gpt.launch.request import (
     words_of_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
-from hpc_gpt.plan.prediction import plan_open, predict
+from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
 
 
-def prepare(request: Request, queueing: bool = False) -> PreparedRun:
+def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
     """Prepares one run; for a sweep the requested row, or the first possible one.
 
-    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch.
+    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: says
+    what would make it faster, for which the plan searches all layouts and not only what is open.
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
@@ -60,7 +61,7 @@ def prepare(request: Request, queueing: bool = False) -> PreparedRun:
     file = read_asked(request, profile)
     row = file.row(request.row)
     try:
-        return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs)
+        return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
     except UserError as fault:
         if not request.names_experiment and file.path is not DEFAULTS and "--engine " in fault.hint:
             fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # which has its settings
@@ -70,7 +71,12 @@ def prepare(request: Request, queueing: bool = False) -> PreparedRun:
 
 
 def prepare_row(
-    request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], PastTimings]
+    request: Request,
+    profile: ClusterProfile,
+    file: ExperimentFile,
+    row: str | None,
+    earlier: Callable[[], PastTimings],
+    faster: bool = False,
 ) -> PreparedRun:
     """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
     # 1. What is asked for.
@@ -92,11 +98,12 @@ def prepare_row(
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
-    small, inputs, notes = None, None, list[str]()
+    small, searched, inputs, notes = None, None, None, list[str]()
     if request.smoke:
         small = shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
     else:
-        keys, planned = plan_open(sized, profile, given)
+        searched = search_layouts(sized, profile, given) if faster else None
+        keys, planned = plan_open(sized, profile, given, searched)
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given)
         experiment = with_keys(experiment, automatic_saves(experiment, given))
         notes += [*planned, *length]
@@ -120,14 +127,15 @@ def prepare_row(
         name = request.experiment if row is None else f"{request.experiment} --row {row}"
         notes.insert(0, f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}")
     unread = unread_of(experiment, sized.model.seq)
+    faster = faster and small is None  # nobody waits for five steps
     notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),
         file=own.path if own is not None else None,
         data_beside=folder_beside(file, resolved, request.overrides, row),
-        given=frozenset(given),
         unread=unread,
+        faster=faster_notes(prepared.prediction, resolved, given, searched) if faster else (),
     )
 
 

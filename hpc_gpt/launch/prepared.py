@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.plan.prediction import Prediction, faster_notes
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
 
@@ -30,8 +30,8 @@ class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked for in the folder `data_beside` first. `given` are the dotted keys that the
-    experiment and the options state. `unread` has a line on the keys of config.json that nothing reads. `job_script` is
+    A relative data.path is looked for in the folder `data_beside` first. `unread` has a line on the keys of config.json
+    that nothing reads. `faster` has the lines on what is predicted to be faster, if that was asked for. `job_script` is
     of a script that runs as it is.
     """
 
@@ -43,14 +43,9 @@ class PreparedRun:
     forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
-    given: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
+    faster: Sequence[str] = ()
     job_script: SbatchRequest | None = None
-
-    @property
-    def faster(self) -> list[str]:
-        """The lines on what is predicted to be faster."""
-        return faster_notes(self.prediction, self.resolved, self.given)
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MI
 # More than the settings that one layout can have, all of which are kept to find the rules' among them.
 _EVERY = 10**4
 
-# The seconds that the search for a faster layout may take while a user waits for a submission.
+# The seconds that the search of all layouts may take while a user waits for a submission.
 _FASTER_S = 2.0
 
 
@@ -61,20 +61,37 @@ class Predicted:
     host_gib: float
 
 
+def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
+    """Every layout of the run's GPUs with its global batch: what `plan_open` and `faster_notes` choose from.
+
+    None if tp and pp are `given` (dotted keys), as no other layout is of interest then, if the profile says too little,
+    or if the search takes more than _FASTER_S.
+    """
+    from hpc_gpt.plan.machine import machine_of
+
+    if resolved.form.no_prediction or {"layout.tp", "layout.pp"} <= set(given):
+        return None
+    try:
+        return _search(resolved, profile, machine_of(profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
+    except (UserError, TimeoutError):
+        return None
+
+
 def plan_open(
-    resolved: Resolved, profile: ClusterProfile, given: Collection[str]
+    resolved: Resolved, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """({dotted key: the planner's value} of what is open and better not as in `resolved`, a line that says so).
 
     Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
-    `given` (dotted keys). Empty if the profile says too little, or if nothing fits.
+    `given` (dotted keys). They come out of `searched`, that of `search_layouts`, or of a search of their own. Empty if
+    the profile says too little, or if nothing fits.
     """
     from hpc_gpt.plan.machine import machine_of
 
     if resolved.form.no_prediction:
         return {}, ()
     try:
-        picked = _pick(resolved, profile, machine_of(profile), given)
+        picked = _pick(resolved, profile, machine_of(profile), given, searched)
     except UserError:
         picked = None
     if picked is None:
@@ -222,6 +239,8 @@ _NEARER: tuple[tuple[str, ...], ...] = (
     (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
 )
 _ALL = frozenset(key for keys in _NEARER for key in keys)
+# What differs between the layouts of a run: its engine and what it offloads stay.
+_LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
 
 def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
@@ -236,17 +255,25 @@ def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
     return None
 
 
-def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: Collection[str]) -> Candidate | None:
+def _pick(
+    resolved: Resolved, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
+) -> Candidate | None:
     """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
     the rules' choice is as good."""
+
+    def candidates(holds: Collection[str]) -> list[Candidate]:
+        if searched is None:
+            return _search(resolved, profile, machine, holds, keep=_EVERY).candidates
+        return _with_values(searched.candidates, resolved, holds)
+
     open_keys = set(_OPEN) - {_PP, *given}
     may_split = not {_PP, "layout.tp", "layout.dp"} & set(given) and resolved.layout.pp == 1
     may_split = may_split and engine_named(resolved.engine.name).splits("pp")
     if not (open_keys or may_split):
         return None
-    found = _search(resolved, profile, machine, _ALL - open_keys, keep=_EVERY).candidates
+    found = candidates(_ALL - open_keys)
     if not found and may_split:
-        found = _search(resolved, profile, machine, _ALL - open_keys - {_PP, "layout.dp"}).candidates
+        found = candidates(_ALL - open_keys - {_PP, "layout.dp"})
     by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
     runs = ((each, each.training) for each in found)
     ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
@@ -255,15 +282,27 @@ def _pick(resolved: Resolved, profile: ClusterProfile, machine: Machine, given: 
     return found[0]
 
 
-def faster_notes(prediction: Prediction | None, resolved: Resolved, given: Collection[str]) -> list[str]:
-    """Lines on what is predicted to make the run faster: another layout, unless tp and pp are `given` (dotted keys),
-    and compiling, unless that is. Empty if the run's own time is not predicted."""
+def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Collection[str]) -> list[Candidate]:
+    """The candidates with the run's values of the keys `holds`, in their order."""
+    from hpc_gpt.plan.training import training_of
+
+    names = ["engine" if key == "engine.name" else key.partition(".")[2] for key in holds]
+    run = training_of(resolved)
+    values = [getattr(run, name) for name in names]
+    return [each for each in candidates if [getattr(each.training, name) for name in names] == values]
+
+
+def faster_notes(
+    prediction: Prediction | None, resolved: Resolved, given: Collection[str], searched: Searched | None
+) -> list[str]:
+    """Lines on what is predicted to make the run faster: another layout of `searched`, that of `search_layouts`, and
+    compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
     found = prediction.found if prediction is not None else None
     if found is None or found.step is None:
         return []
     notes = []
-    if not {"layout.tp", "layout.pp"} <= set(given):
-        notes.append(_faster_layout(resolved, found, found.step))
+    if searched is not None and searched.best is not None:
+        notes.append(_faster_layout(resolved, found, found.step, searched.best))
     if "engine.compile" not in given and (
         compiled := compiled_step(found.training, found.machine, constants_of(found.profile))
     ):
@@ -275,16 +314,11 @@ def faster_notes(prediction: Prediction | None, resolved: Resolved, given: Colle
     return [note for note in notes if note]
 
 
-def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime) -> str:
-    """A line on another layout of as many GPUs and of the same global batch that is predicted faster by more than both
-    error bands; empty if there is none, or if the search takes more than _FASTER_S."""
-    holds = _ALL - {*_SMALL, *_SPLITS, "engine.sequence_parallel"}
-    try:
-        best = _search(resolved, found.profile, found.machine, holds, limit_s=_FASTER_S).best
-    except (UserError, TimeoutError):
-        return ""
-    theirs = best.step if best is not None else None
-    if best is None or theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
+def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime, best: Candidate) -> str:
+    """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
+    faster by more than both error bands."""
+    theirs = best.step
+    if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
     bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
     return (

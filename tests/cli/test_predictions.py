@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -10,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.errors import UserError
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
-from hpc_gpt.plan.prediction import plan_open, predict
+from hpc_gpt.plan.prediction import plan_open, predict, search_layouts
+from hpc_gpt.plan.search import search
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import with_keys
-from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.experiment_file import list_experiments, load_experiment, read_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line
@@ -374,6 +377,46 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
     assert again.code == 0, again.stderr
     assert f"layout       {note.split()[1]}, 64 GPUs" in again.stdout
     assert "is predicted faster" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "searches"),
+    [
+        (("submit", "--dry-run", "--pp", "16"), 1),
+        (("submit", "--dry-run", "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), 1),
+        (("submit", "--dry-run", "--smoke"), 0),
+    ],
+    ids=["other layouts", "what is open", "smoke"],
+)
+def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches):
+    asked = []
+
+    def counted(question, *rest, **limits):
+        asked.append(question)
+        return search(question, *rest, **limits)
+
+    monkeypatch.setattr("hpc_gpt.plan.search.search", counted)
+    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
+    done = in_process(*words, *XL, environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    assert len(asked) == searches
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("cluster", ["a100-80g-8", "h100-80g-8", "jean-zay-v100-16g", "jean-zay-v100-32g"])
+@pytest.mark.parametrize("name", list_experiments())
+def test_the_search_of_all_layouts_has_the_choice_of_what_is_open(monkeypatch, name, cluster):
+    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
+    file, profile = read_experiment(name), load_profile(cluster)
+    for left_open in ({}, dict.fromkeys(("layout.pp", "layout.tp", "layout.dp", "layout.micro_batches"))):
+        for row in [row.name for row in file.rows or ()] or [None]:
+            try:
+                ruled = resolve(load_experiment(file, left_open, row), profile)
+            except UserError:
+                continue  # it cannot run there
+            searched = search_layouts(ruled, profile, set())
+            for given in (set(), {"engine.recompute"}, {"layout.micro_batch", "layout.pp"}):
+                assert plan_open(ruled, profile, given, searched) == plan_open(ruled, profile, given), (row, given)
 
 
 COMPILED = "engine.compile=block"
