@@ -29,20 +29,20 @@ class Ddp(EngineFacts):
             return plain_states(training)
         if sums_in_half(training):
             return StateBytes(2, 2, 12, 2, 2)
-        dp = training.dp
+        dp = training.data_ranks
         bucket = 2 if dp > 1 else 0
         return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
 
     def copies_by_layer(self, training: Training) -> bool:
         """train/engines/master_weights.py. With more ranks the last micro-batch's are in DistributedDataParallel's
         buckets instead."""
-        return training.dtype != "fp32" and (training.dp == 1 or training.micro_batches > 1)
+        return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
 
 
 def sums_in_half(training: Training) -> bool:
     """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (train/engines/ddp.py)."""
     compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
-    return compiled and training.micro_batches == training.dp == 1
+    return compiled and training.micro_batches == training.data_ranks == 1
 
 
 ENGINE = Ddp()

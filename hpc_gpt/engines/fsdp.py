@@ -34,11 +34,11 @@ class Fsdp(EngineFacts):
         return training.zero_stage or 3
 
     def optimizer_ranks(self, training: Training) -> int:
-        return training.dp
+        return training.data_ranks
 
     def state_bytes(self, training: Training) -> StateBytes:
         """Weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision)."""
-        dp = training.dp
+        dp = training.data_ranks
         # With less than everything sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
         gathered = 2 if training.zero_stage in (1, 2) else 0
         states = StateBytes(4 / dp + gathered, 4 / dp, 8 / dp, 4 / dp, 4 / dp)
@@ -48,7 +48,7 @@ class Fsdp(EngineFacts):
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
         """As for ddp, of a rank's part of each parameter."""
-        return super().update_bytes(training, params, matrix, table) / training.dp
+        return super().update_bytes(training, params, matrix, table) / training.data_ranks
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """The current layer and the next one, and the root's own weights (embeddings, head) through the backward pass;

@@ -11,7 +11,7 @@ from hpc_gpt.engines.base.megatron_program import (
     megatron_arguments,
     option_names,
 )
-from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
+from hpc_gpt.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, RopeScaling, Train
@@ -146,8 +146,8 @@ class MegatronLm(EngineFacts):
 
     def logit_bytes(self, training: Training) -> float:
         """2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4)."""
-        if training.fused_loss:
-            return 4.0
+        if training.fused_loss in LOGIT_BYTES:
+            return LOGIT_BYTES[training.fused_loss]
         return 16.0 if training.dtype == "fp32" else 10.0
 
     def reduced_bytes(self, training: Training) -> float:
@@ -163,7 +163,7 @@ ENGINE = MegatronLm()
 def one_gradient_buffer(training: Training) -> StateBytes:
     """2 + 4 + 12, one fp32 gradient buffer; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
     dist_optimizer)."""
-    return StateBytes(2, 4, 12 / training.dp if training.sharded_optimizer else 12, 4, 0)
+    return StateBytes(2, 4, 12 / training.data_ranks if training.sharded_optimizer else 12, 4, 0)
 
 
 # --- the checkout

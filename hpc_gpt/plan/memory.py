@@ -21,6 +21,7 @@ from typing import Literal, overload
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.errors import LayoutError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.model_shape import ModelShape
@@ -39,12 +40,22 @@ def largest_matrix(shape: ModelShape, tp: int) -> float:
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
     """Transformer layers of every stage, with all its chunks."""
-    return training.stage_layers or _even(training.shape.layers, training.pp)
+    edges = training.edges_as_layers and training.pp > 1
+    return training.stage_layers or _even(training.shape.layers, training.pp, training.vp if edges else 0)
 
 
 @lru_cache(maxsize=1024)
-def _even(layers: int, pp: int) -> tuple[int, ...]:
-    return tuple(stage_layers(layers, pp))
+def _even(layers: int, pp: int, edge_chunks: int) -> tuple[int, ...]:
+    """`edge_chunks`: chunks of a stage if embedding and head each take a layer's place, else 0."""
+    if not edge_chunks:
+        return tuple(stage_layers(layers, pp))
+    if (layers + 2) % (pp * edge_chunks):
+        raise LayoutError(
+            f"pp {pp} x {edge_chunks} chunks do not divide {layers} layers with embedding and head",
+            "use another pp, or divide the layers alone",
+        )
+    first, *middle, last = [(layers + 2) // pp] * pp
+    return (first - 1, *middle, last - 1)
 
 
 def stage_params(training: Training, stage: int) -> float:
@@ -84,7 +95,7 @@ def has_dropout(training: Training) -> bool:
 def layer_bytes(training: Training) -> LayerBytes:
     """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
-    tokens = shape.seq * training.micro_batch * (2 if training.dtype == "fp32" else 1)
+    tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
     key = kv_width(shape, tp)
     stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
     scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
@@ -245,7 +256,7 @@ class _Stages(Sequence[StageMemory]):
             self._loss_work += (half + summed) * rows * shape.hidden
         # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
         self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
-        logits = shape.seq * training.micro_batch / training.loss_chunks * rows
+        logits = training.tokens / training.loss_chunks * rows
         self._logits = logits * self._states.logit_bytes(training)
         self._keeps_logits = self._states.keeps_logits(training)
         self._evaluates = ours and self._facts.counts_evaluation
@@ -345,5 +356,5 @@ def sent_between_stages(training: Training, layer: LayerBytes, flying: float, st
 def context_gib(training: Training) -> float:
     """GiB that nvidia-smi shows in addition to PyTorch's reserved memory: CUDA's context, and NCCL's buffers for the
     world and for every axis that is split."""
-    split = sum(size > 1 for size in (training.tp, training.pp, training.dp))
+    split = sum(size > 1 for size in (training.tp, training.pp, training.data_ranks))
     return CONTEXT_GIB + COMMUNICATOR_GIB * (split + 1 if split > 1 else split)

@@ -96,7 +96,7 @@ class _StepModel:
         dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
         optimizer, offload = self._update_s(training, params)
         if training.activations_on_host:  # each layer's input is copied to the host and back
-            kept = 2.0 * training.micro_batch * shape.seq * shape.hidden
+            kept = 2.0 * training.tokens * shape.hidden
             offload += 2 * micro_batches * most * kept / self.links.host_b_s
         across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
         return StepTime(
@@ -116,7 +116,7 @@ class _StepModel:
         sequence parallelism each is an all-gather and a reduce-scatter of the same bytes."""
         if training.tp == 1:
             return 0.0
-        size = 2.0 * training.micro_batch * training.shape.seq * training.shape.hidden
+        size = 2.0 * training.tokens * training.shape.hidden
         times = 6 if training.recompute == "full" else 4
         return times * 2 * self.links.ring_s(size, training.tp)
 
@@ -125,12 +125,12 @@ class _StepModel:
         Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
         if training.pp == 1:
             return 0.0
-        size = 2.0 * training.micro_batch * training.shape.seq * training.shape.hidden
+        size = 2.0 * training.tokens * training.shape.hidden
         gathered = 0.0
         if engine_of(training).scatters_outputs or training.sequence_parallel:
             gathered = 0.0 if training.sequence_parallel else self.links.ring_s(size, training.tp)
             size /= training.tp
-        stride = training.tp * training.dp
+        stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
         return (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
 
@@ -138,10 +138,10 @@ class _StepModel:
         """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
         its gradients, as far as compute (`busy` seconds) does not hide them."""
         one_by_one = engine_of(training).gathers_one_by_one
-        if engine_of(training).sharding(training) < 3 or (training.dp == 1 and not one_by_one):
+        if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
-        takes = 3 * self.links.ring_s(size, training.dp, training.tp, self.links.reduction_b_s)
+        takes = 3 * self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return takes * _PER_PARAMETER_COST + _PER_PARAMETER_S
         return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
@@ -150,13 +150,13 @@ class _StepModel:
         """Seconds a step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
         parameters, as far as they are not hidden behind `hidden_s` seconds of compute."""
         facts = engine_of(training)
-        if facts.sharding(training) >= 3 or training.dp == 1:
+        if facts.sharding(training) >= 3 or training.data_ranks == 1:
             return 0.0
         summed = params * facts.reduced_bytes(training)
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
-        takes = self.links.ring_s(summed, training.dp, training.tp, self.links.reduction_b_s)
-        takes += self.links.ring_s(back, training.dp, training.tp, self.links.reduction_b_s)
+        takes = self.links.ring_s(summed, training.data_ranks, training.tp, self.links.reduction_b_s)
+        takes += self.links.ring_s(back, training.data_ranks, training.tp, self.links.reduction_b_s)
         if facts.overlaps_reduction or training.sharded_optimizer:
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
             return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)
@@ -206,7 +206,7 @@ def _stage_params(training: Training, layers: int) -> float:
 def layer_time(training: Training, rates: Rates) -> LayerTime:
     """The time of one layer for one micro-batch on one GPU."""
     shape, tp = training.shape, training.tp
-    tokens = training.micro_batch * shape.seq
+    tokens = training.tokens
     products = sum(
         rates.product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
         for parts in shape.products.values()
@@ -296,7 +296,7 @@ def head_s(training: Training, rates: Rates) -> float:
     pass counts as a compiled one, until a GPU has shown how fast it is.
     """
     shape = training.shape
-    tokens = training.micro_batch * shape.seq
+    tokens = training.tokens
     vocab = shape.padded_vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
     ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)

@@ -49,6 +49,8 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "on_nvme": engine.offload_path is not None and "offload_path" in facts.switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in facts.switches else 1,
         "one_pass_loss": engine.one_pass_loss and "one_pass_loss" in facts.switches,
+        "cp_exchange": engine.cp_exchange,
+        "attention": "te" if name == "megatron-lm" else "sdpa",
     }
 
 

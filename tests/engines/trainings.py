@@ -40,7 +40,7 @@ def trainings(draw: st.DrawFn, among: Sequence[str] = tuple(engines())) -> Train
         flash=draw(st.booleans()),
         engine=name,
         sharded_optimizer="sharded_optimizer" in facts.switches and draw(st.booleans()),
-        fused_loss=draw(st.booleans()),
+        fused_loss=draw(st.sampled_from((None, "kernel"))),
         compiled=draw(st.booleans()),
         loss_chunks=draw(st.sampled_from((1, 4))),
     )

@@ -49,7 +49,7 @@ def said(entry: PublishedRow | LeftOut) -> str:
 def facts(entry: PublishedRow) -> Iterator[tuple[str, Any]]:
     training = entry.training
     yield from (pair for pair in vars(training).items() if pair[0] not in ("shape", "program_states"))
-    yield "states", next(name for name, states in PROGRAMS.items() if states is training.program_states)
+    yield "program", next(name for name, states in PROGRAMS.items() if states is training.program_states)
     yield from (vars(training.shape) | {"ffn": training.shape.mlp_width}).items()
     yield "padded_vocab", training.shape.padded_vocab
     yield from (("device", entry.machine.device), ("network", f"{entry.machine.network_gb_s:g} GB/s"))

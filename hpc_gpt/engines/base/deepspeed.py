@@ -78,7 +78,7 @@ class DeepspeedFacts(EngineFacts):
         train/engines/zero_step.py). With an `offload_ratio` below 1, the ZeRO-3 groups that stay on the GPU have master
         weights, moments and the optimizer's fp32 gradients there (stage3.py, subgroup_to_device).
         """
-        stage, dp, dtype = training.zero_stage, training.dp, training.dtype
+        stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
             return StateBytes(2, 4, 12 / dp, 4, 0)
         weight = 4 if dtype == "fp32" else 2
@@ -109,7 +109,7 @@ class DeepspeedFacts(EngineFacts):
         stage, dtype = training.zero_stage, training.dtype
         if training.offload != "none" or stage == 0:
             return super().update_bytes(training, params, matrix, table)
-        own = params / training.dp
+        own = params / training.data_ranks
         if stage == 3:
             own = min(SUB_GROUP_ELEMENTS, own)
         made = {"foreach": 4.0, "for-loop": 8.0}.get(training.optimizer_mode, 0.0)
@@ -123,7 +123,7 @@ class DeepspeedFacts(EngineFacts):
         """Under ZeRO-3 in the passes: the layers that are gathered, and the gradients of one; in the loss: embeddings
         and head with theirs. stage3_max_live_parameters stay gathered (1e9 by DeepSpeed's default as well); a single
         rank of ours owns all weights and gathers only those on the host."""
-        owns_all = training.dp == 1 and training.program_states is None and training.offload != "full"
+        owns_all = training.data_ranks == 1 and training.program_states is None and training.offload != "full"
         if training.zero_stage != 3 or owns_all:
             return 0.0, 0.0
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
@@ -138,7 +138,7 @@ class DeepspeedFacts(EngineFacts):
         """Buckets, the copies that are sent, and what else a reduction needs, in our configuration (ds_config.py). A
         gradient longer than a bucket is reduced by itself; DeepSpeed allocates a whole bucket of the configured
         length."""
-        stage, ranks = training.zero_stage, training.dp
+        stage, ranks = training.zero_stage, training.data_ranks
         width = 4 if training.dtype == "fp32" else 2
         sent = 2 if training.dtype == "fp16" else 4  # data_types.grad_accum_dtype, communication_data_type
         bucket = self.bucket_elements(training)
@@ -175,4 +175,4 @@ class DeepspeedFacts(EngineFacts):
 
     def bucket_elements(self, training: Training) -> int:
         """Elements of a bucket in our configuration."""
-        return longest_bucket(training.dp, training.shape.params)
+        return longest_bucket(training.data_ranks, training.shape.params)

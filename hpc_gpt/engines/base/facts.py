@@ -215,7 +215,7 @@ class EngineFacts(States):
 
     def optimizer_ranks(self, training: Training) -> int:
         """Over how many ranks the optimizer's states are divided."""
-        return training.dp if self.sharding(training) >= 1 or training.sharded_optimizer else 1
+        return training.data_ranks if self.sharding(training) >= 1 or training.sharded_optimizer else 1
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
         """torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
@@ -227,7 +227,7 @@ class EngineFacts(States):
         if training.offload != "none":
             return 0.0
         if training.optimizer_mode == "foreach":
-            return 4 * params / (training.dp if training.sharded_optimizer else 1)
+            return 4 * params / (training.data_ranks if training.sharded_optimizer else 1)
         if training.optimizer_mode == "for-loop":
             return 4 * max(3 * matrix, 2 * table)
         return 0.0

@@ -2,15 +2,28 @@
 and the bytes a parameter that a program holds: weights, gradients and optimizer states."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from hpc_gpt.errors import LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.formulas import Recompute
+from hpc_gpt.settings.experiment import CpExchange
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
+# Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.
+Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
+AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
+GradSum = Literal["fp32", "bf16", "fp16"]
+Loss = Literal["none", "half", "jit", "kernel"]
+HeldAs = Literal["mixed", "fp32", "bf16"]
+# Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
+LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
+_LISTED = {
+    "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum, "fused_loss": Loss,
+    "states": HeldAs,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,7 +31,7 @@ class Training:
     """A shape, its layout, and everything else that memory or time depends on. `engine` is a name of an experiment's.
 
     `program_states` (a `States`) says how another program of the engine's kind holds its states; None means
-    our engine.
+    our engine. Raises LayoutError for a layout that splits nothing evenly, ConfigError for a value that is not listed.
     """
 
     shape: ModelShape
@@ -40,7 +53,6 @@ class Training:
     offload: Offload = "none"
     offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host
     stage_layers: tuple[int, ...] | None = None  # None: as even as possible
-    fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile fuses the passes over activations
     compiled_loss: bool = False  # our own loss is compiled, too
     compiled_head: bool = False  # with the head in one piece, so that the gradient of the logits overwrites them
@@ -49,20 +61,52 @@ class Training:
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
+    # How it runs, as the layout does not show it.
+    cp_exchange: CpExchange = "heads"
+    matmul: Matmul = "none"
+    attention: AttentionKernel = "sdpa"  # the kernel, if `flash`
+    grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
+    tp_overlap: bool = False  # communication of tensor parallelism beside the products that it serves
+    fused_loss: Loss | None = None  # None: as the engine does
+    edges_as_layers: bool = False  # embedding and head each take a layer's place in the split over stages and chunks
+    states: HeldAs | None = None  # of a parameter: 2 + 12 bytes, 4 + 8, or 2 + 4; None: as the engine does
+    offloaded_layers: int = 0  # whose activations are copied to the host
+    whole_gradients: bool = False  # ZeRO-2 and -3 reduce after the last micro-batch alone
+    whole_logits: bool = False  # every tensor-parallel rank gathers all logits
 
     def __post_init__(self) -> None:
         for name in (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
+        for name, values in _LISTED.items():
+            if (value := getattr(self, name)) is not None and value not in get_args(values):
+                raise ConfigError(
+                    f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(get_args(values))}"
+                )
+        if self.cp > 1:
+            self._check_context()
         if self.shape.heads % self.tp:
             raise LayoutError(
                 f"tp {self.tp} does not divide the {self.shape.heads} heads",
                 f"use a tp that divides {self.shape.heads}",
             )
-        if self.pp * self.vp > self.shape.layers:
+        if self.pp * self.vp > self.shape.layers + (2 if self.edges_as_layers else 0):
             raise LayoutError(
                 f"pp {self.pp} x vp {self.vp} needs as many layers, but the model has {self.shape.layers}",
                 f"use a pp x vp of {self.shape.layers} or fewer",
+            )
+
+    def _check_context(self) -> None:
+        if self.shape.seq % self.cp:
+            raise LayoutError(
+                f"cp {self.cp} does not divide the {self.shape.seq} tokens of a sequence",
+                f"use a cp that divides {self.shape.seq}",
+            )
+        heads = self.shape.heads // self.tp
+        if self.cp_exchange == "heads" and heads % self.cp:
+            raise LayoutError(
+                f"cp {self.cp} does not divide the {heads} heads of a rank, which it exchanges for tokens",
+                f"use a cp that divides {heads}",
             )
 
     @property
@@ -77,6 +121,11 @@ class Training:
     def data_ranks(self) -> int:
         """Ranks that share gradients, optimizer and, where they are sharded, weights: cp x dp."""
         return self.cp * self.dp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.shape.seq // self.cp
 
     @property
     def global_batch(self) -> int:
@@ -154,7 +203,7 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     The optimizer works on fp32 copies of its share of the gradients, which are allocated in the step and freed after
     it (Rajbhandari et al. 2020, section 5).
     """
-    stage, dp = training.zero_stage, training.dp
+    stage, dp = training.zero_stage, training.data_ranks
     parameters = weight / dp if stage == 3 else float(weight)
     gradients = gradient / dp if stage >= 2 else float(gradient)
     optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)

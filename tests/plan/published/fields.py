@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.training import Offload, States
+from hpc_gpt.engines.base.training import Matmul, Offload, States, Training
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.words import plain
 from tests.plan.published.programs import KINDS, offloads_activations, program_states
@@ -19,6 +20,10 @@ _MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
 _FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
 _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 Stage = int
+TRAITS = (
+    *("attention", "grad_sum", "tp_overlap", "fused_loss", "edges_as_layers", "states", "offloaded_layers"),
+    *("whole_gradients", "whole_logits"),
+)
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
 
@@ -127,6 +132,16 @@ class Fields:
     flash_attention: bool | None = None
     distributed_optimizer: bool | None = None
     act_cpu_offload: bool | None = None
+    # How it ran: the traits in the table of planner/README.md, under the names of a Training.
+    attention: str = ""
+    grad_sum: str = ""
+    tp_overlap: bool | None = None
+    fused_loss: str = ""
+    edges_as_layers: bool | None = None
+    states: str = ""
+    offloaded_layers: int = 0
+    whole_gradients: bool | None = None
+    whole_logits: bool | None = None
     # What was measured.
     sec_per_iter: float = 0.0
     samples_per_sec: float = 0.0
@@ -152,6 +167,25 @@ def read_fields(row: Mapping[str, Any]) -> Fields:
     return Fields(row, **{entry.name: _READERS[entry.type](entry.name, row[entry.name]) for entry in stated})
 
 
+def check_traits(row: Mapping[str, Any], where: str) -> None:
+    """ConfigError, for the whole file, if a row states a trait with a value that is not listed."""
+    listed = {name: get_args(Training.__annotations__[name]) for name in TRAITS}
+    for name, values in listed.items():
+        given = row.get(name)
+        if given is None:
+            continue
+        known = [value for part in values for value in (get_args(part) or (part,)) if value is not type(None)]
+        if known and given not in known:
+            raise ConfigError(
+                f"{where}: {name} is {shown(given)}, which is not listed", f"use one of {', '.join(known)}"
+            )
+        if not known and isinstance(given, bool) != (name != "offloaded_layers"):
+            raise ConfigError(
+                f"{where}: {name} is {shown(given)}, which is not listed",
+                "use true, or a whole number of offloaded_layers",
+            )
+
+
 def stage_figures(stage: str, value: object) -> tuple[float, float, float]:
     """A stage's (steady, peak allocated, peak reserved) GiB. Raises Unusable."""
     if not isinstance(value, (list, tuple)) or len(value) != 3 or None in value:
@@ -167,30 +201,36 @@ def shown(value: object) -> str:
 
 
 def refuse_unmodelled(row: Fields) -> None:
-    """Raises Unusable for a mixture of experts (another shape), context parallelism (it splits the sequence), and other
-    schedules than 1F1B (another bubble, other activations in flight)."""
+    """Raises Unusable for a mixture of experts (another shape), and other schedules than 1F1B (another bubble, other
+    activations in flight)."""
     if row.ep > 1:
         raise Unusable(f"MoE is not modelled (ep {row.ep})")
     if row.moe:
         raise Unusable(f"MoE is not modelled (moe {row.shown('moe')})")
     if re.search(r"\bmoe\b|mixtral", row.model):
         raise Unusable(f"MoE is not modelled (model {row.shown('model')})")
-    if row.cp > 1:
-        raise Unusable(f"context parallelism is not modelled (cp {row.cp})")
     if row.schedule and "1f1b" not in row.schedule:
         raise Unusable(f"schedule {row.shown('schedule')} is not modelled")
 
 
 def dtype_of(row: Fields, device: str) -> str:
-    """fp16, bf16 or fp32; Unusable for FP8. If none is stated: fp16 on a V100, which has no bf16, else bf16."""
-    if re.search(r"fp8|float8|fp4", f"{row.dtype} {row.options}"):
-        raise Unusable(f"FP8 is not modelled (dtype {row.shown('dtype')})")
+    """fp16, bf16 or fp32. If none is stated, or only 8 or 4 bits: fp16 on a V100, which has no bf16, else bf16."""
     for name in ("fp16", "bf16", "fp32"):
         if name in row.dtype:
             return name
-    if row.dtype:
+    if row.dtype and matmul_of(row) == "none":
         raise Unusable(f"dtype is {row.shown('dtype')}, but must be fp16, bf16 or fp32")
     return "fp16" if device.startswith("v100") else "bf16"
+
+
+def matmul_of(row: Fields) -> Matmul:
+    """The format of a layer's products, by the text of the dtype and the options."""
+    text = f"{row.dtype} {row.options}"
+    if "fp4" in text:
+        return "nvfp4"
+    if not re.search(r"fp8|float8", text):
+        return "none"
+    return "mxfp8" if re.search(r"mxfp8|fp8-mx", text) else "fp8-row" if "row" in text else "fp8-tensor"
 
 
 def recompute_of(row: Fields) -> Recompute | None:
@@ -209,9 +249,8 @@ def degrees_of(row: Fields) -> dict[str, int]:
     degrees = {name: int(size) for name, size in found}
     if any(size < 1 for size in degrees.values()):
         raise Unusable(f"parallelism is {row.shown('parallelism')}: a degree below 1")
-    for name, what in (("cp", "context parallelism"), ("ep", "MoE")):
-        if degrees.get(name, 1) > 1:
-            raise Unusable(f"{what} is not modelled (parallelism {row.shown('parallelism')})")
+    if degrees.get("ep", 1) > 1:
+        raise Unusable(f"MoE is not modelled (parallelism {row.shown('parallelism')})")
     return degrees
 
 
@@ -298,6 +337,8 @@ def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
 
     FlashAttention needs Ampere; FSDP came with PyTorch 2's fused attention, and all stacks for Hopper have it.
     """
+    if row.attention:
+        return row.attention != "unfused"
     if row.flash_attention is not None:
         return row.flash_attention
     if device.startswith("v100"):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hpc_gpt.engines.base.ds_config import PREFETCH_ELEMENTS
-from hpc_gpt.engines.base.training import StateBytes, States, Training, zero_states
+from hpc_gpt.engines.base.training import LOGIT_BYTES, StateBytes, States, Training, zero_states
 from hpc_gpt.engines.ddp import Ddp
 from hpc_gpt.engines.fsdp import Fsdp
 from hpc_gpt.engines.megatron_lm import one_gradient_buffer
@@ -36,8 +36,8 @@ class Kind:
         a compiled model. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
         gradients. A fused kernel holds the logits and their gradient alone.
         """
-        if training.fused_loss:
-            return 4.0
+        if training.fused_loss in LOGIT_BYTES:
+            return LOGIT_BYTES[training.fused_loss]
         if training.dtype == "fp32":
             return 16.0
         return min(self.loss_bytes, 10.0) if training.compiled else self.loss_bytes

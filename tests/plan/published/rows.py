@@ -19,13 +19,16 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers, stage_layers
 from tests.plan.machines import machine_named
 from tests.plan.published.fields import (
+    TRAITS,
     Fields,
     Unusable,
+    check_traits,
     degrees_of,
     dtype_of,
     is_llama_like,
     keeps_activations_on_host,
     keeps_no_scores,
+    matmul_of,
     read_fields,
     recompute_of,
     refuse_unmodelled,
@@ -33,7 +36,7 @@ from tests.plan.published.fields import (
     stack_of,
     stage_figures,
 )
-from tests.plan.published.programs import KINDS
+from tests.plan.published.programs import KINDS, Kind
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
@@ -97,6 +100,7 @@ def row_of(
     """The row at place `number` of its list, counted from 1."""
     if not isinstance(row, Mapping):
         return LeftOut(f"row {number}", cluster or "", cluster, f"not a table of fields: {shown(row)}")
+    check_traits(row, str(row.get("id") or f"row {number}"))
     name, source = str(row.get("id") or f"row {number}"), str(row.get("source") or cluster or "")
     try:
         return _row(read_fields(row), name, source, cluster, machine_of)
@@ -114,7 +118,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if missing and missing != ["micro_bs"]:
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
-    layout = _layout(row, assumed)
+    cp = row.cp or degrees_of(row).get("cp", 1)
+    layout = _layout(row, cp, assumed)
     if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
@@ -129,8 +134,14 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     splits_sequence = kind.sequence_parallel and layout.tp > 1
     training = Training(
         shape,
-        **vars(layout),
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        cp=cp,
+        cp_exchange="ring",
+        matmul=matmul_of(row),
         **vars(stack),
+        **_traits(row, kind),
         vp=_chunks(row, layout.pp, assumed),
         micro_batch=micro_batch,
         micro_batches=micro_batches,
@@ -140,7 +151,6 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
         compiled="compile" in row.options,
-        fused_loss=kind.fused_loss and bool(row.flash_attention),
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
     )
     machine = _machine(row, device, training.gpus, machine_of)
@@ -159,7 +169,15 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     return PublishedRow(name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed))
 
 
-def _layout(row: Fields, assumed: list[str]) -> Layout:
+def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
+    """What the row states of how it ran, and otherwise the program's habit."""
+    stated = {name: value for name in TRAITS if (value := getattr(row, name))}
+    if kind.fused_loss and row.flash_attention:
+        stated.setdefault("fused_loss", "kernel")
+    return stated
+
+
+def _layout(row: Fields, cp: int, assumed: list[str]) -> Layout:
     """tp, pp and dp: as stated, as `parallelism` has them, or computed from the number of GPUs."""
     stated, gpus = degrees_of(row), row.gpus
     found = {name: getattr(row, name) or stated.get(name, 0) for name in ("tp", "pp", "dp")}
@@ -173,13 +191,13 @@ def _layout(row: Fields, assumed: list[str]) -> Layout:
             assumed.append(f"{name} 1")
     if len(unknown) > 1 or (unknown and not gpus):
         raise Unusable(f"{' and '.join([*unknown, *([] if gpus else ['gpus'])])} missing")
-    known = math.prod(degree for degree in found.values() if degree)
+    known = cp * math.prod(degree for degree in found.values() if degree)
     if unknown:
         if gpus % known:
             raise Unusable(f"{unknown[0]} is missing, and gpus {gpus} is no multiple of the other degrees' {known}")
         found[unknown[0]] = gpus // known
     elif gpus not in (0, known):
-        split = " x ".join(f"{name} {degree}" for name, degree in found.items())
+        split = " x ".join(f"{name} {degree}" for name, degree in (found | ({"cp": cp} if cp > 1 else {})).items())
         raise Unusable(f"gpus is {gpus}, but {split} is {known}")
     return Layout(**found)
 
