@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model import bias_gradients
+from hpc_gpt.model.documents import Documents
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import HeadNorm
@@ -53,7 +54,7 @@ class Rotation:
         return self._elsewhere[device]
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotation of inputs at these positions, one after the other."""
+        """The rotation of inputs at these positions, [seq], or [batch, seq] if each row has its own."""
         return self._of(self.cosines[positions], self.sines[positions])
 
     @staticmethod
@@ -69,7 +70,7 @@ class Rotation:
         the gradients of query, key and value. After a norm of the heads, whose backward pass reads the gradient twice,
         it is better computed once, `by_halves`: less is moved than by computing it again.
         """
-        cosines, sines = (table[: heads.shape[1], None] for table in (self.cosines, self.sines))
+        cosines, sines = (table[..., : heads.shape[1], None, :] for table in (self.cosines, self.sines))
         if by_halves:
             pairs = zip(heads.chunk(2, -1), reversed(heads.chunk(2, -1)), strict=True)
             tables = zip(cosines.chunk(2, -1), sines.chunk(2, -1), strict=True)
@@ -140,17 +141,17 @@ class Attention(nn.Module):
             self.query_norm = HeadNorm(f"{name}.query_norm", shape, tp, shape.head_width)
             self.key_norm = HeadNorm(f"{name}.key_norm", shape, tp, shape.head_width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, seq, hidden] -> the same shape."""
+    def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
+        """[batch, seq, hidden] -> the same shape; within `documents`, if there are any."""
         qkv = self.qkv(hidden)
         if self.recompute and torch.is_grad_enabled():
-            mixed = checkpoint(self._mix, qkv, use_reentrant=False, preserve_rng_state=False)
+            mixed = checkpoint(self._mix, qkv, documents, use_reentrant=False, preserve_rng_state=False)
         else:
-            mixed = self._mix(qkv)
+            mixed = self._mix(qkv, documents)
         projected: Tensor = self.projection(mixed)
         return projected
 
-    def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Tensor:
         """`mix` of this rank's heads, normed and rotated as the shape has it."""
         # Positions come before heads in memory up to the kernel, whose output is then joined without a copy.
         query, key, value = split_heads(qkv, self.heads, self.key_heads)
@@ -158,8 +159,10 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotation is not None:
             is_normed = self.query_norm is not None
-            query, key = self.rotation.rotate(query, is_normed), self.rotation.rotate(key, is_normed)
-        return mix(query, key, value, self.expands)
+            rotation = self.rotation if documents is None else documents.rotation
+            assert rotation is not None
+            query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
+        return mix(query, key, value, self.expands, documents)
 
 
 class QkvLinear(ColumnParallelLinear):
@@ -239,18 +242,25 @@ def split_heads(
     return query, key, value
 
 
-def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False) -> Tensor:
+def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False, documents: Documents | None = None) -> Tensor:
     """The core of attention: [batch, seq, heads, width], twice [batch, seq, key heads, width] -> [batch, seq, heads x
-    width]. `expands`: see `Attention`."""
+    width]. `expands`: see `Attention`. `documents`: of the micro-batch, none of which sees another."""
     batch, seq, heads, _ = query.shape
+    if documents is not None and documents.kernel is not None:
+        if expands:
+            key, value = (part.repeat_interleave(heads // part.shape[2], 2) for part in (key, value))
+        return documents.attend(query, key, value).reshape(batch, seq, -1)
+    mask = None if documents is None else documents.mask
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     groups = heads // key.shape[1]
     if groups > 1 and expands:
         key, value = expand_heads(key, value, heads)
     elif groups > 1:
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model import bias_gradients
 from hpc_gpt.model.attention import Attention
+from hpc_gpt.model.documents import Documents
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import build_norm
@@ -75,7 +76,7 @@ def build_mlp(name: str, shape: ModelShape, tp: TensorParallel, initial: Initial
 
 
 class PositionEmbedding(nn.Module):
-    """Adds a learned vector for each position."""
+    """Adds a learned vector for each position, or for each token's position in its document."""
 
     def __init__(self, name: str, seq: int, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
         super().__init__()
@@ -83,10 +84,13 @@ class PositionEmbedding(nn.Module):
         drawn = initial.normal(f"{name}.weight", (seq, hidden))
         self.weight = tp.parameter(f"{name}.weight", drawn)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
         (weight,) = self.tp.shared(self.weight)
-        return hidden + weight[self.tp.positions(hidden.shape[1])]
+        own = self.tp.positions(hidden.shape[1])
+        if documents is None:
+            return hidden + weight[own]
+        return hidden + F.embedding(documents.positions[:, own], weight)
 
 
 class Block(nn.Module):
@@ -108,18 +112,21 @@ class Block(nn.Module):
         self.norm2 = build_norm(f"{name}.norm2", shape, tp)
         self.feed_forward = build_mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, seq, hidden] (or this rank's positions) -> the same shape."""
-        with ActivationOffload(self) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
+    def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
+        """[batch, seq, hidden] (or this rank's positions), and the documents of the whole -> the same shape."""
+        shared = [] if documents is None else documents.tensors
+        with ActivationOffload(self, shared) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
             if self.recompute and torch.is_grad_enabled():
                 # The model draws no random numbers, so no generator state is needed.
-                again: Tensor = checkpoint(self.compute, hidden, use_reentrant=False, preserve_rng_state=False)
+                again: Tensor = checkpoint(
+                    self.compute, hidden, documents, use_reentrant=False, preserve_rng_state=False
+                )
                 return again
-            return self.compute(hidden)
+            return self.compute(hidden, documents)
 
-    def compute(self, hidden: Tensor) -> Tensor:
+    def compute(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """The layer without recomputation or offload."""
-        hidden = hidden + self.attention(self.norm1(hidden))
+        hidden = hidden + self.attention(self.norm1(hidden), documents)
         mixed: Tensor = hidden + self.feed_forward(self.norm2(hidden))
         return mixed
 
@@ -164,16 +171,16 @@ class Gpt(nn.Module):
             modules[-1].append(self.head)
         return [[parameter for module in part for parameter in module.parameters()] for part in modules]
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq] token numbers -> the input of the blocks, [batch, seq, hidden] (or this rank's positions)."""
         hidden: Tensor = self.embedding(tokens)
-        return hidden if self.position is None else self.position(hidden)
+        return hidden if self.position is None else self.position(hidden, documents)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq] token numbers -> the output of the blocks, [batch, seq, hidden] (or this rank's positions)."""
-        hidden = self.embed(tokens)
+        hidden = self.embed(tokens, documents)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, documents)
         return hidden
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -187,9 +194,13 @@ class Gpt(nn.Module):
         loss: Tensor = self.loss(scores, targets)
         return loss
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar."""
-        return self.finish(self.hidden(tokens), targets)
+    def forward(self, tokens: Tensor, targets: Tensor, documents: Documents | None = None) -> Tensor:
+        """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar.
+
+        With the `documents` of the tokens attention stays within each. Every position counts, an end token's, whose
+        target is the first token of the next document, too: so all micro-batches have equally many.
+        """
+        return self.finish(self.hidden(tokens, documents), targets)
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:

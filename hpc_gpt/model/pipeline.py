@@ -7,6 +7,7 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
+from hpc_gpt.model.documents import Documents
 from hpc_gpt.model.gpt import Block, PositionEmbedding, loss_of
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.norm import norm_kind
@@ -70,13 +71,15 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
             self._layers_run -= 1
             loss.attach(self.tied_modules["embedding"] if shape.tied else self.forward_funcs[-1])
 
-    def forward(self, stage_input: Tensor) -> Tensor:
-        """Token numbers or the previous stage's output -> hidden states, or on the last stage logits.
+    def forward(self, stage_input: Tensor, documents: Documents | None = None) -> Tensor:
+        """Token numbers or the previous stage's output, and the micro-batch's documents, which no stage sends -> hidden
+        states, or on the last stage logits.
 
         DeepSpeed's own forward counts its calls in an attribute, so each call would be compiled again.
         """
         for layer in self.forward_funcs[: self._layers_run]:
-            stage_input = layer(stage_input)
+            takes = isinstance(layer, (Block, PositionEmbedding))
+            stage_input = layer(stage_input, documents) if takes else layer(stage_input)
         return stage_input
 
     def _partition_layers(self, method: str = "ours") -> None:

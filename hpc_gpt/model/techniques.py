@@ -6,7 +6,7 @@ one pass are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -56,15 +56,19 @@ class ActivationOffload(saved_tensors_hooks):
 
     `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
     so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
-    pinned and the copies run in the stream's order, so nothing waits for them.
+    pinned and the copies run in the stream's order, so nothing waits for them. So are the tensors `shared`, which all
+    layers of a micro-batch read: they are there as long as one layer's are.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, shared: Sequence[Tensor] = ()) -> None:
         self._module = module
+        self._shared = {tensor.untyped_storage().data_ptr() for tensor in shared}
         super().__init__(self._pack, _unpack)
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()
+        if storage in self._shared:
+            return (tensor,)
         for parameter in self._module.parameters():
             if parameter.untyped_storage().data_ptr() == storage and storage:
                 offset = tensor.storage_offset() - parameter.storage_offset()
@@ -75,6 +79,9 @@ class ActivationOffload(saved_tensors_hooks):
 
 
 def _unpack(packed: Any) -> Tensor:
+    if len(packed) == 1:
+        kept_here: Tensor = packed[0]
+        return kept_here
     if isinstance(packed[0], nn.Parameter):
         parameter, shape, stride, offset = packed
         whole = parameter.detach()

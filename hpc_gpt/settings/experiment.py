@@ -177,6 +177,10 @@ class Data:
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
     begin_token: bool = key(False, resume="never", decides="speed", added=True)
     "Each document of a stream begins with the tokenizer's begin-of-text token."
+    mask_documents: bool = key(False, resume="never", decides="speed", added=True)
+    "Attention stays within a document, which its end token closes, and positions restart after it."
+    end_token: int | None = key(None, resume="never", decides="speed", added=True)
+    "The number of the token that ends a document, for mask_documents; by default the tokenizer's."
     workers: int = key(0, resume="free", decides="speed")
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.engines import engine_named
+from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
@@ -71,6 +71,12 @@ def resolve(
     _check_data(experiment.data)
     facts = engine_named(engine.name)
     data = facts.data_of(experiment.data)
+    if data.mask_documents and not facts.trains_our_model:
+        able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
+        raise ConfigError(
+            f"data.mask_documents is true, which engine {engine.name} does not have",
+            f"leave it out, or use --engine {able}",
+        )
     facts.check_run(layout, shape, train)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
@@ -245,6 +251,11 @@ def _check_data(data: Data) -> None:
         raise ConfigError(
             f'data.begin_token is for text that is tokenised as it is read, but data.source is "{data.source}"',
             "make the file with hpc-gpt data --begin-token, and leave data.begin_token out",
+        )
+    if data.end_token is not None and not data.mask_documents:
+        raise ConfigError(
+            f"data.end_token is {data.end_token}, but data.mask_documents is false, and nothing else reads it",
+            "set data.mask_documents = true, or leave data.end_token out",
         )
     if data.workers < 0:
         raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")

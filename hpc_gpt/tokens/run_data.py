@@ -19,6 +19,7 @@ from hpc_gpt.tokens.build import (
     stdlib_length,
     stdlib_path,
 )
+from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path, places_searched
@@ -106,6 +107,7 @@ def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = Non
 
 def _ensure(resolved: Resolved, make: bool) -> Path | None:
     path = data_path(resolved)
+    end_token(resolved)
     if path is None:
         return None
     data = resolved.data
@@ -131,9 +133,11 @@ def _ensure(resolved: Resolved, make: bool) -> Path | None:
         else:
             build_stdlib(path)
     if data.source == "stream":
-        open_shards(resolved)
+        shards = open_shards(resolved)
+        check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
         file = open_file(resolved)
+        check_end_token(resolved, file.tokens, file.path)
         if data.source == "megatron":
             check_tokens(file)
     return path

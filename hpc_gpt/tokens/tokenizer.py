@@ -44,10 +44,12 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """`name` is that in a token file's header, at most 32 bytes; every token is below `vocab`."""
+    """`name` is that in a token file's header, at most 32 bytes; every token is below `vocab`. `end` is the token after
+    each document; None if it writes none."""
 
     name: str
     vocab: int
+    end: int | None
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """Yields the tokens of documents that come in pieces (`sources.file_pieces`), in unsigned arrays of any length.
@@ -64,9 +66,7 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
             f"tokenizer {tokenizer.name} has no token that begins a text",
             f"ask for none (--begin-token, data.begin_token), or give a tokenizer.json with {' or '.join(_BEGINS)}",
         )
-    return WordTokenizer(
-        tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer._end_number, begin, begins=True
-    )
+    return WordTokenizer(tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer.end, begin, begins=True)
 
 
 def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
@@ -106,6 +106,7 @@ class ByteTokenizer:
 
     name = BYTE
     vocab = 256
+    end: int | None = 0
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """Yields the bytes; see `Tokenizer`."""
@@ -137,8 +138,8 @@ class WordTokenizer:
         self.begin = begin
         self._begins = begins
         self._encode_text = encode_text
-        self._end_number = end
-        self._end = np.array([] if end is None else [end], dtype=np.uint32)
+        self.end = end
+        self._ends = np.array([] if end is None else [end], dtype=np.uint32)
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """See `Tokenizer`."""
@@ -147,11 +148,13 @@ class WordTokenizer:
             if is_first and text is not None:
                 yield np.array([self.begin], dtype=np.uint32)
             is_first = self._begins and text is None
-            yield self._end if text is None else np.array(self._encode_text(text), dtype=np.uint32)
+            yield self._ends if text is None else np.array(self._encode_text(text), dtype=np.uint32)
 
 
 class CharTokenizer:
     """Each character of the table is a token; see `Tokenizer`."""
+
+    end: int | None = 0
 
     def __init__(self, characters: str) -> None:
         self.characters = characters

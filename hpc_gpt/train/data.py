@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.end_token import end_token
 from hpc_gpt.tokens.order import micro_batch_numbers
 from hpc_gpt.tokens.samples import Sample, Samples
 from hpc_gpt.tokens.shard_stream import Position, ShardSet, ShardStream, evaluation_samples
 
-MicroBatch = tuple[Tensor, Tensor]
 _READ_AHEAD = 4
 
 
 class Stream:
-    """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device."""
+    """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device; with
+    data.mask_documents also where the documents begin."""
 
     @property
     def skipped_shards(self) -> int:
@@ -64,6 +65,7 @@ class DataStream(Stream):
         self._dp = resolved.layout.dp
         self._dp_rank = dp_rank
         self._device = device
+        self._end = end_token(resolved)
         self._last_step = resolved.train.steps - 1
         self._reader = _reading_thread(device) if device.type == "cuda" else None
         self._ahead: dict[tuple[int, int], Future[MicroBatch]] = {}
@@ -93,7 +95,7 @@ class DataStream(Stream):
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)
-        return _tensors([sample(number) for number in numbers], self._device)
+        return _tensors([sample(number) for number in numbers], self._device, self._end)
 
 
 class StreamedShards(Stream):
@@ -111,6 +113,7 @@ class StreamedShards(Stream):
         self._resolved = resolved
         self._dp_rank = dp_rank
         self._device = device
+        self._end = end_token(resolved)
         self._stream = ShardStream(shards, resolved, dp_rank)
         self._position = self._stream.restore({})
         self._reader = _reading_thread(device)
@@ -165,7 +168,7 @@ class StreamedShards(Stream):
 
     def _read(self) -> tuple[MicroBatch, Position]:
         rows, change = self._stream.take(self._resolved.batch.micro_batch)
-        return _tensors(rows, self._device), change
+        return _tensors(rows, self._device, self._end), change
 
     def _read_evaluation(self, batches: int) -> list[MicroBatch]:
         batch, dp = self._resolved.batch, self._resolved.layout.dp
@@ -176,7 +179,7 @@ class StreamedShards(Stream):
         ]
         own = {number for micro_batch in numbers for number in micro_batch}
         rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
-        return [_tensors([rows[number] for number in own], self._device) for own in numbers]
+        return [_tensors([rows[number] for number in own], self._device, self._end) for own in numbers]
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
@@ -186,16 +189,17 @@ def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "read-ahead")
 
 
-def _tensors(samples: Sequence[NDArray[Any]], device: torch.device) -> MicroBatch:
-    """(tokens, targets) of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU."""
+def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None) -> MicroBatch:
+    """(tokens, targets) of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU. With an
+    `end` token also the boundaries of documents."""
     pin = device.type == "cuda"
     shape = len(samples), len(samples[0]) - 1
     tokens, targets = (torch.empty(shape, dtype=torch.int64, pin_memory=pin) for _ in range(2))
     for sample, own, following in zip(samples, tokens.numpy(), targets.numpy(), strict=True):
         own[:], following[:] = sample[:-1], sample[1:]
-    return tokens, targets
+    return (tokens, targets) if end is None else (tokens, targets, Boundaries.of(tokens, end))
 
 
 def _to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    tokens, targets = micro_batch
-    return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+    tokens, targets = (part.to(device, non_blocking=True) for part in micro_batch[:2])
+    return (tokens, targets) if len(micro_batch) == 2 else (tokens, targets, micro_batch[2].to(device))

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.engines import engines
+from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.settings.experiment import Data, Dtype, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 
 STEPS = 6
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
+END = 7  # the token that ends a document
 VOCAB = 61  # padded to 64: with tp 2 the second rank's share is part padding
 SEQ = 16
 LAYERS = 3  # two stages are uneven
@@ -60,6 +62,7 @@ class Case:
     micro_batches: int = 2
     tied: bool = True
     model: str = "gpt2"
+    documents: bool = False  # that are masked
     mutation: str = ""
 
     @property
@@ -78,6 +81,7 @@ class Case:
         parts += [f"clip{self.clip:g}"] if self.clip else []
         parts += [] if self.tied else ["untied"]
         parts += [] if self.model == "gpt2" else [self.model]
+        parts += ["documents"] if self.documents else []
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
     @cached_property
@@ -88,6 +92,7 @@ class Case:
             Experiment(
                 name="equality",
                 model=Model(layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied, **MODELS[self.model]),
+                data=Data(mask_documents=True, end_token=END) if self.documents else Data(),
                 engine=self.engine,
                 layout=LayoutRequest(
                     **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
@@ -206,19 +211,25 @@ MUTATIONS |= {
 BROKEN = [case.without(mutation) for case, names in MUTATIONS.items() for mutation in names]
 
 
-def whole_batch(step: int) -> tuple[Tensor, Tensor]:
-    """(tokens, targets), int64 [GLOBAL_BATCH, SEQ]: a sequence that can be learnt in part, the same in every layout."""
+def whole_batch(step: int, end: int | None = None) -> tuple[Tensor, Tensor]:
+    """(tokens, targets), int64 [GLOBAL_BATCH, SEQ]: a sequence that can be learnt in part, the same in every layout.
+
+    With an `end` token there are documents in it, of 1 to SEQ tokens and 6 on average.
+    """
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, VOCAB, (GLOBAL_BATCH, SEQ + 1), generator=generator)
     follows = torch.rand((GLOBAL_BATCH, SEQ), generator=generator) < 0.7
     for place in range(SEQ):
         tokens[:, place + 1] = torch.where(follows[:, place], (3 * tokens[:, place] + 1) % VOCAB, tokens[:, place + 1])
+    if end is not None:
+        tokens[torch.rand(tokens.shape, generator=generator) < 1 / 6] = end
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def micro_batches(resolved: Resolved, dp_rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
-    """The pairs of one data-parallel rank."""
-    batch, dp = resolved.batch, resolved.layout.dp
-    tokens, targets = whole_batch(step)
+def micro_batches(resolved: Resolved, dp_rank: int, step: int) -> list[MicroBatch]:
+    """The pairs of one data-parallel rank, with the boundaries of documents if the run masks them."""
+    batch, dp, end = resolved.batch, resolved.layout.dp, resolved.data.end_token
+    tokens, targets = whole_batch(step, end)
     starts = [(number * dp + dp_rank) * batch.micro_batch for number in range(batch.micro_batches)]
-    return [(tokens[at : at + batch.micro_batch], targets[at : at + batch.micro_batch]) for at in starts]
+    pairs = [(tokens[at : at + batch.micro_batch], targets[at : at + batch.micro_batch]) for at in starts]
+    return [*pairs] if end is None else [(*pair, Boundaries.of(pair[0], end)) for pair in pairs]

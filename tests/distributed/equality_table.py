@@ -65,6 +65,27 @@ CHUNKED = [
 INDUCTOR += [
     Case(Layout(1, 1, 1), Engine(name="ddp", compile="block"), clip=CLIP, model=model) for model in ("llama", "qwen3")
 ]
+# Masked documents: each kind of positions, each way to hold weights, and a stage between two others.
+DOCUMENTS = [
+    Case(layout, engine, clip=CLIP, micro_batches=count, model=model, documents=True)
+    for layout, engine, count, model in (
+        (Layout(1, 1, 1), Engine(name="ddp"), 2, "llama"),
+        (Layout(2, 2, 1), zero(1, recompute="full"), 4, "gpt2"),
+        (Layout(2, 2, 1), zero(1, recompute="full"), 4, "qwen3"),
+        (Layout(1, 3, 1), zero(1), 4, "llama"),
+        (Layout(1, 3, 1), zero(0, recompute="selective"), 8, "gpt2"),
+        (Layout(1, 1, 2), Engine(name="ddp"), 2, "gpt2"),
+        *(
+            (Layout(1, 1, 2), Engine(name="deepspeed-zero", zero_stage=stage), 2, model)
+            for stage in (1, 2, 3)
+            for model in ("gpt2", "llama")
+        ),
+        (Layout(1, 1, 2), Engine(name="fsdp"), 2, "gpt2"),
+        (Layout(2, 1, 2), Engine(name="fsdp"), 2, "llama"),
+        (Layout(1, 1, 1), Engine(name="ddp"), 2, "smollm3"),
+        (Layout(2, 1, 1), Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True), 2, "gpt2"),
+    )
+]
 # An engine that pairwise.json does not have yet.
 UNDRAWN = [
     Case(Layout(1, 1, dp), Engine(name=name), clip=CLIP)
@@ -78,7 +99,7 @@ ALL_AXES = [
     for name, facts in engines().items()
     if not facts.is_program
 ]
-EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS
 EXACT += [case for case in ALL_AXES if case not in EXACT]
 EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
 # `make test-all` asks for it.
@@ -99,6 +120,7 @@ _SHORT = {
     *UNDRAWN,
     *(case for case in TABLE if case.clip and case.layout.gpus <= 2),
     *(SGD[0], UNTIED[-1], ONE_PASS[0], BF16[2]),
+    *DOCUMENTS[:2],
     *(case for case in RECOMPUTE if case.layout.gpus == 2),
     *(case for case in _BOTH if case.dtype != "fp16"),
     # A family in each layout, and each family in some.

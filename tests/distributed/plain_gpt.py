@@ -122,6 +122,25 @@ class PlainRun:
     weights: dict[str, Tensor]
 
 
+def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None) -> Tensor:
+    """The mean over all tokens. With an `end` token each document is an input of its own, beside others as long."""
+    if end is None:
+        whole: Tensor = model(tokens, targets)
+        return whole
+    by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for row, following in zip(tokens, targets, strict=True):
+        begin = 0
+        for place, token in enumerate(row.tolist(), 1):
+            if token == end or place == len(row):
+                by_length.setdefault(place - begin, []).append((row[begin:place], following[begin:place]))
+                begin = place
+    total = torch.zeros(())
+    for length, documents in by_length.items():
+        inputs, wanted = (torch.stack(part) for part in zip(*documents, strict=True))
+        total = total + model(inputs, wanted) * (length * len(documents))
+    return total / tokens.numel()
+
+
 def train_plainly(
     shape: ModelShape,
     train: Train,
@@ -129,10 +148,12 @@ def train_plainly(
     batches: list[tuple[Tensor, Tensor]],
     evaluation: tuple[Tensor, Tensor],
     autocast: bool = False,
+    end: int | None = None,
 ) -> PlainRun:
     """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels.
 
-    With `autocast` the weights stay in fp32 and products are done in bf16.
+    With `autocast` the weights stay in fp32 and products are done in bf16. With an `end` token the model sees each
+    document alone.
     """
     model = PlainGpt(shape, initial) if shape.positions == "learned" else PlainOther(shape, initial)
     parameters = list(model.parameters())
@@ -149,7 +170,7 @@ def train_plainly(
     run = PlainRun([], [], [], 0.0, {})
     for step, (tokens, targets) in enumerate(batches):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(tokens, targets)
+            loss = mean_loss(model, tokens, targets, end)
         loss.backward()
         norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
         if train.clip and norm > train.clip:
@@ -169,6 +190,6 @@ def train_plainly(
         run.norms.append(norm)
         run.lrs.append(lr)
     with torch.no_grad():
-        run.loss_eval = float(model(*evaluation))
+        run.loss_eval = float(mean_loss(model, *evaluation, end))
     run.weights = {name: weight.detach() for name, weight in model.weights().items()}
     return run

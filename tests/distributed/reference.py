@@ -16,13 +16,16 @@ from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 def reference(resolved: Resolved, steps: int = STEPS) -> PlainRun:
     """So many steps in one plain PyTorch process, in fp32 whatever the dtype."""
-    return _reference(resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps)
+    return _reference(
+        resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps, resolved.data.end_token
+    )
 
 
 @cache
-def _reference(shape: ModelShape, train: Train, steps: int) -> PlainRun:
-    batches = [whole_batch(step) for step in range(steps)]
-    return train_plainly(shape, train, initial_weights(shape, train.seed), batches, whole_batch(EVALUATION))
+def _reference(shape: ModelShape, train: Train, steps: int, end: int | None) -> PlainRun:
+    batches = [whole_batch(step, end) for step in range(steps)]
+    initial = initial_weights(shape, train.seed)
+    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end), end=end)
 
 
 @cache

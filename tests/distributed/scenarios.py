@@ -26,7 +26,7 @@ Scenario = Callable[[Path], Any]
 
 def scenarios_of(world: int) -> dict[str, Scenario]:
     """The scenarios of a launch, by name."""
-    layout = {1: Layout(1, 1, 1), 2: Layout(1, 1, 2), 4: Layout(2, 2, 1), 8: Layout(2, 2, 2)}[world]
+    layout = {1: Layout(1, 1, 1), 2: Layout(1, 1, 2), 3: Layout(1, 3, 1), 4: Layout(2, 2, 1), 8: Layout(2, 2, 2)}[world]
     cases = {
         "fp32 zero0": Case(layout, zero(0), clip=CLIP),
         "fp32 zero1": Case(layout, zero(1), clip=CLIP),

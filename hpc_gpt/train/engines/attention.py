@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from tempfile import TemporaryFile
 from typing import Any
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.attention import Attention, expand_heads, mix, split_heads
+from hpc_gpt.model.attention import Attention, expand_heads, mix, rotation_of, split_heads
+from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts
 
@@ -28,9 +31,9 @@ _KERNELS = {
     "math": SDPBackend.MATH,
 }
 _NAMES = {kernel.value: name for name, kernel in _KERNELS.items()}
-# What the kernels' operators are called, with a suffix for a device.
+# What the kernels' operators are called, with a suffix for a device. (The shorter one is within the other, too.)
 _OPERATORS = {
-    "flash": "_scaled_dot_product_flash_attention",
+    "flash": "_flash_attention",
     "cudnn": "_scaled_dot_product_cudnn_attention",
     "efficient": "_scaled_dot_product_efficient_attention",
 }
@@ -51,16 +54,31 @@ class AttentionKernels:
 
     `expands`: the kernel takes no grouped queries, so keys and values are repeated for it (`model.attention.mix`). Of
     a model with grouped queries the kernels that take them are tried first.
+
+    With data.mask_documents the flash kernel is torch's for documents in a row, in 16 bits on a GPU from sm_80 on. If
+    it does not run, and elsewhere, a mask is added to the scores, which on a GPU the other kernels take.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         self.failed: dict[str, str] = {}
         self._kernels = _allowed(resolved, device)
+        self._dtype = _DTYPES[resolved.train.dtype]
+        # Compiled code is for one length, so the longest that there can be.
+        self._length = resolved.model.seq if resolved.engine.compile != "none" else None
+        rotations = (rotation_of(resolved.model, layer) for layer in range(resolved.model.layers))
+        rotation = next((one for one in rotations if one is not None), None)
+        self._rotation = rotation and rotation.to(device)
+        self._packed: Callable[..., Tensor] | None = None
         trial = _Trial(resolved, device)
-        self.expands = trial.grouped and not any(map(trial.runs, _takes_groups(self._kernels)))
-        trial.expands = self.expands
-        if trial.grouped and not self.expands:
-            self._kernels = _takes_groups(self._kernels)
+        if resolved.data.mask_documents:
+            self._pack(trial, resolved, device)
+        if self._packed is None:
+            if resolved.data.mask_documents:
+                trial.documents = masked(trial.boundaries(), None, self._dtype)
+            self.expands = trial.grouped and not any(map(trial.runs, _takes_groups(self._kernels)))
+            trial.expands = self.expands
+            if trial.grouped and not self.expands:
+                self._kernels = _takes_groups(self._kernels)
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 self.chosen = self._first_that_runs(trial)
@@ -82,11 +100,50 @@ class AttentionKernels:
                 torch.cuda.empty_cache()
         _key_compile_cache(self._kernels)
 
+    def documents(self, boundaries: Boundaries) -> Documents:
+        """The documents of a micro-batch on this device, as the attention that was chosen takes them."""
+        if self._packed is None:
+            return masked(boundaries, self._rotation, self._dtype)
+        if self._length is not None:
+            torch._dynamo.mark_dynamic(boundaries.offsets, 0)
+        return packed(boundaries, self._rotation, self._packed, self._length or boundaries.longest)
+
+    def _pack(self, trial: _Trial, resolved: Resolved, device: torch.device) -> None:
+        """Chooses the kernel for documents in a row if it can run, and leaves `flash`, which takes no mask, out if not.
+
+        The kernel of a CPU that has that name takes one. Raises ConfigError if flash alone is allowed.
+        """
+        if device.type != "cuda" or SDPBackend.FLASH_ATTENTION not in self._kernels:
+            return
+        reason = _why_not_packed(resolved, device)
+        if not reason:
+            # Imported here: it imports torch's compiler.
+            from torch.nn.attention.varlen import varlen_attn
+
+            options, groups = packed_kernel(inspect.signature(varlen_attn).parameters)
+            kernel: Any = functools.partial(varlen_attn, **options)
+            self.expands = trial.expands = trial.grouped and not groups
+            trial.documents = packed(trial.boundaries(), None, kernel, resolved.model.seq)
+            failure = trial.failure(SDPBackend.FLASH_ATTENTION)
+            if failure is None:
+                self._packed, self._kernels = kernel, [SDPBackend.FLASH_ATTENTION]
+                return
+            reason = _one_line(failure)
+            self.failed["flash"] = reason
+        self._kernels.remove(SDPBackend.FLASH_ATTENTION)
+        if not self._kernels:
+            raise ConfigError(
+                f"engine.attention is flash, but that kernel cannot keep documents apart here: {reason}",
+                'use engine.attention = "auto", or data.mask_documents = false',
+            )
+
     def __call__(self) -> AbstractContextManager[None]:
         return sdpa_kernel(self._kernels, set_priority=True)
 
     def _first_that_runs(self, trial: _Trial) -> str:
         """The name of the first kernel that computes the pass; drops those that fail."""
+        if self._packed is not None:
+            return "flash"
         failure: RuntimeError | None = None
         while self._kernels:
             try:
@@ -132,6 +189,14 @@ class _Trial:
         values = torch.linspace(-1, 1, width, device=device)
         values = values + torch.linspace(-1, 1, shape.seq, device=device)[:, None]
         self._qkv = values.to(_DTYPES[resolved.train.dtype]).repeat(batch, 1, 1).requires_grad_()
+        self._sizes = batch, shape.seq
+        self.documents: Documents | None = None
+
+    def boundaries(self) -> Boundaries:
+        """Two documents in each sample, the first of one token."""
+        tokens = torch.zeros(self._sizes, dtype=torch.int64)
+        tokens[:, 0] = 1
+        return Boundaries.of(tokens, 1).to(self._qkv.device)
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value as the kernel gets them."""
@@ -143,10 +208,14 @@ class _Trial:
         """torch's choice among the kernels. Raises _NoKernelError if it takes none."""
         if not private_parts.can_use(private_parts.ATTENTION):
             return kernels[0]
+        mask = None if self.documents is None else self.documents.mask
         with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
             warnings.simplefilter("always")
             try:
-                choice, reason = private_parts.chosen_attention(*self._parts(), self.grouped and not self.expands), ""
+                choice, reason = (
+                    private_parts.chosen_attention(*self._parts(), self.grouped and not self.expands, mask),
+                    "",
+                )
             except RuntimeError as failure:
                 choice, reason = SDPBackend.ERROR.value, _one_line(failure)
         if choice in _NAMES:
@@ -160,7 +229,7 @@ class _Trial:
         try:
             with warnings.catch_warnings(), sdpa_kernel([kernel]), torch.enable_grad():
                 warnings.simplefilter("ignore")
-                mixed = mix(*split_heads(self._qkv, self._heads, self._key_heads), self.expands)
+                mixed = mix(*split_heads(self._qkv, self._heads, self._key_heads), self.expands, self.documents)
                 # A scalar: gradients that are given make torch import what only its compiler needs.
                 (gradient,) = torch.autograd.grad((mixed * mixed.detach()).sum(), self._qkv)
                 # It waits for the device, which is where a kernel fails.
@@ -175,6 +244,16 @@ class _Trial:
             return self.failure(self.choice([kernel])) is None
         except _NoKernelError:
             return False
+
+
+def _why_not_packed(resolved: Resolved, device: torch.device) -> str:
+    """Why torch's kernel for documents in a row cannot run on the device; empty if it may."""
+    width, (major, minor) = resolved.model.head_width, torch.cuda.get_device_capability(device)
+    if resolved.train.dtype == "fp32":
+        return "train.dtype is fp32, and it computes in 16 bits"
+    if major < 8:
+        return f"the GPU has compute capability {major}.{minor}, and it needs 8.0"
+    return f"heads are {width} wide, and it takes up to 256" if width > 256 else ""
 
 
 def _one_line(failure: RuntimeError) -> str:

@@ -106,15 +106,15 @@ class DeepspeedZero(DeepspeedEngine):
         lr = self._set_rate()
         total = torch.zeros((), device=self.device)
         with self.attention():
-            for tokens, targets in islice(micro_batches, count):
-                loss = self._loss(tokens, targets)
+            for micro_batch in islice(micro_batches, count):
+                loss = self._loss(*self._inputs(micro_batch))
                 total += loss.detach()
                 engine.backward(loss)
                 engine.step()  # DeepSpeed updates the weights in the last call of a step
         return self._result(self._mean(total / count), lr)
 
-    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self._engine(tokens, targets)
+    def _loss(self, *inputs: Any) -> Tensor:
+        loss: Tensor = self._engine(*inputs)
         return loss
 
 

@@ -343,9 +343,12 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-def chosen_attention(query: Tensor, key: Tensor, value: Tensor, grouped: bool = False) -> int:
-    """The number of the kernel that SDPA uses for causal attention, of grouped queries. Computes nothing."""
-    return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=grouped))
+def chosen_attention(
+    query: Tensor, key: Tensor, value: Tensor, grouped: bool = False, mask: Tensor | None = None
+) -> int:
+    """The number of the kernel that SDPA uses for causal attention, or with a mask, of grouped queries. Computes
+    nothing."""
+    return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, mask is None, enable_gqa=grouped))
 
 
 @contextlib.contextmanager

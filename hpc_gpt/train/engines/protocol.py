@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.documents import MicroBatch
 from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
     from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
 
-MicroBatches = Iterator[tuple[Tensor, Tensor]]
+MicroBatches = Iterator[MicroBatch]
 
 
 class StepResult(NamedTuple):
@@ -81,7 +82,8 @@ class TrainingEngine:
         raise NotImplementedError
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets).
+        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets), with data.mask_documents
+        each with its boundaries.
 
         They are int64 [micro_batch, seq] on the rank's device. Every rank gets the pairs of its own data-parallel rank;
         a stage takes only what it needs.
@@ -94,8 +96,8 @@ class TrainingEngine:
         self.finish()
         total = torch.zeros((), device=self.device)
         with self.attention():
-            for tokens, targets in islice(micro_batches, count):
-                total += self._loss(tokens, targets)
+            for micro_batch in islice(micro_batches, count):
+                total += self._loss(*self._inputs(micro_batch))
         return self._mean(total / count)
 
     def finish(self) -> None:
@@ -113,8 +115,15 @@ class TrainingEngine:
         another model or arithmetic."""
         raise NotImplementedError
 
-    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self.module(tokens, targets)
+    def _inputs(self, micro_batch: MicroBatch) -> tuple[Any, ...]:
+        """What the model is called with: tokens, targets, and their documents if the run masks them."""
+        if len(micro_batch) == 2:
+            return micro_batch
+        tokens, targets, boundaries = micro_batch
+        return tokens, targets, self.attention.documents(boundaries)
+
+    def _loss(self, *inputs: Any) -> Tensor:
+        loss: Tensor = self.module(*inputs)
         return loss
 
     def _mean(self, own: Tensor) -> Tensor:
@@ -151,9 +160,9 @@ class TorchEngine(TrainingEngine):
         if isinstance(own := getattr(self.module, "loss", None), OnePassLoss):
             own.unscaled = count == 1 and self._resolved.train.dtype != "fp16"
         with self.attention():
-            for number, (tokens, targets) in enumerate(islice(micro_batches, count), 1):
+            for number, micro_batch in enumerate(islice(micro_batches, count), 1):
                 with self._gradients(last=number == count):
-                    loss = self._model(tokens, targets)
+                    loss = self._model(*self._inputs(micro_batch))
                     self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         lr = learning_rate(self._resolved.train, self._step)

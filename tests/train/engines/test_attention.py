@@ -102,10 +102,10 @@ class Breakable:
         self.how, self.broken = how, broken
         self.shapes: list[tuple[int, ...]] = []
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         self.shapes.append(tuple(query.shape))
         torch.rand(3)
-        mixed = SDPA(query, key, value, is_causal=is_causal)
+        mixed = SDPA(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
         running = "flash" if torch.backends.cuda.flash_sdp_enabled() else "math"
         if running not in self.broken:
             return mixed
