@@ -128,6 +128,10 @@ class Record:
     "Times the allocator had to free memory and retry."
     attention_used: str | None = None
     "Attention kernel."
+    start_s: float | None = None
+    "Seconds from the start of a job to the end of its first step, of the last attempt that trained one."
+    start_parts: dict[str, float] | None = None
+    "Seconds of start_s: script, staging, imports, rendezvous, build, first_step."
     compile_s: float | None = None
     "Seconds of compilation."
     matmul_tflops_before: float | None = None

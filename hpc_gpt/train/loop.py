@@ -40,7 +40,8 @@ _NOT_FINITE = "loss or gradient are not finite"
 class Loop:
     """Trains from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
 
-    `end_of_sigterm` is called on rank 0 and returns how a SIGTERM ends the attempt.
+    `end_of_sigterm` is called on rank 0 and returns how a SIGTERM ends the attempt. `first_step_ended` is called once
+    the figures of the first step are there; not if it is the last step, too.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Loop:
         watch: GpuWatch,
         inbox: Inbox | None = None,
         heart: Heartbeat | None = None,
+        first_step_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.step = progress.step
         self._train = resolved.train
@@ -74,6 +76,7 @@ class Loop:
         self._watch = watch
         self._inbox = inbox or Inbox(None)
         self._heart = heart or Heartbeat(0, 0)
+        self._first_step_ended = first_step_ended
         self._probe = DeviceProbe(engine.device)
         self._checkpoints = checkpoints
         self._saver = Saver(
@@ -126,6 +129,8 @@ class Loop:
             # The first line of an attempt comes at once: it shows that the ranks train.
             if step % train.log_every == 0 or step == first + 1:
                 self._log()
+                if step == first + 1:
+                    self._first_step_ended()
             elif saves:
                 # A resume begins after this step, so no later attempt writes its line.
                 metrics.write()

@@ -23,6 +23,7 @@ from hpc_gpt.supervision.full_disk import reserve, when_there_is_space
 from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
+from hpc_gpt.supervision.start_clock import StartClock
 from hpc_gpt.supervision.watchdog import Watchdog
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
@@ -62,6 +63,9 @@ class Trainer:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
         self._identity.check(resolved.tasks, resolved.layout)
+        clock = StartClock(self._attempt) if self._identity.rank == 0 else None
+        if clock is not None:
+            clock.end("imports")
         heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
         rank, size = self._identity.rank, self._identity.size
         record = functools.partial(write_flight_record, self._attempt, rank)
@@ -71,7 +75,8 @@ class Trainer:
         use_interface(resolved.nodes, self._identity.local_rank)
         self.ranks = ranks = Ranks(self._identity, device, self._attempt, heart.patience_s)
         heart.enter(STARTING)
-        if ranks.is_first:
+        if clock is not None:
+            clock.end("rendezvous")
             reserve(self._attempt)
             when_there_is_space(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
             for note in config_notes(self._run.path, resolved):
@@ -101,6 +106,8 @@ class Trainer:
         rate = MatmulRate(resolved, device)
         rate.measure_before()
         watch = GpuWatch(device)
+        if clock is not None:
+            clock.end("build")
         self._loop = Loop(
             resolved,
             ranks,
@@ -114,8 +121,11 @@ class Trainer:
             watch,
             Inbox(self._attempt),
             heart,
+            functools.partial(clock.end, "first_step") if clock is not None else lambda: None,
         )
         end = self._loop.run()
+        if clock is not None and self._loop.step > progress.step:
+            clock.end("first_step")  # an attempt of one step ends with its figures
         # A program that waits for ended.json reads the measurements next, so they are written first if there is time.
         hurry = end.ended != "done"
         if hurry and ranks.is_first:

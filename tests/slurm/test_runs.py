@@ -6,11 +6,13 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from hpc_gpt.files import read_json_lines
 from hpc_gpt.runs.run_folder import RunFolder, user_name
 from tests.processes import send
 from tests.slurm.launcher import (
@@ -209,6 +211,18 @@ def test_render_sbatch_and_the_run_folder_have_the_same_bytes(launcher: Launcher
     kept = job.run.job_script.read_text()
     given = launcher.cluster.run("scontrol", "write", "batch_script", job.id, "-").stdout
     assert rendered == kept == given.removesuffix("\n") + "\n"
+
+
+@pytest.mark.story(single)
+def test_a_start_takes_from_slurms_own_time_what_its_parts_take(told: Teller) -> None:
+    job = told(single)
+    found = json.loads((job.run.attempt(1).folder / "start.json").read_text())
+    parts = found["start_parts"]
+    assert sum(parts.values()) == pytest.approx(found["start_s"], rel=0.05)
+    assert min(seconds for part, seconds in parts.items() if part != "staging") > 0
+    began = datetime.fromisoformat(job.shown()["StartTime"]).timestamp()
+    first_step = read_json_lines(job.run.attempt(1).metrics)[0]["time"]
+    assert found["start_s"] == pytest.approx(first_step - began, abs=1.5)
 
 
 @pytest.mark.story(by_hand, single)

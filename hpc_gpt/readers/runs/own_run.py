@@ -178,6 +178,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
         for name, tables, keys in (
             ("trainer", read.trainer, ("attention_used",)),
             ("measured", read.measured, _MEASURED),
+            ("start", read.measured, ("start_s", "start_parts")),
         ):
             where = f"attempts/{read.attempt.number}/{name}.json"
             for key in keys:

@@ -92,6 +92,17 @@ def test_what_an_attempt_measured_beside_its_steps(run):
     assert record.sources["gpu_util_mean"] == "attempts/1/measured.json"
 
 
+def test_how_long_the_last_start_took(run):
+    for number in (1, 2):
+        attempt = add_attempt(run, [metrics_line(number)], "walltime" if number < 2 else "done")
+        parts = {"script": 4.0, "staging": 0.0, "imports": 6.0, "rendezvous": 1.0, "build": 2.0, "first_step": number}
+        start = {"start_s": sum(parts.values()), "start_parts": parts}
+        write_once(attempt.folder / "start.json", json.dumps(start))
+    record = read_run(run)
+    assert (record.start_s, record.start_parts) == (15.0, parts)
+    assert record.sources["start_s"] == "attempts/2/start.json"
+
+
 def test_the_attention_kernel_that_ran_counts_and_another_choice_is_flagged(run):
     attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))

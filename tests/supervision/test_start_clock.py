@@ -1,0 +1,62 @@
+"""The clock of an attempt's start."""
+
+import json
+import os
+import time
+
+import pytest
+
+from hpc_gpt.files import write_once
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.supervision.start_clock import START_PARTS, StartClock, process_start
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    (tmp_path / "1").mkdir()
+    return Attempt(tmp_path / "1")
+
+
+def started(attempt, job_id, seconds_ago):
+    write_once(attempt.folder / "attempt.json", json.dumps({"job_id": job_id, "started": time.time() - seconds_ago}))
+
+
+def test_parts_follow_each_other_and_add_up(attempt):
+    began = process_start() - 100
+    environment = {"SLURM_JOB_START_TIME": str(int(began)), "SLURM_JOB_ID": "47"}
+    started(attempt, "47", 0)
+    clock = StartClock(attempt, environment)
+    for part in ("imports", "rendezvous", "build", "first_step", "first_step"):
+        clock.end(part)
+    found = json.loads((attempt.folder / "start.json").read_text())
+    assert tuple(found["start_parts"]) == START_PARTS
+    assert sum(found["start_parts"].values()) == pytest.approx(found["start_s"], abs=0.01)
+    assert found["start_s"] == pytest.approx(time.time() - int(began), abs=5)
+    assert found["start_parts"]["script"] == pytest.approx(process_start() - int(began), abs=0.1)
+    assert found["start_parts"]["staging"] == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_ID": "46"},
+        {"SLURM_JOB_START_TIME": "soon", "SLURM_JOB_ID": "47"},
+    ],
+    ids=["no Slurm", "another job's", "no number"],
+)
+def test_without_slurms_time_the_attempts_counts(attempt, environment):
+    started(attempt, "47", time.time() - process_start() + 10)
+    clock = StartClock(attempt, environment)
+    clock.end("first_step")
+    parts = clock.figures()["start_parts"]
+    assert parts["script"] == pytest.approx(10, abs=0.5)
+
+
+def test_a_process_starts_before_it_runs():
+    assert 0 < time.time() - process_start() < time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert process_start() == pytest.approx(time.time() - float(_age()), abs=1)
+
+
+def _age():
+    return os.popen(f"ps -o etimes= -p {os.getpid()}").read()
