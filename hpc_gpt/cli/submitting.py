@@ -1,29 +1,22 @@
 """What `hpc-gpt submit` does: submits a run, resumes one, or submits all rows of a sweep."""
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from shlex import join, quote
+from shlex import quote
 
 import click
 
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.here import Allocation, read_allocation, run_in
-from hpc_gpt.launch.prepare import earlier_runs, prepare
+from hpc_gpt.launch.here import Allocation, no_script_here, read_allocation, run_in
+from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.resumption import (
-    changed_length,
-    changes_nothing,
-    check_resumption,
-    forecast_same,
-    prepare_resumption,
-)
+from hpc_gpt.launch.resumption import NewRun, SameRun, choose_resumption
 from hpc_gpt.launch.submission import (
     SubmittedRun,
     check_submission,
@@ -32,7 +25,6 @@ from hpc_gpt.launch.submission import (
     of_run,
     overview,
     prediction_lines,
-    start_run,
     submit_run,
     write_run,
 )
@@ -45,24 +37,19 @@ from hpc_gpt.launch.sweep import (
     submit_script_array,
     write_sweep,
 )
-from hpc_gpt.launch.until import Until, parse_until
+from hpc_gpt.launch.until import parse_until
 from hpc_gpt.plan.table import count_text
 from hpc_gpt.report.gather import refresh_record
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.stored import read_stored
-from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import wait_for, wait_for_all
 from hpc_gpt.words import counted
 
-# What may change when the script of a run is started again.
-OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
 _NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
@@ -89,7 +76,7 @@ def submit_one(
     request = replace(request, until=parse_until(until))
     how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None)
     if how.allocation is not None and request.script is not None:
-        raise _no_script_here(str(request.script.path))
+        raise no_script_here(str(request.script.path))
     if script and not dry_run:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
@@ -129,29 +116,28 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         _print_lines(prediction_lines(prepared, logs))
         return submitted
     if prepared.job_script is not None:
-        raise _no_script_here(str(prepared.job_script.provenance["script"]["path"]))
+        raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
     how.allocation.place(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
     _print_lines(prediction_lines(prepared, logs))
-    return _start(run, prepared.resolved, how)
+    return _start(SameRun(run, prepared.resolved), how)
 
 
-def _start(
-    run: RunFolder, resolved: Resolved, how: _SubmitOptions, where: str = "", jobs: int = 1, words: Sequence[str] = ()
-) -> SubmittedRun | None:
-    """Starts the job.sh of a run; one that is there already resumes `where` these words say. None as of `_submit`."""
+def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
+    """Starts the job.sh of a run that is there. None as of `_submit`."""
+    run, resolved = resumption.run, resumption.resolved
     text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
     if how.dry:
         rows = [
-            ("resumes", f"{run.run_id}{where}"),
+            ("resumes", f"{run.run_id}{resumption.where}"),
             *of_run(resolved),
             ("would run", f"the run's own {run.job_script}"),
         ]
         _show(resolved, text, rows, how)
         return None
     if how.allocation is None:
-        return start_run(run, resolved, jobs, words)
+        return resumption.start()
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
     run_in(how.allocation, run, resolved)
     print_record(refresh_record(run))
@@ -182,13 +168,6 @@ def _show(
 def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line, err=True)
-
-
-def _no_script_here(name: str) -> ConfigError:
-    return ConfigError(
-        f"--here is of an experiment, and {name} is a job script",
-        f"bash {quote(name)} runs it in this allocation; without --here it is queued as a job of its own",
-    )
 
 
 def _interrupts(show: Callable[[], None], wait: bool) -> int:
@@ -248,59 +227,13 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
             f"--resume continues a run's own experiment; {', '.join(others)} would be another",
             "leave them out, or submit a new run",
         )
-    run = find_run(name, logs_folder())
-    settings = run.resolved()
-    assert request.until is not None
-    if settings.script is not None:
-        return _resume_script(run, request, from_start, how)
-    # HPC_GPT_* variables were read when the run was submitted, and count no more.
-    has_cluster = "cluster" in [one.name for one in given]
-    profile = load_profile(request.cluster) if request.cluster is not None and has_cluster else None
-    if how.allocation is not None and not way_of(settings.cluster).why_not(settings.cluster):
-        # Its job.sh would requeue the allocation.
-        profile = replace(profile or settings.cluster, chain="none")
-    changed = from_start or request.template or changed_length(settings, request.until, request.given)
-    if not changed and changes_nothing(settings, request.given, profile):
-        return _resume_same(run, request.until, how)
-    prepared, parent = prepare_resumption(
-        run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
-    )
-    words = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    _print_lines((*prepared.notes, f"{words}, as {prepared.resolved.layout}"))
-    return _submit(prepared, parent, how)
-
-
-def _resume_script(run: RunFolder, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:
-    """Starts the kept script of a run again, with another limit or place if the command line gives one."""
-    script = read_stored(run.path / "provenance.json").get("script") or {}
-    if how.allocation is not None:
-        raise _no_script_here(str(script.get("path")))
-    other = [key for key in request.given if key not in OPTIONS_ON_RESUME]
-    if from_start or other or request.until != Until():
-        named = "--from-start" if from_start else other[0] if other else "--until"
-        raise ConfigError(
-            f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
-            f"submit a new run; of options {', '.join(OPTIONS_ON_RESUME)} may change",
-        )
-    words = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
-    resolved, _ = check_resumption(run, how.dry)
-    click.echo(f"starts the script of {run.run_id} again{f', with {join(words)}' if words else ''}", err=True)
-    if how.dry:
-        return _start(run, resolved, how)
-    own = RunFolder(run.path.resolve())
-    with contextlib.chdir(script.get("folder") or "."):  # sbatch starts it where it is called
-        return _start(own, resolved, how, words=words)
-
-
-def _resume_same(run: RunFolder, until: Until, how: _SubmitOptions) -> SubmittedRun | None:
-    """Starts the run's own job.sh again. None as of `_submit`."""
-    resolved, point = check_resumption(run, how.dry)
-    forecast = forecast_same(run, point.step if point else 0, until, earlier_runs())
-    where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
-    notes = [f"note: {note}" for note in (point.notes if point else ())]
-    _print_lines((*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}"))
-    jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1
-    return _start(run, resolved, how, where, jobs)
+    if "cluster" not in [one.name for one in given]:
+        request = replace(request, cluster=None)  # HPC_GPT_* variables were read when the run was submitted
+    resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
+    _print_lines(resumption.notes)
+    if isinstance(resumption, NewRun):
+        return _submit(resumption.prepared, resumption.parent, how)
+    return _start(resumption, how)
 
 
 def _print_start(start: ExpectedStart) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import NamedTuple
 
 from hpc_gpt.ends.end_policy import shown_as
@@ -124,6 +125,14 @@ def read_allocation() -> Allocation:
     if not nodes:
         raise ConfigError(f"Slurm names no nodes of allocation {job_id}", "scontrol show --details job shows them")
     return Allocation(job_id, tuple(nodes), _end_of(answer.stdout))
+
+
+def no_script_here(path: str) -> ConfigError:
+    """The refusal of a user's job script in an allocation."""
+    return ConfigError(
+        f"--here is of an experiment, and {path} is a job script",
+        f"bash {quote(path)} runs it in this allocation; without --here it is queued as a job of its own",
+    )
 
 
 def _end_of(shown: str) -> float | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.ends.decisions import read_history
@@ -14,8 +15,10 @@ from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.launch.prepare import finish
+from hpc_gpt.launch.here import no_script_here
+from hpc_gpt.launch.prepare import earlier_runs, finish
 from hpc_gpt.launch.prepared import PreparedRun
+from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction
@@ -39,6 +42,7 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import check_reachable
+from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.watch.status import read_own_status
 from hpc_gpt.words import counted
 
@@ -46,8 +50,91 @@ if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
     from hpc_gpt.launch.past_timings import PastTimings
 
+# What may change when the script of a run is started again.
+_OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
 # More than the controller takes from the end of an attempt to its own, on a busy machine.
 _LEAVING_S = 20.0
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A resumption as a new run: from the checkpoint of `parent`, or from step 0 without one."""
+
+    prepared: PreparedRun
+    parent: Parent | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SameRun:
+    """A resumption of a run in its own folder with its own job.sh, as a chain of so many `jobs`; `where` says from
+    which step. The kept script of a user is started in its `folder`, with these `options` on sbatch's command line."""
+
+    run: RunFolder
+    resolved: Resolved
+    notes: tuple[str, ...] = ()
+    where: str = ""
+    jobs: int = 1
+    folder: str = "."
+    options: tuple[str, ...] = ()
+
+    def start(self) -> SubmittedRun:
+        """Submits it. Raises as `start_run`."""
+        run = self.run if self.folder == "." else RunFolder(self.run.path.resolve())
+        with contextlib.chdir(self.folder):  # sbatch starts a script where it is called
+            return start_run(run, self.resolved, self.jobs, self.options)
+
+
+def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:
+    """How a run resumes: itself, or a new run if the request changes anything; `from_start` makes a new run from step
+    0. `request.cluster` is None if its cluster is not to change, and `dry` is as for `check_submission`.
+
+    Raises RunFolderError, ConfigError, LayoutError or DataError if it cannot.
+    """
+    assert request.until is not None
+    settings = run.resolved()
+    if settings.script is not None:
+        return _script_again(run, request, from_start, dry)
+    profile = load_profile(request.cluster) if request.cluster is not None else None
+    if request.here and not way_of(settings.cluster).why_not(settings.cluster):
+        # Its job.sh would requeue the allocation.
+        profile = replace(profile or settings.cluster, chain="none")
+    changed = from_start or request.template or _changed_length(settings, request.until, request.given)
+    if not changed and _changes_nothing(settings, request.given, profile):
+        return _same_again(run, request.until, dry)
+    prepared, parent = prepare_resumption(
+        run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
+    )
+    words = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    return NewRun(prepared, parent, (*prepared.notes, f"{words}, as {prepared.resolved.layout}"))
+
+
+def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
+    """The kept script of a run, with another limit or place if the request gives one."""
+    script = read_stored(run.path / "provenance.json").get("script") or {}
+    if request.here:
+        raise no_script_here(str(script.get("path")))
+    other = [key for key in request.given if key not in _OPTIONS_ON_RESUME]
+    if from_start or other or request.until != Until():
+        named = "--from-start" if from_start else other[0] if other else "--until"
+        raise ConfigError(
+            f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
+            f"submit a new run; of options {', '.join(_OPTIONS_ON_RESUME)} may change",
+        )
+    words = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
+    resolved, _ = check_resumption(run, dry)
+    note = f"starts the script of {run.run_id} again{f', with {join(words)}' if words else ''}"
+    return SameRun(run, resolved, (note,), folder=script.get("folder") or ".", options=tuple(words))
+
+
+def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
+    resolved, point = check_resumption(run, dry)
+    forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
+    where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
+    notes = [f"note: {note}" for note in (point.notes if point else ())]
+    lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
+    jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1
+    return SameRun(run, resolved, lines, where, jobs)
 
 
 def check_not_live(run: RunFolder) -> None:
@@ -122,7 +209,7 @@ def prepare_resumption(
     check_not_live(run)
     settings = run.resolved()
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
-    length = changed_length(settings, until, changes)
+    length = _changed_length(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
     title = f"Trains run {run.run_id} again from step 0."
     if parent is not None:
@@ -152,13 +239,13 @@ def prepare_resumption(
     return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside), parent
 
 
-def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
     length = length_settings(until, settings, changes)
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
 
 
-def changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
+def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
     """Whether a run that resumes with `changes`, on the cluster of `profile`, None for its own, is the same run."""
     unplanned: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)  # a run does not store the planner's keys
     if profile is not None and replace(profile, **unplanned) != settings.cluster:
@@ -171,7 +258,7 @@ def changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: Clu
     )
 
 
-def forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
+def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
     """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not wanted.
 
     Raises ConfigError.
