@@ -17,7 +17,17 @@ from hpc_gpt.launch.plan_question import PlanAsked, ask_plan, search_asked
 from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.prediction import compiled_step
-from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
+from hpc_gpt.plan.search import (
+    FAMILY,
+    Candidate,
+    Figures,
+    Searched,
+    by_micro_batch,
+    fewest_gpus,
+    figures_of,
+    largest,
+    search,
+)
 from hpc_gpt.plan.table import (
     can_draw_blocks,
     count_text,
@@ -165,7 +175,8 @@ def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | Non
     if as_json:
         _print_json(asked, searched, figures, command)
     elif why is not None:
-        text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
+        others = by_micro_batch(searched, asked.constants)
+        text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None, others)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:

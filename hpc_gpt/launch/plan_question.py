@@ -1,5 +1,7 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ from hpc_gpt.weights.config import model_name
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
+_BATCH = ("micro_batches", "global_batch")
+# {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
+_UNPLANNED = {
+    "mixtures of experts": r"expert|moe",
+    "hybrid sharding": r"hybrid|hsdp|distributed-optimizer-instances",
+    "zero-bubble schedules": r"zero.?bubble|dualpipe",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ def ask_plan(
     model.
     """
     overrides = dict(request.overrides)
+    _refuse_unplanned(overrides.items())
     if why is not None:
         overrides |= _layout_of(why, overrides)
     profile = choose_profile(request, queueing=False)
@@ -73,9 +83,10 @@ def ask_plan(
     under: dict[str, Any] = {}
     if not request.names_experiment:
         own = read_experiment(DEFAULT_EXPERIMENT).tables
-        # Layouts are compared at one global batch for any model. The search for the largest model starts from one.
-        under = {"layout": {"global_batch": usual_batch()}}
-        under |= {"model": own["model"]} if largest else {}
+        # The search for the largest model starts from one.
+        under = {"model": own["model"]} if largest else {}
+    if largest and not request.names_experiment and overrides.get("train.dtype") is None:
+        overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
     if largest and not request.names_experiment and compiles(profile, overrides):
         overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
     file = read_asked(request, profile, under)
@@ -91,6 +102,11 @@ def ask_plan(
             "the largest model is searched among GPT-2's shapes, but the model is of another kind",
             "name no --model, or one such as gpt2",
         )
+    _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
+    if not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH):
+        # Layouts are compared at one global batch for any model of that sequence.
+        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq))
+        experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}
     if request.names_experiment:
@@ -143,6 +159,18 @@ def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
         f"{engine_text(nearest.training)}, needs {needs(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )
+
+
+def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
+    """ConfigError for a setting (dotted key, value) of a kind of run that the planner has no physics of."""
+    for key, value in settings:
+        table, _, name = key.partition(".")
+        for what, pattern in _UNPLANNED.items() if table in ("model", "engine", "layout") else ():
+            if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
+                raise ConfigError(
+                    f"{what} are not planned, but {key} asks for them",
+                    f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
+                )
 
 
 def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:

@@ -21,6 +21,8 @@ from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.weights.config import model_name
 from hpc_gpt.words import counted
 
+# Of a batch that nobody gave; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
+_USUAL_TOKENS = 2**22
 # In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
 DEFAULTS = Path("the defaults")
 
@@ -111,9 +113,11 @@ def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
     return profile.device in DEVICES and not _lacks_bf16(profile) and can and "engine.compile" not in asked
 
 
-def usual_batch() -> int:
-    """The global batch of the default experiment, at which models are compared."""
-    return int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
+def usual_batch(seq: int) -> int:
+    """The global batch at which models are compared: the default experiment's, of longer sequences fewer, so that it
+    has at most _USUAL_TOKENS."""
+    own = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
+    return min(own, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
 
 
 def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[dict[str, int], str]:
@@ -123,7 +127,7 @@ def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection
     """
     if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
         return {}, ""
-    dp, usual = resolved.layout.dp, usual_batch()
+    dp, usual = resolved.layout.dp, usual_batch(resolved.model.seq)
     has_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not has_gpus and not (profile.scheduler == "local" and list_gpus()):
         reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"

@@ -1,7 +1,7 @@
 """One layout explained: line by line with its arithmetic (`plan --why`), or as an experiment's file with the reasons as
 comments (`init`)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -27,16 +27,32 @@ from hpc_gpt.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 from hpc_gpt.tables import set_dotted, toml_lines
-from hpc_gpt.words import Grid
+from hpc_gpt.words import Grid, show_rate
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
            "nvidia_smi", "host", "evaluation")  # fmt: skip
 _OPTIONAL = ("host", "evaluation")
 
 
-def explain_plan(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
-    """The text of `plan --why`. `figures` is None if it does not fit."""
-    return "\n".join(_lines(candidate, machine, figures)) + "\n"
+def explain_plan(
+    candidate: Candidate, machine: Machine, figures: Figures | None, others: Sequence[Candidate] = ()
+) -> str:
+    """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch."""
+    return "\n".join([*_lines(candidate, machine, figures), *_micro_batches(candidate, others)]) + "\n"
+
+
+def _micro_batches(candidate: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
+    if len(others) < 2:
+        return
+    lines = []
+    for each in others:
+        run = each.training
+        here = "*" if run.micro_batch == candidate.training.micro_batch else ""
+        time = show_rate(each.step.step_s) if each.step else "-"
+        text = engine_text(run) if each.step else f"{engine_text(run)}: {does_not_fit(each)}"
+        lines.append([f"{run.micro_batch}{here}", str(run.micro_batches), f"{each.need_gib:.1f}", time, text])
+    yield "\nevery micro-batch, each with its best settings"
+    yield Grid(["size", "number", "GiB", "step s", ""], [True, True, True, True, False], lines).aligned().rstrip("\n")
 
 
 def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:

@@ -26,8 +26,10 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
 KEPT = 3  # candidates of each layout
-# Speeds with a smaller ratio count as equal; then the plainer settings come first.
+# Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
 NEAR = 1.01
+# The same of layouts: no prediction tells them apart, and more room and less exposed communication come first.
+EQUAL = 1.03
 # Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
 # must be faster by the second figure than one with room.
 TIGHT = 0.92
@@ -92,6 +94,17 @@ class Candidate:
     def is_tight(self) -> bool:
         """Whether it may run out of memory within the prediction's own error."""
         return self.share > TIGHT
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the step that is communication which nothing hides."""
+        assert self.step is not None
+        return (self.step.tp_s + self.step.p2p_s + self.step.dp_s) / self.step.step_s
+
+    def equals(self, best: "Candidate") -> bool:
+        """Whether its speed is that of the best, as far as a prediction can say."""
+        alike = (self.needs_unknown_host, self.is_tight) == (best.needs_unknown_host, best.is_tight)
+        return alike and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -174,6 +187,9 @@ def search(
         if first and best and not best[0].needs_unknown_host:
             break
     found.candidates.sort(key=lambda candidate: candidate.rank)
+    equal = [each for each in found.best_of_layouts if each.equals(found.candidates[0])]
+    equal.sort(key=lambda each: each.share + each.exposed_share)
+    found.candidates = equal + [each for each in found.candidates if each not in equal]
     found.too_large.sort(key=lambda candidate: candidate.share)
     found.left_out = Counter(dict(found.left_out.most_common()))
     return found
@@ -245,6 +261,18 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -
             break
 
 
+def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
+    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
+    micro-batch first."""
+    question, found = searched.question, []
+    dp = (searched.candidates or searched.too_large)[0].layout.dp
+    for micro_batch, _ in question.batches(dp):
+        one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
+        each = search(one, searched.machine, constants, keep=1)
+        found += each.candidates[:1] or each.too_large[:1]
+    return found
+
+
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
     """The smallest doubling of the question's GPUs, in whole nodes, on which something is known to fit; None up to
     `most`."""
@@ -283,7 +311,7 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card and on the host (TIGHT) under `question`.
+    """The largest model of the family whose best layout leaves room on the card and on the host (TIGHT).
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
@@ -300,7 +328,9 @@ def largest(question: Question, model: ModelShape, machine: Machine, constants: 
             tried += 1
             asked = replace(question, shape=shape)
             if search(asked, with_room, first=True).candidates:
-                return Largest(shape, search(asked, machine, constants), larger, tried)
+                searched = search(asked, machine, constants)
+                if not searched.candidates[0].is_tight:
+                    return Largest(shape, searched, larger, tried)
         larger = shape
     raise LayoutError(
         f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",

@@ -129,10 +129,10 @@ def loses(candidate: Candidate, best: Candidate) -> str:
         return f"offloads {host_gib(candidate)} a node, and what a host has is not known"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
-    if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
-        if candidate.is_tight and not best.is_tight:
-            return f"tight: {needs(candidate)}"
-        return "as fast within 1 %, but less simple"
+    if candidate.tokens_per_s * NEAR >= best.tokens_per_s and candidate.is_tight and not best.is_tight:
+        return f"tight: {needs(candidate)}"
+    if candidate.equals(best):
+        return f"equal{_behind(candidate, best)}"
     scale = best.training.global_batch / candidate.training.global_batch
     of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
     of_best = {part: getattr(best.step, part.field) for part in PARTS}
@@ -142,6 +142,17 @@ def loses(candidate: Candidate, best: Candidate) -> str:
         seconds = f"{show_rate(of_own[worst])} s against {show_rate(of_best[worst])} s"
         return f"{worst.name} {seconds}{_smaller(candidate, best)}"
     return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
+
+
+def _behind(candidate: Candidate, best: Candidate) -> str:
+    """In what a candidate that is as fast as the best is worse; empty if in nothing that a table shows."""
+    less = candidate.share - best.share
+    if less > 0.01:
+        return f", {show_rate(100 * less)} % of memory less to spare"
+    if candidate.exposed_share - best.exposed_share > 0.01:
+        own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
+        return f", exposed communication {own:.0f} % against {other:.0f} %"
+    return ", less simple"
 
 
 def can_draw_blocks() -> bool:
@@ -257,7 +268,13 @@ def legend(searched: Searched) -> str:
     moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
     words = f"; host: what a node must hold of what its GPUs offload; {has}" if moved else ""
     times = ", ".join(f"{part.letter} {part.name}" for part in used)
-    return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}"
+    alike = "; equal: as fast as the best within 3 %, which no prediction tells apart" if _has_equals(searched) else ""
+    return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}{alike}"
+
+
+def _has_equals(searched: Searched) -> bool:
+    best = searched.best_of_layouts[:LINES]
+    return any(each.equals(best[0]) for each in best[1:])
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
