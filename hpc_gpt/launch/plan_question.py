@@ -167,8 +167,9 @@ def _refuse_unplanned(settings: Iterable[tuple[str, Any]]) -> None:
         table, _, name = key.partition(".")
         for what, pattern in _UNPLANNED.items() if table in ("model", "engine", "layout") else ():
             if name not in ("preset", "hf", "offload_path") and re.search(pattern, f"{name}={value}", re.IGNORECASE):
+                verb, it = ("is", "it") if what.endswith("ing") else ("are", "them")
                 raise ConfigError(
-                    f"{what} are not planned, but {key} asks for them",
+                    f"{what} {verb} not planned, but {key} asks for {it}",
                     f"plan without it, for a dense model, or measure: {', '.join(_UNPLANNED)} have no prediction",
                 )
 

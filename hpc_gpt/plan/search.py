@@ -187,9 +187,8 @@ def search(
         if first and best and not best[0].needs_unknown_host:
             break
     found.candidates.sort(key=lambda candidate: candidate.rank)
-    equal = [each for each in found.best_of_layouts if each.equals(found.candidates[0])]
-    equal.sort(key=lambda each: each.share + each.exposed_share)
-    found.candidates = equal + [each for each in found.candidates if each not in equal]
+    equal = {id(each) for each in found.best_of_layouts if each.equals(found.candidates[0])}
+    found.candidates.sort(key=lambda each: each.share + each.exposed_share if id(each) in equal else math.inf)
     found.too_large.sort(key=lambda candidate: candidate.share)
     found.left_out = Counter(dict(found.left_out.most_common()))
     return found
@@ -311,7 +310,7 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family whose best layout leaves room on the card and on the host (TIGHT).
+    """The largest model of the family that fits with room on the card and on the host (TIGHT), with what is tight last.
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
@@ -329,6 +328,7 @@ def largest(question: Question, model: ModelShape, machine: Machine, constants: 
             asked = replace(question, shape=shape)
             if search(asked, with_room, first=True).candidates:
                 searched = search(asked, machine, constants)
+                searched.candidates.sort(key=lambda candidate: candidate.is_tight)
                 if not searched.candidates[0].is_tight:
                     return Largest(shape, searched, larger, tried)
         larger = shape

@@ -62,7 +62,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     [
         ("", "profile site names no device"),
         ('device = "a100-80g"\n', "profile site names no fabric"),
-        ('device = "mi300x"\nfabric = "nvlink"\n', "profile site: device 'mi300x' is not known"),
+        ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
         ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
         ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
     ],

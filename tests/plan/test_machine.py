@@ -103,10 +103,10 @@ def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):
 
 
 def test_a_device_of_ones_own_needs_its_figures(tmp_path):
-    own = 'device = "mi300x"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
+    own = 'device = "mi999"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
     whole = own + "node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\nbf16 = 1307.4\n"
     machine = machine_of(load_profile(write(tmp_path, whole)))
-    assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi300x", 400, {"bf16": 1307.4})
+    assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi999", 400, {"bf16": 1307.4})
 
 
 @pytest.mark.shared

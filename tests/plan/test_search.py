@@ -15,7 +15,7 @@ from hpc_gpt.plan import search as module
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import fits_in_memory, predict_memory
 from hpc_gpt.plan.question import Question, question_of
-from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, family, largest, search
+from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, by_micro_batch, family, largest, search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import PLANNED, engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -135,7 +135,10 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     usual = search(question, card)
     timed = [Candidate(run, predict_memory(run, card), gib, predict_step(run, card)) for run in runs]
     chunked = [each for each in found.candidates if each.training.vp > 1]
-    assert usual.candidates[0].rank == min(each.rank for each in [*timed, *chunked])
+    every = sorted([*timed, *chunked], key=lambda each: each.rank)
+    best_of_layouts = [next(each for each in every if each.layout == layout) for layout in {e.layout for e in every}]
+    equal = [each for each in best_of_layouts if each.equals(every[0])]
+    assert usual.candidates[0].rank == min(equal, key=lambda each: each.share + each.exposed_share).rank
     assert [each.training for each in usual.candidates] == [
         each.training
         for each in found.candidates
@@ -195,6 +198,17 @@ def test_tp_spans_nodes_only_where_that_is_asked():
         assert training_of(resolve(with_layout(across, each.training), PROFILE)) == each.training
 
 
+def test_every_micro_batch_of_a_layout_has_its_best_settings():
+    asked = replace(question_of(experiment(gpus=4, batch=32), PROFILE), fixed={"tp": 2, "pp": 1, "dp": 2})
+    found = by_micro_batch(search(asked, machine(3.0)))
+    assert [each.training.micro_batch for each in found] == [1, 2, 4, 8, 16]
+    assert [each.step is not None for each in found] == [True, True, False, False, False]
+    for each in found[:2]:
+        size = each.training.micro_batch
+        alone = search(replace(asked, fixed={**asked.fixed, "micro_batch": size}), machine(3.0))
+        assert (each.training, each.step) == (alone.candidates[0].training, alone.candidates[0].step)
+
+
 def test_chunks_are_megatrons_alone_and_of_one_depth():
     asked = experiment(gpus=4, layers=12, batch=16)
     question = question_of(asked, PROFILE, engines=("megatron-lm", "deepspeed-3d"))
@@ -222,7 +236,10 @@ def test_the_best_is_the_fastest_but_for_near_ones_and_tight_ones():
     best = found.candidates[0]
     fastest = max(each.tokens_per_s for each in found.candidates if not each.is_tight)
     assert not best.is_tight
-    assert best.tokens_per_s > fastest / NEAR
+    assert best.tokens_per_s > fastest / NEAR / EQUAL
+    # Of layouts that are equally fast, none has more room and less exposed communication.
+    equal = [each for each in found.best_of_layouts if each.equals(best)]
+    assert min(each.share + each.exposed_share for each in equal) == best.share + best.exposed_share
     assert all(each.is_tight == (each.need_gib > TIGHT * BIG.memory_gib) for each in found.candidates)
 
 
@@ -311,6 +328,7 @@ def test_nothing_larger_of_the_family_has_room():
         if shape.params > found.model.params / 2
         and shape.params < 2 * found.model.params
         and search(replace(asked, shape=shape), with_room, first=True).candidates
+        and not all(each.is_tight for each in search(replace(asked, shape=shape), card).candidates)
     ]
     assert max(fitting, key=lambda shape: shape.params) == found.model
     assert found.searched.candidates

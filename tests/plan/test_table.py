@@ -52,7 +52,7 @@ def candidate(step=STEP, need=20.0, **fields):
         ({"compute_s": 90}, "compute 90.0 s against 70.0 s"),
         ({"compute_s": 20, "bubble_s": 80}, "bubble 65 % against 6 %"),
         # A larger share of a faster step is no reason, seconds are.
-        ({"offload_s": 1.002, "compute_s": 71.5}, "compute 71.5 s against 70.0 s"),
+        ({"offload_s": 1.002, "compute_s": 74.5}, "compute 74.5 s against 70.0 s"),
     ],
 )
 def test_the_reason_is_the_part_that_costs_most(changed, reason):
@@ -62,8 +62,12 @@ def test_the_reason_is_the_part_that_costs_most(changed, reason):
 def test_near_ones_tight_ones_and_the_best_say_so():
     best = candidate()
     assert loses(best, best) == "best"
-    near = candidate(replace(STEP, compute_s=70.5), recompute="full")
-    assert loses(near, best) == "as fast within 1 %, but less simple"
+    near = candidate(replace(STEP, compute_s=72.5), recompute="full")
+    assert loses(near, best) == "equal, less simple"
+    assert loses(candidate(replace(STEP, compute_s=73.5)), best) == "compute 73.5 s against 70.0 s"
+    assert loses(candidate(need=26.0), best) == "equal, 18.8 % of memory less to spare"
+    exposed = candidate(replace(STEP, compute_s=66, dp_s=7))
+    assert loses(exposed, best) == "equal, exposed communication 16 % against 12 %"
     tight = candidate(replace(STEP, compute_s=65), need=31.0)
     assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
     assert loses(tight, tight) == "best, but tight"
