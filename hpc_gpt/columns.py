@@ -86,6 +86,8 @@ FIGURES = {
         column("Size", "params", show_params, means="parameters, a tied embedding counted once; 1 B = 10^9"),
         column("TP", "tp"),
         column("PP", "pp"),
+        Column("CP", ("cp",), lambda record: record.cp if (record.cp or 1) > 1 else None, optional=True,
+               means="ranks that share each sample"),
         column("DP", "dp"),
         column("Micro-batches", "micro_batches"),
         column("Mic-BS", "micro_batch", show_count, means="samples of one forward pass of a GPU"),

@@ -83,7 +83,7 @@ def tflops_model(
 def memory_seed003_gib(
     *,
     params: float,
-    batch: int,
+    batch: float,
     seq: int,
     layers: float,
     hidden: float,

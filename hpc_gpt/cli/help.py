@@ -14,6 +14,7 @@ from hpc_gpt.launch.render import variables
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import close_matches, toml_value
 
@@ -145,7 +146,7 @@ def engines(as_json: bool) -> None:
         click.echo(json.dumps({"schema": 1, "engines": rows}, indent=1))
         return
     for name, facts in all_engines().items():
-        axes = " x ".join(axis for axis in ("tp", "pp", "dp") if axis == "dp" or axis in facts.axes)
+        axes = " x ".join(axis for axis in AXES if axis == "dp" or axis in facts.axes)
         stages = f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else ""
         click.echo(f"{name}: {axes}{stages}")
         click.echo(click.wrap_text(", ".join(sorted(facts.switches)), 100, "    ", "    "))

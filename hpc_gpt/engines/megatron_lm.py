@@ -1,5 +1,6 @@
 """Megatron-LM: its rules, its states and what it sends; `base.megatron_program` has the arguments and the checkout."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from hpc_gpt.settings.experiment import Data, Engine, RopeScaling, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
 
 
 class MegatronLm(EngineFacts):
@@ -63,6 +65,22 @@ class MegatronLm(EngineFacts):
             return "it scales a rotation by low 1, high 4 and 8192 positions alone"
         return None
 
+    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+        """It splits a sample into two chunks a rank whatever is exchanged (megatron/training/arguments.py), and repeats
+        no heads of keys."""
+        cp, keys = layout.cp, max(1, shape.key_heads // layout.tp)
+        if (obstacle := super().context_obstacle(shape, layout, engine)) is not None:
+            return obstacle
+        if engine.cp_exchange == "heads" and keys % cp:
+            others = f"use --cp {math.gcd(keys, cp)}, " if math.gcd(keys, cp) > 1 else ""
+            return Obstacle(
+                "Megatron-LM repeats no keys over cp",
+                f"cp {cp} does not divide {shape.key_heads} kv_heads / tp {layout.tp} = {keys}, and Megatron-LM's a2a "
+                "repeats none",
+                f'{others or "use "}{"or " if others else ""}engine.cp_exchange = "ring" or "keys"',
+            )
+        return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
+
     def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
         if layout.tp > shape.key_heads:
             raise LayoutError(
@@ -89,8 +107,15 @@ class MegatronLm(EngineFacts):
                 raise ConfigError(f"train.{key} is {given}, but Megatron-LM {why}", "leave it out")
 
     def check_resolved(self, resolved: Resolved) -> None:
-        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment."""
+        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
+        attention that does not run under cp."""
         own = resolved.engine.megatron_args
+        if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(own).replace("=", " "):
+            raise ConfigError(
+                f"cp is {resolved.layout.cp}, but engine.megatron_args has --transformer-impl local, whose attention "
+                "has no context parallelism",
+                "leave it out, or use --cp 1",
+            )
         words = megatron_arguments(resolved, "checkpoints", "prefix")
         twice = sorted(set(option_names(words[: len(words) - len(own)])).intersection(option_names(own)))
         if twice:

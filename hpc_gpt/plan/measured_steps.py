@@ -13,7 +13,7 @@ from hpc_gpt.files import json_in, read_json
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers
 from hpc_gpt.words import plain
@@ -105,6 +105,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,
+        cp=layout.cp,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         recompute=_one_of(get_args(Recompute), record.get("recompute"), "none"),
@@ -123,8 +124,8 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
 
 
 def _layout(record: Mapping[str, Any]) -> Layout:
-    """tp, pp and dp; one that is missing follows from the GPUs."""
-    degrees, gpus = {name: record.get(name) or 0 for name in ("tp", "pp", "dp")}, record.get("gpus") or 0
+    """tp, pp, cp and dp; one that is missing follows from the GPUs, but cp is 1."""
+    degrees, gpus = {name: record.get(name) or (name == "cp") for name in AXES}, record.get("gpus") or 0
     unknown = [name for name, degree in degrees.items() if not degree]
     known = math.prod(degree for degree in degrees.values() if degree)
     if len(unknown) > 1 or (unknown and not gpus):

@@ -22,7 +22,7 @@ from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
 from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.smoke import shrink
+from hpc_gpt.settings.smoke import shrink, small_layout
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.tokens.run_data import ensure_data, located
@@ -83,9 +83,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
         "a rehearsal trains a small model of ours", "hpc-gpt submit --cluster local tries it"
     )
     profile, missing = _profile_here(real.cluster)
-    ranks = 1
-    for size in (real.layout.tp, real.layout.pp, real.layout.dp):
-        ranks *= min(2, size)
+    ranks = small_layout(real.layout).gpus
     gpus = gpus_here if gpus_here >= ranks else 0
     notes: tuple[str, ...] = ()
     if not gpus and profile.device not in (None, "cpu"):

@@ -25,6 +25,7 @@ from hpc_gpt.report.difference import (
 )
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.tables import flat
 
 # What decides how much work one step is.
@@ -309,7 +310,7 @@ def _kinship(
 
 # Keys of a record that are settings, those that decide speed first. The keys of `settings` come after them.
 SETTING_KEYS = (
-    "device", "gpus", "nodes", "engine", "tp", "pp", "dp", "zero_stage", "micro_batch", "micro_batches",
+    "device", "gpus", "nodes", "engine", *AXES, "zero_stage", "micro_batch", "micro_batches",
     "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "attention_used",
 )  # fmt: skip
 # Our own runs have these in `settings` as well.

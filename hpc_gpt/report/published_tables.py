@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.columns import FIGURES, Column, column, grid, look_up
+from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.formulas import tflops_seed
@@ -325,7 +325,7 @@ def _columns(lines: SweepLines) -> PublishedTable:
         return replace(table, columns=own)
     usual = [
         replace(each, published=next((key for key in each.keys if key in printed), None))
-        for each in COLUMNS
+        for each in filled(COLUMNS, [line.figures for line in lines.lines])
         if "run" not in each.keys and "ended" not in each.keys
     ]
     shown = {each.published for each in usual} | {"notes"}

@@ -17,6 +17,7 @@ from hpc_gpt import terminal, words
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole
 
@@ -70,8 +71,9 @@ def show_losses(record: Record) -> str:
 
 
 def show_layout(record: Record) -> str:
-    """The sizes that are known, as tp4-pp16-dp1."""
-    return "-".join(f"{axis}{size}" for axis in ("tp", "pp", "dp") if (size := getattr(record, axis))) or NOTHING
+    """The sizes that are known, as tp4-pp16-dp1; cp only if it is above 1."""
+    sizes = ((axis, getattr(record, axis)) for axis in AXES)
+    return "-".join(f"{axis}{size}" for axis, size in sizes if size and (axis, size) != ("cp", 1)) or NOTHING
 
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
@@ -118,7 +120,7 @@ def _is_figure(key: str) -> bool:
 
 
 COLUMNS = (
-    *(FIGURES[key] for key in ("gpus", "params", "tp", "pp", "dp", "micro_batches", "micro_batch", "global_batch")),
+    *(FIGURES[key] for key in ("gpus", "params", *AXES, "micro_batches", "micro_batch", "global_batch")),
     FIGURES["step_s"],
     Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
     *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),

@@ -47,8 +47,10 @@ class Record:
     "Tensor parallel size."
     pp: int | None = None
     "Pipeline parallel size."
+    cp: int | None = None
+    "Context parallel size: ranks that share each sample."
     dp: int | None = None
-    "Data parallel size."
+    "Data parallel size: copies of the model."
     zero_stage: int | None = None
     "ZeRO stage."
     micro_batch: int | None = None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from hpc_gpt.settings.experiment import Command, Engine, ScriptFacts, Train
-from hpc_gpt.settings.layout import Batch, Layout
+from hpc_gpt.settings.layout import AXES, Batch, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.words import counted, cut, plain, show_bytes
 
@@ -53,7 +53,7 @@ class _Sizes:
     @property
     def unknown(self) -> list[str]:
         """The figures of a record that are not known."""
-        names = [] if self.shown_layout else ["tp", "pp", "dp"]
+        names = [] if self.shown_layout else [*AXES]
         names += [] if self.batch is not None else [entry.name for entry in fields(Batch)]
         of_model = ["seq", "hidden", "layers", "heads", "vocab", "params", "recompute", "dtype"]
         return names + ([] if self.shape is not None else of_model)

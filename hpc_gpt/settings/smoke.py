@@ -9,6 +9,7 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT, load_experiment
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
@@ -19,6 +20,7 @@ SMOKE_STEPS = 5
 HIDDEN = 64
 SEQ = 64
 LAYERS_A_STAGE = 2
+_MOST_RANKS = 8
 # Kernels that torch has for GPUs alone.
 _GPU_ATTENTION = ("cudnn", "efficient")
 
@@ -51,18 +53,20 @@ def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int
 def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperiment:
     """The experiment made small, `real` being what it resolves to at full size.
 
-    tp, pp and dp above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it trains on
-    bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
+    Sizes of the layout above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it
+    trains on bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
     """
-    tp, pp, dp = (min(2, size) for size in (real.layout.tp, real.layout.pp, real.layout.dp))
+    layout = small_layout(real.layout)
+    tp, pp, cp = layout.tp, layout.pp, layout.cp
     stages = _stages(real.engine.partition, real.model.layers, real.layout.pp, pp)
-    seq = min(SEQ, real.model.seq)
-    model = _model(real.model, tp, layers=sum(stages), seq=max(tp, seq // tp * tp))
-    layout = LayoutRequest(
-        gpus=tp * pp * dp,
+    seq, parts = min(SEQ, real.model.seq), tp if cp == 1 else 2 * cp * tp
+    model = _model(real.model, tp, cp, layers=sum(stages), seq=max(parts, seq // parts * parts))
+    asked = LayoutRequest(
+        gpus=layout.gpus,
         tp=tp,
         pp=pp,
-        dp=dp,
+        cp=cp if cp > 1 else None,
+        dp=layout.dp,
         micro_batch=min(2, real.batch.micro_batch),
         micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
         allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
@@ -88,11 +92,17 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperi
         model=model,
         data=_data(experiment.data),
         engine=engine,
-        layout=layout,
+        layout=asked,
         train=train,
         job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
     )
     return SmallExperiment(small, tuple(notes))
+
+
+def small_layout(real: Layout) -> Layout:
+    """The layout whose sizes above 1 are 2, and of at most 8 ranks: dp is 1 if the others take them."""
+    tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
+    return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
 
 
 def sizes_beside(real: Resolved, small: Resolved) -> list[str]:
@@ -124,11 +134,11 @@ def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int
     return [min(LAYERS_A_STAGE, layers // real_pp)] * pp
 
 
-def _model(real: ModelShape, tp: int, layers: int, seq: int) -> Model:
+def _model(real: ModelShape, tp: int, cp: int, layers: int, seq: int) -> Model:
     hidden, heads = real.hidden, real.heads
-    if hidden > HIDDEN or heads % tp or not real.is_gpt2:
+    if hidden > HIDDEN or heads % (tp * cp) or not real.is_gpt2:
         hidden = HIDDEN
-        heads = next(count for count in (4, 2, 1) if count <= max(heads, tp) and count % tp == 0)
+        heads = next(count for count in (4, 2, 1) if count <= max(heads, tp * cp) and count % (tp * cp) == 0)
     kind = {} if real.is_gpt2 else _small_kind(real, heads, tp)
     vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
     return Model(

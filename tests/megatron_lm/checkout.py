@@ -63,11 +63,11 @@ _OPTIONS = {
     "num-attention-heads seq-length max-position-embeddings vocab-size make-vocab-size-divisible-by seed log-interval "
     "eval-interval eval-iters save-interval lr-decay-iters lr-warmup-iters lr-wsd-decay-iters "
     "recompute-num-layers hysteresis loss-scale-window initial-loss-scale num-layers-per-virtual-pipeline-stage "
-    "kv-channels num-query-groups rotary-base no-rope-freq",
+    "kv-channels num-query-groups rotary-base no-rope-freq context-parallel-size",
     "type=float": "attention-dropout hidden-dropout init-method-std clip-grad weight-decay lr min-lr adam-beta1 "
     "adam-beta2 adam-eps sgd-momentum norm-epsilon rope-scaling-factor",
     "type=str": "tokenizer-type lr-decay-style lr-wsd-decay-style save load split optimizer recompute-granularity "
-    "recompute-method normalization position-embedding-type",
+    "recompute-method normalization position-embedding-type cp-comm-type",
     "action='store_true'": "fp16 bf16 untie-embeddings-and-output-weights sequence-parallel use-distributed-optimizer "
     "deterministic-mode mock-data swiglu disable-bias-linear add-qkv-bias group-query-attention qk-layernorm "
     "use-rope-scaling",

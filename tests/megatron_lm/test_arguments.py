@@ -75,6 +75,13 @@ LINES = {
         "layout": {"tp": 2},
         "train": {"deterministic": True},
     },
+    **{
+        f"cp that exchanges {exchange}": {
+            "engine": {"cp_exchange": exchange},
+            "layout": {"tp": 2, "pp": 1, "cp": 2, "dp": 2},
+        }
+        for exchange in ("heads", "keys", "ring")
+    },
     "a sharded optimizer": {"engine": {"sharded_optimizer": True}, "layout": {"tp": 1, "dp": 8}},
     "an untied head": {"model": Model(hidden=64, layers=4, heads=8, tied=False)},
     **{
@@ -154,6 +161,39 @@ def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     with pytest.raises(LayoutError, match="pp 3 does not divide the 4 layers") as refused:
         settle(layout={"tp": 1, "pp": 3, "gpus": 3})
     assert refused.value.hint == "use --pp 2, or model.layers = 6"
+
+
+GROUPED = Model(preset="llama3.1-8b", seq=8192)
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "model", "words", "hint"),
+    [
+        ({}, {"cp": 8, "tp": 2}, replace(GROUPED, heads=16, head_dim=256),
+         "cp 8 does not divide 8 kv_heads / tp 2 = 4, and Megatron-LM's a2a repeats none",
+         'use --cp 4, or engine.cp_exchange = "ring" or "keys"'),
+        ({}, {"cp": 4}, Model(hidden=64, layers=4, heads=8, kv_heads=1, vocab=256, seq=64),
+         "cp 4 does not divide 1 kv_heads / tp 1 = 1, and Megatron-LM's a2a repeats none",
+         'use engine.cp_exchange = "ring" or "keys"'),
+        ({}, {"cp": 4}, replace(GROUPED, seq=8196), "2 x cp 4 = 8 does not divide model.seq 8196", "use --seq 8192"),
+        ({"cp_exchange": "ring"}, {"cp": 4}, replace(GROUPED, seq=8196), "2 x cp 4 = 8 does not divide", "--seq 8192"),
+        ({"megatron_args": ("--transformer-impl", "local")}, {"cp": 4}, GROUPED,
+         "has --transformer-impl local, whose attention has no context parallelism", "leave it out, or use --cp 1"),
+    ],
+)  # fmt: skip
+def test_its_limits_of_context_parallelism_are_refused(engine, layout, model, words, hint):
+    sizes = {"tp": 1, "pp": 1, "dp": 1, **layout}
+    with pytest.raises((LayoutError, ConfigError)) as refused:
+        settle(ClusterProfile(name="x", gpus_per_node=16), model=model, engine=engine, layout=sizes)
+    assert words in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_a_ring_takes_keys_that_no_rank_could_have_whole():
+    model = Model(hidden=64, layers=4, heads=8, kv_heads=1, vocab=256, seq=64)
+    found = options(settle(model=model, engine={"cp_exchange": "ring"}, layout={"cp": 4, "tp": 1, "gpus": 8}))
+    assert (found["--context-parallel-size"], found["--cp-comm-type"]) == ("4", "p2p")
+    assert int(found["--global-batch-size"]) == 2 * 4 * 2
 
 
 @pytest.fixture

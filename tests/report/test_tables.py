@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.tables import COLUMNS, as_block, print_record, records_text
+from hpc_gpt.report.tables import COLUMNS, as_block, print_record, records_text, show_layout
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
@@ -47,13 +47,21 @@ EMPTY = Record(run="20210527-040202-ffff", name="demo", gpus=4, ended="pending")
 
 def test_columns_stand_in_the_source_order():
     headings = [column.heading for column in COLUMNS]
-    assert headings[:9] == ["GPUs", "Size", "TP", "PP", "DP", "Micro-batches", "Mic-BS", "Glob-BS", "Step s"]
+    assert headings[:9] == ["GPUs", "Size", "TP", "PP", "CP", "DP", "Micro-batches", "Mic-BS", "Glob-BS"]
     assert [heading for heading in headings if "TFLOPs" in heading] == [
         "TFLOPs P s B",
         "TFLOPs hardware",
         "TFLOPs model",
         "TFLOPs printed",
     ]
+
+
+def test_cp_is_shown_where_a_run_has_it():
+    assert show_layout(replace(PUBLISHED_RUN, cp=1)) == show_layout(PUBLISHED_RUN) == "tp4-pp16-dp1"
+    assert "CP" not in records_text([PUBLISHED_RUN, replace(PUBLISHED_RUN, cp=1)])
+    wide = replace(PUBLISHED_RUN, pp=8, cp=2)
+    assert show_layout(wide) == "tp4-pp8-cp2-dp1"
+    assert "CP" in records_text([PUBLISHED_RUN, wide]).splitlines()[0].split()
 
 
 def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():

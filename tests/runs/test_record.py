@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 
-KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, dp, zero_stage, micro_batch,
+KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, cp, dp, zero_stage, micro_batch,
 micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, settings, started, ended_at,
 step_s, step_s_p10, step_s_p90, steps_used, warmup_steps, tokens_per_s, step_s_mean, tokens_total, tflops_seed,
 tflops_hardware, tflops_model, tflops_printed, mfu, hfu, memory_allocated_gib, memory_reserved_gib,

@@ -41,6 +41,7 @@ SWITCHES = {
     "fused_bias_gradients": st.just(True),
     "sharded_optimizer": st.just(True),
     "overlap_update": st.just(True),
+    "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
     "prefetch": st.just(False),
     "reshard": st.just(False),
     "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
@@ -66,16 +67,17 @@ def experiments(draw) -> Experiment:
     tp = draw(st.sampled_from([1, 2, 4, 8])) if "tp" in engine_named(name).axes else 1
     pp = draw(SIZES) if "pp" in engine_named(name).axes else 1
     layers = pp * draw(st.integers(1, 5)) + draw(st.integers(0, pp - 1))
-    heads = tp * draw(st.integers(1, 4))
+    cp = draw(st.sampled_from([1, 2, 4])) if "cp" in engine_named(name).axes else 1
+    heads = tp * cp * draw(st.integers(1, 4))
     return Experiment(
         name="real",
         model=Model(hidden=heads * draw(st.sampled_from([1, 8, 64])), layers=layers, heads=heads,
-                    seq=draw(st.integers(1, 64)) * tp, tied=draw(st.booleans()),
+                    seq=draw(st.integers(1, 64)) * tp * (2 * cp if cp > 1 else 1), tied=draw(st.booleans()),
                     vocab=draw(st.sampled_from([3, 65, 50257])), vocab_multiple=tp * draw(st.sampled_from([1, 5, 64]))),
         data=Data(source=draw(st.sampled_from(["stdlib", "random"]))),
         engine=draw(tables(layers, pp, name)),
         # dp 8: on nodes of 8 GPUs every product of the others with it fills whole nodes.
-        layout=LayoutRequest(tp=tp, pp=pp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
+        layout=LayoutRequest(tp=tp, pp=pp, cp=cp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
                              micro_batches=draw(SIZES)),
         train=Train(steps=draw(st.integers(1, 10**6)), dtype=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
                     minutes=draw(st.sampled_from([None, 5.0])), log_every=draw(st.integers(1, 100)),
@@ -93,8 +95,9 @@ def real_of(experiment: Experiment, profile: ClusterProfile = SITE) -> Resolved:
 
 
 def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
-    for axis in ("tp", "pp", "dp"):
+    for axis in ("tp", "pp", "cp"):
         assert getattr(small.layout, axis) == min(2, getattr(real.layout, axis))
+    assert small.layout.dp == min(2, real.layout.dp) or small.gpus == 8
     assert small.gpus <= 8
     assert small.model.hidden <= 64 or small.model.hidden == real.model.hidden <= 64
     assert small.model.layers <= 2 * small.layout.pp

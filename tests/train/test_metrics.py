@@ -47,6 +47,20 @@ def test_kept_lines_are_complete_and_the_last_waits_for_its_save(tmp_path: Path)
     assert found[0]["tokens"] == 8 * 32
 
 
+def test_the_tokens_of_context_parallel_ranks_count_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    wide = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "cp": 2, "dp": 2})
+    metrics = Metrics(path, wide, torch.device("cpu"))
+    metrics.begin_clock()
+    for step in (1, 2):
+        metrics.add(step, result(1.0))
+    metrics.fetch()
+    metrics.write()
+    line = json.loads(path.read_text().splitlines()[-1])
+    assert line["tokens"] == wide.batch.global_batch * 32 == 2 * 2 * 2 * 32
+    assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_s"], rel=1e-2)
+
+
 def test_the_seconds_of_the_first_ten_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path, RESOLVED, torch.device("cpu"))

@@ -22,6 +22,9 @@ _OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
 _FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
 # Its names of the shapes of a WSD; minus_sqrt since core_v0.13 (2025).
 _WSD_STYLES = {"linear": "linear", "1-sqrt": "minus_sqrt"}
+# {engine.cp_exchange: --cp-comm-type}. The parser takes any text; these are the ones that Transformer Engine compares
+# (its help names one of them otherwise; megatron/core/transformer/transformer_config.py, cp_comm_type).
+_CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
@@ -40,6 +43,8 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
     arguments: dict[str, object] = {
         "--tensor-model-parallel-size": layout.tp,
         "--pipeline-model-parallel-size": layout.pp,
+        "--context-parallel-size": layout.cp if layout.cp > 1 else None,
+        "--cp-comm-type": _CP_COMM_TYPES[engine.cp_exchange] if layout.cp > 1 else None,
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
         "--ffn-hidden-size": model.mlp_width,

@@ -131,7 +131,7 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
     bytes_each = 4 if record.dtype == "fp32" else 2
     figure = memory_seed003_gib(
         params=params / (tp * pp),
-        batch=batch,
+        batch=batch / (record.cp or 1),  # of whole samples: each rank has 1 / cp of every activation
         seq=seq,
         layers=layers / pp,
         hidden=hidden / tp,
@@ -140,6 +140,7 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
         bytes_each=bytes_each,
     )
     where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, of one rank's tp and pp share"
+    where += " and cp's of B" if (record.cp or 1) > 1 else ""
     return {"memory_seed003_gib": (figure, f"{where}; no sharding")}
 
 

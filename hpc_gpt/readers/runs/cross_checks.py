@@ -111,6 +111,7 @@ def _arithmetic(record: Record, ratio: float) -> str:
     for count, what in (
         (record.micro_batches, "micro-batches"),
         (record.dp, "data-parallel ranks"),
+        (record.cp, "context-parallel ranks"),
         (record.gpus, "GPUs"),
     ):
         if count and count > 1 and abs(ratio * count - 1) <= _ALIKE:

@@ -36,7 +36,7 @@ _MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, an
 NOT_KNOWN = "has no line that a reader knows"
 # Fields without a key of the record: they are in `settings`.
 _SETTINGS = (
-    *("cp", "ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
+    *("ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
     *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs", "params_printed"),
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),

@@ -17,7 +17,7 @@ from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.experiment import Bias
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import replicated_params
 from hpc_gpt.words import counted, show_whole
@@ -74,7 +74,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
     gpus = draft.whole("gpus")
     splits = [name for name in ("tp", "pp") if name not in draft]
     if gpus == 1:
-        for name in ("tp", "pp", "dp"):
+        for name in AXES:
             draft.infer(name, 1, "one GPU")
     elif splits_only_the_batch(draft.get("engine")):
         for name in splits:
@@ -95,7 +95,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
     if gpus and tp and pp and not dp:
         draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
-        layout = Layout(tp, pp, dp)
+        layout = Layout(tp, pp, dp, cp)
         needed = counted(tp * pp * dp * cp, "GPU")
         draft.flag(f"layout {layout} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
     if gpus and (each := draft.whole("gpus_per_node")):

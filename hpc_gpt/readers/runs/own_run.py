@@ -82,6 +82,7 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "nodes": resolved.nodes,
         "tp": layout.tp,
         "pp": layout.pp,
+        "cp": layout.cp,
         "dp": layout.dp,
         "micro_batch": batch.micro_batch,
         "micro_batches": batch.micro_batches,

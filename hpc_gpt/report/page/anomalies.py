@@ -245,8 +245,8 @@ def _cost(record: Record) -> float:
 def _like(record: Record) -> tuple[object, ...]:
     """What two runs must have in common for their step times to be compared."""
     shape = (record.params, record.seq, record.global_batch, record.micro_batch, record.recompute, record.dtype)
-    return (record.engine or record.dialect, record.gpus, record.tp, record.pp, record.dp, record.zero_stage,
-            record.device, *shape)  # fmt: skip
+    layout = (record.tp, record.pp, record.cp or 1, record.dp)
+    return (record.engine or record.dialect, record.gpus, *layout, record.zero_stage, record.device, *shape)
 
 
 def _usual_steps(runs: Sequence[RunRead]) -> dict[tuple[object, ...], float]:

@@ -19,6 +19,7 @@ from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, ha
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.words import NOTHING, counted, show_count, show_digits, show_params, show_rate, show_share
 
 # Larger figures are shown in powers of ten, as no training has them.
@@ -48,7 +49,8 @@ class Line:
 
 def layout_text(record: Record) -> str:
     """tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if the layout is not known."""
-    known = [f"{axis}{value}" for axis in ("tp", "pp", "dp") if (value := getattr(record, axis)) is not None]
+    sizes = ((axis, getattr(record, axis)) for axis in AXES)
+    known = [f"{axis}{size}" for axis, size in sizes if size is not None and (axis, size) != ("cp", 1)]
     words = safe("-".join(known), 40)
     zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
     return (words + zero).strip() or NOTHING
@@ -105,9 +107,9 @@ def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | 
 
 _FEW_COLUMNS = (
     *_figures("gpus", "params"),
-    _words("Layout", ("tp", "pp", "dp", "zero_stage"),
+    _words("Layout", (*AXES, "zero_stage"),
            lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
-           "tensor, pipeline and data parallel sizes; ZeRO stage"),
+           "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
     Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, show_rate, means="tokens/s / GPUs"),
     *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu"),

@@ -27,6 +27,15 @@ def test_training_parallelisms_memory_is_that_of_one_ranks_share():
     assert record.step_s is None, "it needs no step time"
 
 
+def test_context_parallel_ranks_share_the_activations_and_no_figure_counts_their_tokens_again():
+    wide = add_figures(replace(RUN, cp=4, gpus=32, step_s=0.5, device="h100-80g"))
+    share = {"params": 100_000, "batch": 1, "seq": 128, "layers": 2, "hidden": 32, "heads": 2, "vocab": 500}
+    assert wide.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
+    plain = add_figures(replace(RUN, dp=8, gpus=32, step_s=0.5, device="h100-80g"))
+    assert wide.tokens_per_s == plain.tokens_per_s == 32 * 128 / 0.5
+    assert (wide.tflops_model, wide.mfu, wide.hfu) == (plain.tflops_model, plain.mfu, plain.hfu)
+
+
 def test_training_parallelisms_memory_knows_the_bytes_of_fp32_and_no_sharding():
     whole = add_figures(RUN).memory_seed003_gib
     assert add_figures(replace(RUN, dtype="fp32")).memory_seed003_gib == pytest.approx(2 * whole)

@@ -36,6 +36,17 @@ def test_a_finished_run(run):
     assert [attempt["last_step"] for attempt in record.attempts] == [100]
 
 
+def test_a_run_of_ours_has_its_cp_and_one_of_an_earlier_version_has_1(logs):
+    wide = make_run(logs, experiment="llama-tiny", layout__cp=2)
+    add_attempt(wide, [metrics_line(step) for step in range(1, 11)])
+    record = read_run(wide)
+    assert (record.gpus, record.cp, record.dp, record.global_batch) == (2, 2, 1, 16)
+    assert record.tokens_per_s == 16 * 128 / 0.5
+    plain = make_run(logs, experiment="llama-tiny")
+    assert "cp" not in json.loads((plain.path / "resolved.json").read_text())["layout"]
+    assert (read_run(plain).cp, read_run(plain).dp) == (1, 2)
+
+
 def test_every_flops_figure_can_be_worked_out_again_from_the_record(run):
     add_attempt(run, [metrics_line(step) for step in range(1, 11)])
     record = read_run(run)
