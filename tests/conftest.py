@@ -61,6 +61,37 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _numbers = itertools.count()
 
 
+class Disk:
+    """A disk of its own that can stop answering: what writes to it then waits in the kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "--freeze", self.folder], check=True)
+
+    def thaw(self) -> None:
+        subprocess.run(["fsfreeze", "--unfreeze", self.folder], capture_output=True, check=False)
+
+
+@pytest.fixture
+def disk_that_hangs(tmp_path: Path) -> Iterator[Disk]:
+    image, folder = tmp_path / "disk.image", tmp_path / "disk"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(64 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", image], capture_output=True, text=True, check=False)
+    made = (made.returncode and made) or subprocess.run(
+        ["mount", "-o", "loop", image, folder], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"a disk of its own cannot be mounted here: {made.stderr.strip()}")
+    disk = Disk(folder)
+    yield disk
+    disk.thaw()
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB of its own."""

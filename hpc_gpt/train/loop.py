@@ -3,6 +3,7 @@
 `Loop` has the order of an attempt, `Saver` what becomes of each save, `SaveClock` when train.save_minutes wants one.
 """
 
+import errno
 import math
 import time
 from collections.abc import Callable
@@ -290,7 +291,8 @@ class SaveClock:
 class Saver:
     """The saves of an attempt. Every method is collective, with the same result on all ranks.
 
-    A save that is due while another is being written waits for it: without it a failure would cost more steps.
+    A save that is due while another is being written waits for it: without it a failure would cost more steps. If the
+    disk of a rank no longer answers it is left out instead, and counts as refused.
     """
 
     def __init__(
@@ -327,8 +329,8 @@ class Saver:
         A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._report(self._checkpoints.finish())
-            if self.gave_up:
+            self._finish(step, asked or wait)
+            if self.gave_up or self._checkpoints.is_saving:
                 return True
         if wait:
             self._look_for_requests()
@@ -354,13 +356,21 @@ class Saver:
         self._metrics.begin_clock()
         return True
 
+    def _finish(self, step: int, asked: bool) -> None:
+        """Waits for the save that has begun. If a rank's disk does not answer, that of `step` is refused instead."""
+        outcome = self._checkpoints.finish()
+        if isinstance(outcome, str):
+            self._asked |= asked
+            outcome = SaveOutcome(step, Refusal(outcome, errno.EIO))
+        self._report(outcome)
+
     def leave_out(self, step: int) -> bool:
         """Leaves out an attempt's last save: waits for one that has begun, and logs that `step` is not saved.
 
         Returns False if the weights are not finite.
         """
         if self._checkpoints.is_saving:
-            self._report(self._checkpoints.finish())
+            self._finish(step, False)
         self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()

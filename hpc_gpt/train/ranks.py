@@ -78,6 +78,11 @@ class Peers:
     def barrier(self) -> None:
         """Waits until all ranks have called it."""
 
+    def first_text(self, own: str) -> str:
+        """The text of the first rank that has one, with the rank and its host, on all ranks; else empty."""
+        texts = self.all_gather(own and f"rank {self.rank} of {os.uname().nodename} {own}")
+        return next((text for text in texts if text), "")
+
 
 class Ranks(Peers):
     """The ranks of a run after the rendezvous: the device's process group, and a gloo group between the hosts."""

@@ -144,7 +144,7 @@ class Trainer:
         )
         if not hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
-        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None:
+        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
+from tests.conftest import Disk
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-saves")
@@ -132,3 +134,22 @@ def test_an_attempt_that_leaves_in_a_hurry_leaves_the_old_ones_to_the_next(tmp_p
     before, _, _ = again.log.partition(f"step {step + 1}/")
     assert "removed step-00000004, as train.keep_last says" in before, again.log
     assert sums(run).keys() == {"step-00000012"}
+
+
+@pytest.mark.long
+def test_a_disk_that_no_longer_answers_stops_no_step_and_ends_the_attempt_after_some_saves(
+    tmp_path: Path, tokens: Path, disk_that_hangs: Disk
+) -> None:
+    run = new_run(tmp_path, settings(tokens, LAYOUT, steps=1_000_000, save_every=4, max_failed_saves=3))
+    run.checkpoints.symlink_to(disk_that_hangs.folder)
+    launch = Launch(run, 2)
+    launch.await_words("saved after step 4")
+    disk_that_hangs.freeze()
+    launch.await_words("failed save 1 of 3")
+    frozen = len(lines(run))
+    launch.await_words("\nended error")
+    found = launch.attempt.ended()
+    disk_that_hangs.thaw()
+    launch.wait()
+    assert len(lines(run)) > frozen, "it trains on meanwhile"
+    assert re.search(rf"3 saves in a row .*: rank \d of \S+ has waited \d+ s for {run.checkpoints}", found["cause"])

@@ -4,7 +4,9 @@ A checkpoint is written under a temporary name, completed by complete.json, and 
 the check of its files, so that each is read once. `folders` has the names, `save` the stages of a save.
 """
 
+import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Reten
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
+from hpc_gpt.train.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.train.engines.protocol import TrainingEngine
 from hpc_gpt.train.ranks import Peers
 from hpc_gpt.words import show_bytes
@@ -81,6 +84,7 @@ class Checkpoints:
         self._newest = ""
         self._copies = HostCopies()
         self._save: Save | None = None
+        self._preparing: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
@@ -97,12 +101,19 @@ class Checkpoints:
         """Whether a save has begun and is not over, the same on all ranks."""
         return self._save is not None
 
+    @property
+    def hangs(self) -> bool:
+        """Whether something of a save that is left to end waits for the disk."""
+        return self._save is not None or (self._preparing is not None and self._preparing.is_alive())
+
     def save(self, engine: TrainingEngine, progress: Progress) -> SaveOutcome:
         """Saves, and waits until the save is over. Removes no other checkpoint.
 
         An existing checkpoint of this step, which a resume has skipped, is renamed.
         """
-        return self.begin(engine, progress, wait=True) or self.finish()
+        outcome = self.begin(engine, progress, wait=True)
+        assert outcome is not None
+        return outcome
 
     def begin(
         self, engine: TrainingEngine, progress: Progress, wait: bool = False, refused: Refusal | None = None
@@ -119,7 +130,7 @@ class Checkpoints:
         engine.save(files)
         put_positions(files, progress.positions)
         needed = sum(self._ranks.all_gather(files.bytes)) + _SPARE_BYTES
-        own = self._prepare(progress.step, needed, refused) if self._ranks.is_first else Refusal()
+        own = self._prepare_in_time(progress.step, needed, refused) if self._ranks.is_first else Refusal()
         refusal = self._ranks.broadcast(own)
         if refusal:
             return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
@@ -131,7 +142,11 @@ class Checkpoints:
         threaded = self._background.wanted and not wait and not held_up
         save.begin(began, threaded, held_up)
         self._save = save
-        return None if threaded else self.finish()
+        if threaded:
+            return None
+        outcome = self.finish()
+        assert isinstance(outcome, SaveOutcome), "no thread that could hang"
+        return outcome
 
     def poll(self, busy: bool) -> SaveOutcome | None:
         """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
@@ -145,11 +160,15 @@ class Checkpoints:
             self._end(outcome)
         return outcome
 
-    def finish(self) -> SaveOutcome:
-        """Waits for the save that has begun."""
+    def finish(self) -> SaveOutcome | str:
+        """Waits for the save that has begun, and returns its outcome.
+
+        If the disk of a rank no longer answers: the rank, its host and the file, as a text. Then the save is not over.
+        """
         assert self._save is not None
         outcome = self._save.finish()
-        self._end(outcome)
+        if isinstance(outcome, SaveOutcome):
+            self._end(outcome)
         return outcome
 
     def _end(self, outcome: SaveOutcome) -> None:
@@ -233,6 +252,7 @@ class Checkpoints:
             refusal = find_disk_space(self.folder, needed_bytes)
             if refusal:
                 # There may be room after the removal.
+                PROGRESS.reached(self.folder, needed_bytes)
                 self._removal.wait()
                 refusal = find_disk_space(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
@@ -242,11 +262,34 @@ class Checkpoints:
             return disk_refusal(fault, self.folder)
         return Refusal()
 
+    def _prepare_in_time(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
+        """The same on a thread, in the background: a disk that does not answer is refused, and stops no step again."""
+        if not self._background.wanted:
+            return self._prepare(step, needed_bytes, refused)
+        found: list[Refusal | BaseException] = []
+
+        def prepare() -> None:
+            PROGRESS.reached(self.folder)
+            try:
+                found.append(self._prepare(step, needed_bytes, refused))
+            except BaseException as fault:
+                found.append(fault)
+
+        hung = PROGRESS.join(self._preparing)  # of an earlier save
+        if not hung:
+            self._preparing = start(prepare)
+            hung = PROGRESS.join(self._preparing)
+        if hung:
+            return Refusal(f"rank {self._ranks.rank} of {os.uname().nodename} {hung}", errno.EIO)
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
     def _copy(self, files: RankFiles) -> str:
         """Copies the state on every rank. If one rank cannot, returns the reason."""
         needed = self._copies.missing_bytes(files.tensors)
         # All ranks look before the first one takes memory: otherwise it would count twice.
-        if lack := self._first_text(lacks_memory(needed, self._background.ranks_per_node)):
+        if lack := self._ranks.first_text(lacks_memory(needed, self._background.ranks_per_node)):
             return lack
         text = ""
         try:
@@ -254,12 +297,7 @@ class Checkpoints:
         except MemoryError as fault:
             line = (str(fault).splitlines() or [type(fault).__name__])[0]
             text = f"could not allocate {show_bytes(needed)} of host memory: {line}"
-        return self._first_text(text)
-
-    def _first_text(self, own: str) -> str:
-        """The text of the first rank that has one, with the rank's name."""
-        texts = self._ranks.all_gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
-        return next((text for text in texts if text), "")
+        return self._ranks.first_text(text)
 
     def _say(self, text: str) -> None:
         if self._ranks.is_first:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.train.checkpoints.folders import Sums
+from hpc_gpt.train.checkpoints.write_progress import PROGRESS
 from hpc_gpt.train.ranks import Peers
 from hpc_gpt.words import show_bytes
 
@@ -139,6 +140,7 @@ class Sink:
         self._fault: OSError | None = None
 
     def __enter__(self) -> Sink:
+        PROGRESS.reached(self._path)
         # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
         for parent in reversed(Path(self._name).parents[:-1]):
             (self._folder / parent).mkdir(exist_ok=True)
@@ -148,6 +150,7 @@ class Sink:
     def __exit__(self, kind: object, fault: object, trace: object) -> None:
         try:
             if self._fault is None and fault is None:
+                PROGRESS.reached(self._path, self._size)
                 os.fsync(self._number)
                 self.sums[self._name] = {"bytes": self._size, "crc32": self._crc}
         finally:
@@ -162,6 +165,7 @@ class Sink:
             for start in range(0, len(whole), _PIECE_BYTES):
                 piece = whole[start : start + _PIECE_BYTES]
                 self._crc = zlib.crc32(piece, self._crc)
+                PROGRESS.reached(self._path)
                 while piece:
                     piece = piece[os.write(self._number, piece) :]
         except OSError as fault:

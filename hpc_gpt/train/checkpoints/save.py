@@ -6,6 +6,7 @@
     over         a `SaveOutcome`, the same on all ranks
 
 All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
+Of a thread that the disk no longer answers nobody waits for the end: the save stays in its stage.
 """
 
 import threading
@@ -19,6 +20,7 @@ from hpc_gpt.runs.checkpoints import checkpoint_folder_name, read_through
 from hpc_gpt.supervision.full_disk import Refusal, disk_refusal
 from hpc_gpt.train.checkpoints.folders import WRITING, Removal, Sums, complete, list_files
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.train.ranks import Peers
 
 
@@ -56,6 +58,7 @@ class Save:
         self._aside = folder / f"{WRITING}{checkpoint_folder_name(self.step)}"
         self._removal, self._retains = removal, retains
         self._began = self._stall_s = 0.0
+        self._threaded = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._part = _Part()
@@ -71,7 +74,7 @@ class Save:
 
     def begin(self, began: float, threaded: bool, held_up: str) -> None:
         """Writes this rank's files, on a thread or at once. `began`: when the training stopped for it."""
-        self._began = began
+        self._began, self._threaded = began, threaded
         self._part.held_up = held_up
         self._run(self._write, threaded)
         self._stall_s = time.perf_counter() - began
@@ -84,12 +87,15 @@ class Save:
             return None
         return None if busy else self._advance(threaded=True)
 
-    def finish(self) -> SaveOutcome:
-        """Waits until the save is over. To be called after the same step on all ranks."""
+    def finish(self) -> SaveOutcome | str:
+        """Waits until the save is over, and returns its outcome; or which rank's disk no longer answers, and for which
+        file. To be called after the same step on all ranks."""
         began = time.perf_counter()
-        while not (outcome := self._advance(threaded=False)):
-            pass
-        return replace(outcome, stall_s=outcome.stall_s + time.perf_counter() - began)
+        while True:
+            if hung := self._ranks.first_text(PROGRESS.join(self._thread)):
+                return hung
+            if outcome := self._advance(threaded=self._threaded):
+                return replace(outcome, stall_s=outcome.stall_s + time.perf_counter() - began)
 
     def _advance(self, threaded: bool) -> SaveOutcome | None:
         if self._thread is not None:
@@ -124,8 +130,7 @@ class Save:
                 self._error = fault
 
         if threaded:
-            self._thread = threading.Thread(target=run, name="save", daemon=True)
-            self._thread.start()
+            self._thread = start(run)
         else:
             self._thread = None
             work()
@@ -143,9 +148,11 @@ class Save:
             self._files.finish(self._aside, [note for part in parts for note in part.notes])
             for name in list_files(self._aside):
                 if name not in sums:
+                    PROGRESS.reached(self._aside / name, (self._aside / name).stat().st_size)
                     size, crc = read_through(self._aside / name)
                     sums[name] = {"bytes": size, "crc32": crc}
             marker = self._marker | {"time": time.time(), "files": dict(sorted(sums.items()))}
+            PROGRESS.reached(self._folder / checkpoint_folder_name(self.step))
             complete(self._aside, self._folder / checkpoint_folder_name(self.step), marker)
         except (OSError, RuntimeError) as fault:
             self._refusal = disk_refusal(fault, self._folder)

@@ -1,0 +1,113 @@
+"""A disk that no longer answers: neither a save nor the end of an attempt waits for it."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.supervision.full_disk import Refusal
+from hpc_gpt.train.checkpoints import write_progress
+from hpc_gpt.train.checkpoints.checkpoint import Background, Checkpoints, Progress
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.save import SaveOutcome
+from hpc_gpt.train.checkpoints.write_progress import WriteProgress, start
+from tests.conftest import Disk
+from tests.train.alone import ALONE, CountingEngine
+
+
+class StoppedEngine(CountingEngine):
+    """Its files are written once `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def save(self, files: RankFiles) -> None:
+        files.put_by([], lambda *_: (self.go.wait(60) and {}, None), lambda *_: None)
+        super().save(files)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_progress, "HUNG_S", 0.5)
+
+
+def test_what_hangs_while_it_is_written_is_named_and_completed_once_the_disk_answers(disk_that_hangs: Disk) -> None:
+    checkpoints = Checkpoints(disk_that_hangs.folder, ALONE, Background(wanted=True))
+    engine = StoppedEngine()
+    engine.step = 10
+    assert checkpoints.begin(engine, Progress(10)) is None
+    disk_that_hangs.freeze()
+    engine.go.set()
+    hung = checkpoints.finish()
+    assert isinstance(hung, str)
+    assert hung.startswith("rank 0 of ")
+    assert f"s for {disk_that_hangs.folder}/.writing-step-00000010/step" in hung
+    assert checkpoints.is_saving
+    assert checkpoints.hangs
+    # What is known is known at once, and the save may still end.
+    assert isinstance(checkpoints.finish(), str)
+    disk_that_hangs.thaw()
+    outcome = checkpoints.finish()
+    assert isinstance(outcome, SaveOutcome)
+    assert (outcome.step, outcome.refusal) == (10, Refusal())
+    assert not checkpoints.hangs
+    assert checkpoints.resume(CountingEngine()).step == 10
+
+
+def test_a_save_whose_folder_cannot_be_made_is_refused_and_the_next_one_at_once(disk_that_hangs: Disk) -> None:
+    checkpoints = Checkpoints(disk_that_hangs.folder / "checkpoints", ALONE, Background(wanted=True))
+    engine = CountingEngine()
+    engine.step = 10
+    disk_that_hangs.freeze()
+    for _ in range(2):
+        outcome = checkpoints.begin(engine, Progress(10))
+        assert outcome is not None
+        assert f"s for {disk_that_hangs.folder}/checkpoints" in outcome.refusal.text
+        assert not checkpoints.is_saving
+        assert checkpoints.hangs
+    disk_that_hangs.thaw()
+    assert not checkpoints.save(engine, Progress(10)).refusal
+    assert checkpoints.resume(CountingEngine()).step == 10
+
+
+def test_a_thread_that_computes_or_gets_on_does_not_hang(tmp_path: Path) -> None:
+    progress, end = WriteProgress(), threading.Event()
+
+    def compute() -> None:
+        progress.reached(tmp_path)
+        while not end.is_set():
+            pass
+
+    def get_on() -> None:
+        while not end.wait(0.05):
+            progress.reached(tmp_path)
+
+    for work in (compute, get_on):
+        progress.reached("before")
+        thread = start(work)
+        time.sleep(0.8)
+        assert not progress.hangs(thread)
+        end.set()
+        assert not progress.join(thread)
+        end.clear()
+
+
+def test_syncing_a_large_file_may_take_longer(tmp_path: Path) -> None:
+    progress, end = WriteProgress(), threading.Event()
+
+    def sync(size: int) -> None:
+        progress.reached(tmp_path, size)
+        end.wait()
+
+    for size, expected in ((10**9, ""), (0, str(tmp_path))):
+        thread = start(lambda size=size: sync(size))  # type: ignore[misc]
+        time.sleep(0.8)
+        said = progress.hangs(thread)
+        assert expected in said
+        assert bool(said) == bool(expected)
+        end.set()
+        assert not progress.join(thread)
+        assert not progress.hangs(thread)
+        end.clear()
