@@ -96,7 +96,7 @@ def layer_bytes(training: Training) -> LayerBytes:
     """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
     tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
-    key = kv_width(shape, tp)
+    key = kv_width(shape, tp) * training.key_copies
     stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
     scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
     fused = engine_of(training).has_fused_gate or training.compiled

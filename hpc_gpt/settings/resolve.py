@@ -77,6 +77,12 @@ def resolve(
             f"data.mask_documents is true, which engine {engine.name} does not have",
             f"leave it out, or use --engine {able}",
         )
+    if data.mask_documents and layout.cp > 1 and engine.cp_exchange == "keys":
+        raise ConfigError(
+            f"data.mask_documents is true, but cp is {layout.cp} and engine.cp_exchange is keys, whose ranks have two "
+            "chunks of a sample and no mask of documents",
+            'use engine.cp_exchange = "heads", or data.mask_documents = false',
+        )
     facts.check_run(layout, shape, train)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):

@@ -52,6 +52,25 @@ def test_a_loss_in_one_pass_holds_the_logits_once_and_computes_them_once() -> No
     assert pieces == once
 
 
+@given(st.sampled_from([2, 4, 8]), st.sampled_from(["none", "selective", "full"]), st.booleans(), st.booleans())
+def test_cp_divides_what_layers_and_loss_keep(cp: int, recompute: Any, flash: bool, tp: bool) -> None:
+    size = 2 if tp else 1
+    plain = Training(
+        LLAMA, tp=size, sequence_parallel=tp, micro_batches=2, recompute=recompute, flash=flash, engine="deepspeed-3d"
+    )
+    wide = replace(plain, cp=cp)
+    assert wide.key_copies == (2 if (cp, size) == (8, 2) else 1)  # 8 heads of keys
+    gathered = replace(wide, cp_exchange="keys")
+    whole, part = (predict_memory(each).stages[0] for each in (plain, gathered))
+    assert part.activations * cp == pytest.approx(whole.activations)
+    assert part.logits * cp == pytest.approx(whole.logits)
+    # Keys and values that are repeated for the ranks come on top.
+    repeated = (wide.key_copies - 1) * 2 * 2 * wide.tokens * LLAMA.key_heads * LLAMA.head_width / size * LLAMA.layers
+    kept = predict_memory(wide).stages[0].activations * GIB
+    if recompute != "full" and not (flash and recompute == "selective"):
+        assert kept == pytest.approx(part.activations * GIB + repeated, rel=1e-6)
+
+
 @given(trainings())
 def test_every_part_is_a_number_and_the_kinds_are_in_order(training: Training) -> None:
     memory = predict_memory(training, machine_named("a100-80g", 8, "infiniband 8x200G"))

@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.engines import engines, trainers
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.settings.resolve import experiment_of, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
 
@@ -20,8 +20,9 @@ QWEN_HEADS = Model(hidden=3584, layers=4, heads=28, kv_heads=4, vocab=1024, seq=
 def settle(engine="ddp", model=None, exchange="heads", parallel=False, **layout):
     small = Model(hidden=64, layers=4, heads=4, vocab=256, seq=64)
     switches = Engine(engine, cp_exchange=exchange, sequence_parallel=parallel)
+    data = Data(mask_documents=layout.pop("masks", False))
     asked = LayoutRequest(**{"micro_batch": 1, "micro_batches": 2, **layout})
-    return resolve(Experiment(model=model or small, engine=switches, layout=asked), EIGHT)
+    return resolve(Experiment(model=model or small, data=data, engine=switches, layout=asked), EIGHT)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,11 @@ REFUSED = {
         "cp 2 x tp 2 = 4, with sequence parallelism, does not divide model.seq 4098: 4098 / 4 = 1024.50",
         "use --seq 4096",
     ),
+    "masks of documents with keys": (
+        {"cp": 2, "gpus": 8, "exchange": "keys", "masks": True},
+        "data.mask_documents is true, but cp is 2 and engine.cp_exchange is keys",
+        'use engine.cp_exchange = "heads", or data.mask_documents = false',
+    ),
     "no ring of ours": (
         {"cp": 2, "gpus": 8, "exchange": "ring"},
         "engine.cp_exchange is ring, which engine ddp does not have",
@@ -116,7 +122,8 @@ def test_what_cannot_run_is_refused_with_the_nearest_that_can(case):
         settle(**asked)
     assert message in str(refusal.value)
     assert hint in refusal.value.hint
-    assert isinstance(refusal.value, ConfigError if case == "no ring of ours" else LayoutError)
+    of_switches = case in ("no ring of ours", "masks of documents with keys")
+    assert isinstance(refusal.value, ConfigError if of_switches else LayoutError)
 
 
 @pytest.mark.parametrize("heads", [8, 28])

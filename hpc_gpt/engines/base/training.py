@@ -128,6 +128,12 @@ class Training:
         return self.micro_batch * self.shape.seq // self.cp
 
     @property
+    def key_copies(self) -> float:
+        """Copies of each head of keys on the ranks of cp: more than one if they exchange heads, and there are fewer."""
+        keys = max(1, self.shape.key_heads // self.tp)
+        return max(1.0, self.cp / keys) if self.cp_exchange == "heads" else 1.0
+
+    @property
     def global_batch(self) -> int:
         return self.micro_batch * self.micro_batches * self.dp
 
