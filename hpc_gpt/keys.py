@@ -41,13 +41,13 @@ def choices_of(kind: Any, name: str) -> tuple[str, ...]:
     """The words that the key of a dotted name can have; none if it has any text, or a number."""
     for part in name.split("."):
         kind = get_type_hints(kind)[part]
-    return _words_of(kind)
+    return _literals(kind)
 
 
-def _words_of(hint: Any) -> tuple[str, ...]:
+def _literals(hint: Any) -> tuple[str, ...]:
     if get_origin(hint) is Literal:
         return tuple(str(choice) for choice in get_args(hint))
-    return tuple(word for option in get_args(hint) for word in _words_of(option))
+    return tuple(word for option in get_args(hint) for word in _literals(option))
 
 
 def _strings_under_fields(kind: Any) -> dict[str, str]:

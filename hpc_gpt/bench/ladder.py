@@ -67,7 +67,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class AskedLadder:
+class PreparedLadder:
     """A ladder with its rungs, the name of the bench, and notes for the user."""
 
     name: str
@@ -76,11 +76,11 @@ class AskedLadder:
     notes: Sequence[str]
 
 
-def ask_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> AskedLadder:
+def prepare_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> PreparedLadder:
     """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
     ladder = LADDERS[name]
     names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
-    rungs = prepare_ladder(asked, ladder, gpus, names)
+    rungs = prepare_rungs(asked, ladder, gpus, names)
     prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
     notes = list(dict.fromkeys(note for each in prepared for note in each.notes))
     notes += [f"not {rung.row.name}: {rung.cell.record.cause}" for rung in rungs if rung.cell.record is not None]
@@ -90,10 +90,10 @@ def ask_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> A
     if not gpus:
         note = "note: no GPU here, so no memory is measured: a process's host memory is a different figure"
         notes.append(note + ("" if asked.smoke else "; --smoke runs the same rungs small"))
-    return AskedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
+    return PreparedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
 
 
-def prepare_ladder(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
+def prepare_rungs(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
     """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
 
     Raises ConfigError for an unknown row, and for wrong settings of the user's.

@@ -35,7 +35,7 @@ from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.bench.ladder import AskedLadder
+    from hpc_gpt.bench.ladder import PreparedLadder
 
 PLACE = 45
 
@@ -164,10 +164,10 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_json: bool) -> None:
     """Runs a ladder rung by rung."""
-    from hpc_gpt.bench.ladder import ask_ladder
+    from hpc_gpt.bench.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
-    found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
+    found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))
     for note in found.notes:
         click.echo(note, err=True)
     _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, as_json, found)
@@ -198,7 +198,7 @@ def _run(
     cells: Sequence[BenchCell],
     rounds: int,
     as_json: bool,
-    ladder: AskedLadder | None = None,
+    ladder: PreparedLadder | None = None,
 ) -> None:
     """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
@@ -222,7 +222,7 @@ def _run(
     bench_run.check_rows(is_ladder=ladder is not None)
 
 
-def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
+def _print(bench_run: Bench, as_json: bool, ladder: PreparedLadder | None) -> None:
     from hpc_gpt.bench.bench_run import bench_text, tables_of
     from hpc_gpt.bench.ladder import ladder_json, ladder_text
 

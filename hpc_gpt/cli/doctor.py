@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, words_of_small
+from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.bad_nodes import BadNode, listed
@@ -38,7 +38,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     """Check what could go wrong before EXPERIMENT is submitted.
 
     On the machine where it is started, a login node or this one: whether Slurm answers and has what the profile asks
-    for, what sbatch says of the script, versions, GPUs, the data, folders, room for the checkpoints, the clock, the
+    for, what sbatch says of the script, versions, GPUs, the data, folders, space for the checkpoints, the clock, the
     cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is checked as it was submitted;
     with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
 
@@ -62,7 +62,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
         return _forgive(profile.name, forgive)
     if run is None and (small := with_small(request, profile)) is not request:
         request = small
-        click.echo(f"no EXPERIMENT and no size: takes {' '.join(words_of_small(request.overrides))}", err=True)
+        click.echo(f"no EXPERIMENT and no size: takes {' '.join(small_options(request.overrides))}", err=True)
     checks = check_all(request, run, profile, probe)
     bad = list(listed(profile.name).values())
     slow = slow_nodes_of_runs(logs_folder(), profile.name)

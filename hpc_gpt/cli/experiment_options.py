@@ -171,7 +171,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.request import AskedScript, Request
+    from hpc_gpt.launch.request import Request, ScriptRequest
     from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, OF_A_MODEL, parse_override
 
     ctx = click.get_current_context()
@@ -214,7 +214,7 @@ def _request(values: dict[str, Any]) -> Request:
     )
     script, name = None, values.pop("experiment")
     if found := ctx.meta.get(META):
-        script = AskedScript(*found)
+        script = ScriptRequest(*found)
         name, named = str(script.path), True
     return Request(
         DEFAULT_EXPERIMENT if name is None else name,
@@ -229,10 +229,10 @@ def _request(values: dict[str, Any]) -> Request:
     )
 
 
-def words_of_small(overrides: Mapping[str, Any]) -> list[str]:
+def small_options(overrides: Mapping[str, Any]) -> list[str]:
     """The words of a command line for what `prepare.with_small` takes, given the overrides that it made.
 
-    >>> words_of_small({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
+    >>> small_options({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
     ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']
     """
     from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT

@@ -49,11 +49,11 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 
 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
-    from hpc_gpt.program.job_script import adopt
+    from hpc_gpt.program.job_script import init_files
 
-    adopted = adopt(script, name, folder)
-    experiment, profile = folder / f"{adopted.name}.toml", folder / f"{adopted.name}-cluster.toml"
-    texts = {experiment: adopted.experiment, profile: adopted.profile}
+    files = init_files(script, name, folder)
+    experiment, profile = folder / f"{files.name}.toml", folder / f"{files.name}-cluster.toml"
+    texts = {experiment: files.experiment, profile: files.profile}
     write_new(texts)
     for path in texts:
         click.echo(f"wrote {path}")
@@ -62,7 +62,7 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
-    from hpc_gpt.launch.plan_question import ask_plan, search_asked
+    from hpc_gpt.launch.plan_question import read_plan_request, search_plan
     from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
     from hpc_gpt.plan.explanation import planned_tables, planned_text
     from hpc_gpt.plan.search import figures_of
@@ -80,10 +80,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     profile = of_full_size(request, choose_profile(request, queueing=False))
     if compiles(profile, request.overrides):
         request = replace(request, overrides=request.overrides | {"engine.compile": "block"})
-    asked = ask_plan(request, _TOKENS, None)
+    asked = read_plan_request(request, _TOKENS, None)
     if asked.stands_in:
         click.echo(asked.stand_in_note, err=True)
-    searched = search_asked(asked, must_fit=True)
+    searched = search_plan(asked, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None
     given = {key: value for key, value in request.overrides.items() if value is not None}

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from hpc_gpt.cli.run_argument import run_argument, run_meant
+from hpc_gpt.cli.run_argument import run_argument, run_or_newest
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.watch.logs import follow_logs, log_path, read_tail, with_errors
@@ -27,7 +27,7 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, p
     RUN is a run id, its begin or its end, a job id, an experiment with one run, or a folder; the newest run if it is
     left out.
     """
-    found = find_run(run_meant(run), logs_folder())
+    found = find_run(run_or_newest(run), logs_folder())
     if path:
         click.echo(str(log_path(found, attempt)))
     elif follow:

@@ -13,7 +13,7 @@ from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.plan_question import PlanAsked, ask_plan, search_asked
+from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.prediction import compiled_step
@@ -120,15 +120,15 @@ def plan(
     if max_model:
         if why is not None:
             raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
-        asked = ask_plan(request, tokens, calibration, largest=True)
+        asked = read_plan_request(request, tokens, calibration, largest=True)
         if asked.stands_in:
             click.echo(asked.stand_in_note, err=True)
         _largest(asked, calibration, as_json, html)
         return
-    asked = ask_plan(request, tokens, calibration, why=why)
+    asked = read_plan_request(request, tokens, calibration, why=why)
     if asked.stands_in:
         click.echo(asked.stand_in_note, err=True)
-    _print(asked, search_asked(asked, must_fit=why is None), as_json, html, why)
+    _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why)
 
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
@@ -164,7 +164,7 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     click.echo(f"stored in {path}", err=True)
 
 
-def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
+def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
@@ -190,7 +190,7 @@ def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | Non
         click.echo(f"next: {command}", err=True)
 
 
-def _without_offload(asked: PlanAsked) -> Candidate | None:
+def _without_offload(asked: PlanRequest) -> Candidate | None:
     """The best layout that offloads nothing, if only some that offload were searched."""
     if asked.question.fixed.get("offload", "none") == "none":
         return None
@@ -198,7 +198,7 @@ def _without_offload(asked: PlanAsked) -> Candidate | None:
     return search(question, asked.machine, asked.constants).best
 
 
-def _print_table(asked: PlanAsked, searched: Searched, figures: Figures, slow: str) -> None:
+def _print_table(asked: PlanRequest, searched: Searched, figures: Figures, slow: str) -> None:
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
@@ -222,14 +222,16 @@ def _print_table(asked: PlanAsked, searched: Searched, figures: Figures, slow: s
 
 
 def _print_json(
-    asked: PlanAsked, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
+    asked: PlanRequest, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
 ) -> None:
     model = {"name": asked.name, **asked.model.table(), "params": asked.model.params}
     tables = search_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
-def _write_page(html: Path | None, asked: PlanAsked, searched: Searched, figures: list[Figures], command: str) -> None:
+def _write_page(
+    html: Path | None, asked: PlanRequest, searched: Searched, figures: list[Figures], command: str
+) -> None:
     if html is None:
         return
     from hpc_gpt.report.plan_page import write_plan_page
@@ -238,12 +240,12 @@ def _write_page(html: Path | None, asked: PlanAsked, searched: Searched, figures
     click.echo(f"wrote {html}", err=True)
 
 
-def _figures(asked: PlanAsked, candidate: Candidate) -> Figures:
+def _figures(asked: PlanRequest, candidate: Candidate) -> Figures:
     assert candidate.step is not None
     return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
-def _largest(asked: PlanAsked, calibration: str | None, as_json: bool, html: Path | None) -> None:
+def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: Path | None) -> None:
     found = largest(asked.question, asked.model, asked.machine, asked.constants)
     slow = _slow_largest(asked, found.searched.candidates[0])
     model = found.model
@@ -272,7 +274,7 @@ def _largest(asked: PlanAsked, calibration: str | None, as_json: bool, html: Pat
         click.echo(f"next: {command}", err=True)
 
 
-def _slow_largest(asked: PlanAsked, best: Candidate) -> str:
+def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
     """That the largest model with offload trains far slower than the largest without; empty if it does not."""
     if asked.question.fixed["offload"] == "none":
         return ""
@@ -285,7 +287,7 @@ def _slow_largest(asked: PlanAsked, best: Candidate) -> str:
     return slow_text(best, other.searched.best, what)
 
 
-def _plan_command(asked: PlanAsked, calibration: str | None) -> str:
+def _plan_command(asked: PlanRequest, calibration: str | None) -> str:
     """The `hpc-gpt plan` that shows the largest model's table again: what was asked, and the model's sizes."""
     request, model, fixed = asked.request, asked.model, asked.question.fixed
     words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
@@ -305,7 +307,7 @@ def _plan_command(asked: PlanAsked, calibration: str | None) -> str:
     return shlex.join(words)
 
 
-def _submit_command(asked: PlanAsked, training: Training) -> str:
+def _submit_command(asked: PlanRequest, training: Training) -> str:
     """The `hpc-gpt submit` of a candidate, quoted for a shell.
 
     Without EXPERIMENT it gives engine and dtype, which `submit` would choose otherwise. If the engine is not that of

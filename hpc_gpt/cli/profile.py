@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import words_of_small
+from hpc_gpt.cli.experiment_options import small_options
 from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, lines_to_fill_in, profile_text, read_site
 from hpc_gpt.errors import ConfigError
@@ -93,7 +93,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
         click.echo(f"  {line}", err=True)
     found = load_profile(name or str(path))
     sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))
-    words = ["hpc-gpt", "doctor", *words_of_small(sizes), "--cluster", name or str(path)]
+    words = ["hpc-gpt", "doctor", *small_options(sizes), "--cluster", name or str(path)]
     click.echo(f"next: {shlex.join(words)}", err=True)
 
 

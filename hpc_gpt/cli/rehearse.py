@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, words_of_small
+from hpc_gpt.cli.experiment_options import experiment_options, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError, JobFailed, OsErrorAs
 from hpc_gpt.launch.forecast import Forecast
@@ -24,8 +24,8 @@ from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import sizes_beside
 
 if TYPE_CHECKING:
-    from hpc_gpt.rehearsal.life import Stage
     from hpc_gpt.rehearsal.small_run import RehearsalOutcome, SmallRun
+    from hpc_gpt.rehearsal.stages import Stage
 
 PLACE = 40
 
@@ -150,7 +150,7 @@ def _next_text(request: Request) -> str:
             left = left[1:]
         elif word not in ("--quick", "--json") and not word.startswith("--keep="):
             words.append(word)
-    named = [] if request.names_experiment or request.sized else words_of_small(request.overrides)
+    named = [] if request.names_experiment or request.sized else small_options(request.overrides)
     return shlex.join(["hpc-gpt", "submit", *named, *words])
 
 

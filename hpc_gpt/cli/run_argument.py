@@ -16,7 +16,7 @@ run_argument = click.argument("run", required=False, shell_complete=completers.r
 run_or_logs_argument = click.argument("run", required=False, shell_complete=completers.runs_and_logs)
 
 
-def run_meant(name: str | None) -> str:
+def run_or_newest(name: str | None) -> str:
     """`name`, or the folder of the newest run, which is then named on stderr. Raises NoSuchRun if there is none."""
     if name is not None:
         return name

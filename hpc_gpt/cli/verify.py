@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from hpc_gpt.cli.run_argument import run_argument, run_meant
+from hpc_gpt.cli.run_argument import run_argument, run_or_newest
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.words import plain
@@ -29,7 +29,7 @@ def verify(run: str | None, as_json: bool) -> None:
     """
     from hpc_gpt.launch.verification import MEANS, verify_run
 
-    found = verify_run(find_run(run_meant(run), logs_folder()))
+    found = verify_run(find_run(run_or_newest(run), logs_folder()))
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1))
     else:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.run_argument import run_meant, run_or_logs_argument
+from hpc_gpt.cli.run_argument import run_or_logs_argument, run_or_newest
 from hpc_gpt.ends.failures import RETRY_WORDS, meaning
 from hpc_gpt.files import logs_folder
-from hpc_gpt.words import and_more, class_and_words
+from hpc_gpt.words import and_more, class_and_cause
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
@@ -33,7 +33,7 @@ def why(run: str | None, as_json: bool) -> None:
     """
     from hpc_gpt.report.why import explain
 
-    found = explain(run_meant(run), logs_folder())
+    found = explain(run_or_newest(run), logs_folder())
     silence = ""
     if found.is_open and found.own is not None:
         from hpc_gpt.watch.status import ask_status
@@ -66,7 +66,7 @@ def _lines(found: Why) -> list[str]:
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
     # Of a program of one's own only its own words say how many steps it has made of how many.
     means = found.words if found.ended == "done" and found.words else advice.means
-    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_words(found.ended, means)}"]
+    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_cause(found.ended, means)}"]
     if last is not None:
         lines += _cause_lines(last, found)
     elif found.words:
@@ -81,7 +81,7 @@ def _lines(found: Why) -> list[str]:
         lines.append(f"exclude  {found.exclude}")
     if len(found.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {each.attempt}  {class_and_words(each.ended, each.words)}" for each in found.attempts]
+        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.words)}" for each in found.attempts]
     return lines
 
 

@@ -234,7 +234,7 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Whether there is room for the checkpoints to come, each as large as the newest one or as predicted."""
+    """Whether there is space for the checkpoints to come, each as large as the newest one or as predicted."""
     one, every = space_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:

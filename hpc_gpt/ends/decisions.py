@@ -23,7 +23,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.checkpoints import command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.disk_space import free_space_text, is_full
-from hpc_gpt.runs.heartbeats import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -205,7 +205,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
         found = resumed[index]
         base = saved if found is None else found
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
-        left = now if attempt.number == over else over_at(attempt)
+        left = now if attempt.number == over else end_time_of(attempt)
         left = left or (later[0].get("started") if later else None) or now
         job_id = starts[index].get("job_id")
         facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))

@@ -132,7 +132,7 @@ CLASSES: dict[str, EndClass] = {
         "check the file or sample that the message names, and that the tokenizer is the model's", in_log=True,
         specific=5),
     "disk_full": EndClass(_STOPS, "the disk is full or the quota is exceeded",
-        "make room, keep fewer checkpoints, or write them elsewhere", in_log=True, no_signal=True, specific=3,
+        "free space, keep fewer checkpoints, or write them elsewhere", in_log=True, no_signal=True, specific=3,
         explains=("collective_timeout", "hang"), exit_code=1),
     "user_error": EndClass(_STOPS, "the request cannot run: an option, a path, a module or a size is wrong",
         "correct what the message names", in_log=True, specific=8),

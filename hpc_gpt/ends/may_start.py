@@ -45,7 +45,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import REVOKED
 from hpc_gpt.slurm.hosts import first_host
-from hpc_gpt.words import class_and_words
+from hpc_gpt.words import class_and_cause
 
 # Seconds in which another start may have made its folder but not yet its attempt.json.
 _JUST_MADE_S = 20.0
@@ -176,7 +176,7 @@ def _ended_before(
         return None
     ended, why = str(verdict.get("ended")), str(verdict.get("why"))
     return Verdict(
-        False, ended, "refused", f"the chain ended with attempt {last.number}: {class_and_words(ended, why)}"
+        False, ended, "refused", f"the chain ended with attempt {last.number}: {class_and_cause(ended, why)}"
     )
 
 

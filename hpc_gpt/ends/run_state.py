@@ -294,7 +294,7 @@ def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
 # --- as text
 
 
-def words_of_cancel(run: RunFolder, run_state: RunState) -> str | None:
+def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
     """Who cancelled a run, and when, by the mark of `hpc-gpt cancel`; None if it is not cancelled, or has no mark."""
     job_id = IN_QUEUE if run_state.line.get("queue") else run_state.job_id
     if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
@@ -323,7 +323,7 @@ def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None
     return read_end(attempt).cause
 
 
-def words_of_move(run_state: RunState) -> str:
+def moved_note(run_state: RunState) -> str:
     """That the run folder was moved, and what follows; empty if it was not, or only after the run had ended."""
     over = run_state.end is not None and run_state.end.is_over and not run_state.facts.retried and not run_state.waits
     if run_state.moved_from is None or over:
@@ -336,7 +336,7 @@ def words_of_move(run_state: RunState) -> str:
     return f"{moved} while it ran" if run_state.facts.began else f"{moved} before it began"
 
 
-def words_of_failure(attempt: Attempt) -> str | None:
+def failure_note(attempt: Attempt) -> str | None:
     """Why an attempt that another one follows has failed; None if it did not fail."""
     end = read_end(attempt)
     ended = class_of(end.facts)
@@ -344,7 +344,7 @@ def words_of_failure(attempt: Attempt) -> str | None:
     return f"attempt {attempt.number} ended as {ended}" + (f": {end.cause}" if end.cause else "") if failed else None
 
 
-def words_between(attempt: Attempt, now: float | None = None, why: bool = False) -> str | None:
+def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) -> str | None:
     """What a run waits for after an attempt that another one follows; None if none does, or it is not judged.
 
     `why`: after a failure, with its cause.
@@ -352,7 +352,7 @@ def words_between(attempt: Attempt, now: float | None = None, why: bool = False)
     verdict = attempt.verdict()
     if verdict.get("go_on") is not True or attempt.requeue_refused():
         return None
-    failure = words_of_failure(attempt) if why else None
+    failure = failure_note(attempt) if why else None
     words = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]
     begin = verdict.get("begin")
     current = time.time() if now is None else now

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.request import Request, choose_profile, compiles, read_asked, usual_batch
+from hpc_gpt.launch.request import Request, choose_profile, compiles, requested_file, usual_batch
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
@@ -34,7 +34,7 @@ _UNPLANNED = {
 
 
 @dataclass(frozen=True)
-class PlanAsked:
+class PlanRequest:
     """What to plan: everything that is decided before the search.
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
@@ -64,9 +64,9 @@ class PlanAsked:
         return f"{words}; --cluster plans for another, and hpc-gpt profile list names them"
 
 
-def ask_plan(
+def read_plan_request(
     request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
-) -> PlanAsked:
+) -> PlanRequest:
     """Decides everything that the search does not vary. Raises UserError.
 
     `why` is the layout to explain, `calibration` the cluster whose constants are used; `largest` asks for the largest
@@ -89,7 +89,7 @@ def ask_plan(
         overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
     if largest and not request.names_experiment and compiles(profile, overrides):
         overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
-    file = read_asked(request, profile, under)
+    file = requested_file(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     engine_named(experiment.engine.name).refuse_program(
@@ -139,13 +139,13 @@ def ask_plan(
                 f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
             )
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
-    return PlanAsked(
+    return PlanRequest(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
         stands_in,
     )  # fmt: skip
 
 
-def search_asked(asked: PlanAsked, must_fit: bool) -> Searched:
+def search_plan(asked: PlanRequest, must_fit: bool) -> Searched:
     """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
     searched = search(asked.question, asked.machine, asked.constants)
     if searched.candidates or not must_fit:

@@ -24,9 +24,9 @@ from hpc_gpt.launch.request import (
     Request,
     choose_profile,
     default_batch,
+    defaults_note,
     of_full_size,
-    read_asked,
-    words_of_defaults,
+    requested_file,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
@@ -58,7 +58,7 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     profile = choose_profile(request, queueing)
     if request.script is not None:
         return prepare_script(request, profile, request.script)
-    file = read_asked(request, profile)
+    file = requested_file(request, profile)
     row = file.row(request.row)
     try:
         return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
@@ -121,7 +121,7 @@ def prepare_row(
         notes += [f"smoke: {experiment.name}"]
         notes += [f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes)]
     if own is None:
-        notes.insert(0, words_of_defaults(request, meant_for, experiment.train, resolved, batch))
+        notes.insert(0, defaults_note(request, meant_for, experiment.train, resolved, batch))
     elif not request.names_experiment:
         where = f"{counted(resolved.gpus, 'GPU')} of {profile.name}"
         name = request.experiment if row is None else f"{request.experiment} --row {row}"

@@ -14,7 +14,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepared import PreparedRun, SbatchRequest
 from hpc_gpt.launch.render import render_job_script
-from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
 from hpc_gpt.runs.provenance import git_state
@@ -25,7 +25,7 @@ from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.slurm.requeue import way_of
-from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, read_options, sizes_of, words_of_variables
+from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, options_of_variables, read_options, sizes_of
 from hpc_gpt.tables import close_matches
 from hpc_gpt.typed_tables import check_tables
 
@@ -46,7 +46,7 @@ def prepare_file(
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
-    asked = AskedScript(Path(command.script), command.args)
+    asked = ScriptRequest(Path(command.script), command.args)
     ours = [key for key in given if key.startswith(("job.", "command.")) or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
@@ -54,7 +54,7 @@ def prepare_file(
 
 
 def prepare_script(
-    request: Request, profile: ClusterProfile, asked: AskedScript, name: str | None = None
+    request: Request, profile: ClusterProfile, asked: ScriptRequest, name: str | None = None
 ) -> PreparedRun:
     """The run of a script. Raises ConfigError."""
     script = read_job_script(asked.path)
@@ -63,8 +63,8 @@ def prepare_script(
     checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
     profile = replace(profile, **{key: getattr(checked, key) for key in own})
     here = profile.scheduler == "local"
-    by_variable = [] if here else words_of_variables(os.environ)
-    words = [*by_variable, *_words_of(job, request.overrides), *job.get("sbatch", ()), *asked.words]
+    by_variable = [] if here else options_of_variables(os.environ)
+    words = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.words]
     options = list(read_options(words))
     check_options(options, "the command line")
     if not (script.options or options):
@@ -126,7 +126,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _words_of(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
+def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The options of sbatch that keys of [job] and [layout] are."""
     words = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
     words += ["--exclusive"] if job.get("exclusive") else []
@@ -147,7 +147,7 @@ def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[
 
 
 def _experiment(
-    name: str, keys: Mapping[str, Any], found: Mapping[str, str | None], sizes: Sizes, asked: AskedScript
+    name: str, keys: Mapping[str, Any], found: Mapping[str, str | None], sizes: Sizes, asked: ScriptRequest
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
     job, command = keys["job"], keys["command"]

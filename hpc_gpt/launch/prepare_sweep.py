@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import earlier_runs, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.request import Request, choose_profile, read_asked
+from hpc_gpt.launch.request import Request, choose_profile, requested_file
 from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.words import and_more, counted
 
@@ -80,7 +80,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
     `skip_unfit`: rows with a fault are skipped, if there are others.
     """
     profile = choose_profile(request, queueing)
-    file = read_asked(request, profile)
+    file = requested_file(request, profile)
     if file.rows is None:
         raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
     if request.row is not None:

@@ -28,7 +28,7 @@ DEFAULTS = Path("the defaults")
 
 
 @dataclass(frozen=True)
-class AskedScript:
+class ScriptRequest:
     """A job script of the command line: its file, its arguments, and the options for sbatch before it."""
 
     path: Path
@@ -56,21 +56,21 @@ class Request:
     names_experiment: bool = True
     sized: bool = True
     until: Until | None = None
-    script: AskedScript | None = None
+    script: ScriptRequest | None = None
     here: bool = False
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:
     """The request with SMALL_EXPERIMENT, as large as the profile holds, if it gives neither EXPERIMENT nor a size.
 
-    For the verbs that try a cluster. Another engine is of no EXPERIMENT, either, and `read_asked` says so.
+    For the verbs that try a cluster. Another engine is of no EXPERIMENT, either, and `requested_file` says so.
     """
     if request.names_experiment or request.sized or "engine.name" in request.overrides:
         return request
     return replace(request, experiment=SMALL_EXPERIMENT, overrides=fit_small(profile) | request.overrides)
 
 
-def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
+def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
     """The file of EXPERIMENT.
 
     If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it is no file:
@@ -151,7 +151,7 @@ def _lacks_bf16(profile: ClusterProfile) -> bool:
     return "fp16" in peaks and "bf16" not in peaks
 
 
-def words_of_defaults(request: Request, profile: ClusterProfile, train: Train, resolved: Resolved, batch: str) -> str:
+def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Resolved, batch: str) -> str:
     """The line on the defaults that apply without an EXPERIMENT; `batch` is why the batch is that."""
     dtype: str = train.dtype
     if _lacks_bf16(profile) and "train.dtype" not in request.overrides:

@@ -90,7 +90,7 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
 
 
 def saves(run: Resolved, logs: Path) -> list[str]:
-    """When a run saves, what it keeps, and the room for that; empty if another program saves."""
+    """When a run saves, what it keeps, and the space for that; empty if another program saves."""
     train = run.train
     if not run.form.saves_by_train:
         return []
@@ -102,9 +102,9 @@ def saves(run: Resolved, logs: Path) -> list[str]:
         return ["none: train.save_last is false"]
     kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
-    room = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
+    sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
     free = free_gib(logs)
-    lines = [f"{' and '.join(when)}{kept}: {room}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]
+    lines = [f"{' and '.join(when)}{kept}: {sizes}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
         lines.append("two do not fit in the free space: those by train.save_minutes are left out until they do")
     if free is not None and free < every:

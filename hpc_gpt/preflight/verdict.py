@@ -174,8 +174,8 @@ def _slow(values: Mapping[_T, float]) -> list[tuple[_T, float, float]]:
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:
-    """A finding if the checkpoints to come need more room than is free; without room for the next one the attempt ends
-    as disk_full. All in GiB; `free_gib` is None if unknown."""
+    """A finding if the checkpoints to come need more space than is free; without space for the next one the attempt
+    ends as disk_full. All in GiB; `free_gib` is None if unknown."""
     if free_gib is None or all_gib <= 0 or free_gib >= all_gib:
         return []
     which, needed = ("next checkpoint takes", one_gib) if free_gib < one_gib else ("checkpoints to come take", all_gib)

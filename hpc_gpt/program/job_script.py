@@ -167,7 +167,7 @@ _SITE = tuple(key for key in OF_SITE if key != "time")
 
 
 @dataclass(frozen=True)
-class Adopted:
+class InitFiles:
     """The texts of the two files of a script, and the experiment's name."""
 
     name: str
@@ -175,7 +175,7 @@ class Adopted:
     profile: str
 
 
-def adopt(script: Path, name: str | None, folder: Path) -> Adopted:
+def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
     """The files for `folder` of the script at a path. Raises ConfigError."""
     if not script.is_file():
         raise ConfigError(f"{script}: no such file" if not script.exists() else f"{script} is no file", "name a script")
@@ -218,7 +218,7 @@ def adopt(script: Path, name: str | None, folder: Path) -> Adopted:
     lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
     lines += [line for line in _table("", site) if line]
     lines.append("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up")
-    return Adopted(name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n")
+    return InitFiles(name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n")
 
 
 def _table(name: str, keys: Mapping[str, Any]) -> list[str]:

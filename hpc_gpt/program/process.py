@@ -121,10 +121,10 @@ class LastLines:
         end = ExitStatus("0", os.environ.get("SLURMD_NODENAME") or platform.node(), code, self._program)
         if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
             return str(end).partition(": ")[2]
-        return f"{self._program} ended with {code_words(code)}"
+        return f"{self._program} ended with {exit_code_text(code)}"
 
 
-def code_words(code: int) -> str:
+def exit_code_text(code: int) -> str:
     """An exit code as text, of subprocess's kind."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -201,7 +201,7 @@ class ForeignLog:
         for line in _ENDS_LINE.split(lines):
             if line:
                 self.take(line.decode(errors="replace"))
-        # Last: on a full disk the output waits for room, and what the program says of that must be known.
+        # Last: on a full disk the output waits for space, and what the program says of that must be known.
         sys.stdout.buffer.write(lines)
         sys.stdout.buffer.flush()
 
@@ -214,7 +214,7 @@ class ForeignLog:
             return
         now = time.monotonic()
         if self._may_write():
-            self._rows.append([json.dumps(self._metrics(row, now)) + "\n"])  # which waits for room on a full disk
+            self._rows.append([json.dumps(self._metrics(row, now)) + "\n"])  # which waits for space on a full disk
         self._last, self._at = int(row["step"]), now
 
     def _may_write(self) -> bool:

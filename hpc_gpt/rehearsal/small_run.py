@@ -16,8 +16,8 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request, choose_profile
-from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
+from hpc_gpt.rehearsal.stages import SAVE_EVERY, STEPS, RehearsalFailed, RunRehearsal, Stage
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
 from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.resolve import experiment_of, resolve
@@ -232,7 +232,7 @@ def rehearse(
     also = _VARIABLES if small.gpus else {**_VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
     with LocalSlurm(nodes, small.gpus, also) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
-        life = Life(prepared, small.gpus, slurm, logs, note, wait, began)
+        life = RunRehearsal(prepared, small.gpus, slurm, logs, note, wait, began)
         try:
             if not is_script:
                 life.say("script", *_check_script(real.script))

@@ -118,7 +118,7 @@ def _reach(*sides: Series) -> float:
         return 0.0
     shares = [float(np.var(error / largest)) for error in errors]
     freedom = sum(shares) ** 2 / sum(own**2 / (len(side.blocks) - 1) for own, side in zip(shares, sides, strict=True))
-    return student(freedom) / _NORMAL * float(np.quantile(np.abs(errors[0] - sum(errors[1:])), LEVEL))
+    return student_t(freedom) / _NORMAL * float(np.quantile(np.abs(errors[0] - sum(errors[1:])), LEVEL))
 
 
 def persistence(values: Values) -> float:
@@ -141,7 +141,7 @@ def steps_alike(values: Values) -> float:
     return (1 + alike) / (1 - alike) if alike else 0.5
 
 
-def student(freedom: float) -> float:
+def student_t(freedom: float) -> float:
     """Student's t for LEVEL, both sides together, within 1 % from 3 degrees of freedom on (Cornish and Fisher)."""
     z = _NORMAL
     more = [(z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384]

@@ -40,10 +40,10 @@ def peak_memory_gib(record: Record) -> tuple[float | None, str]:
     return None, ""
 
 
-def share_off(predicted: float | None, measured: float | None) -> float | None:
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
     """A prediction's error as a share of the measured value; None if either is not known.
 
-    >>> share_off(3.0, 2.0)
+    >>> relative_error(3.0, 2.0)
     0.5
     """
     if not predicted or not measured or measured <= 0:
@@ -242,7 +242,7 @@ def _predicted(record: Record) -> str:
         (memory or None, "GiB allocated", allocated),
     ):
         if figure is not None:
-            off = share_off(figure, measured)
+            off = relative_error(figure, measured)
             parts.append(f"{show_digits(figure)} {unit}" + (f" ({show_share(off, '+')})" if off is not None else ""))
     return ", ".join(parts) or NOTHING
 
@@ -300,10 +300,10 @@ def _prediction(record: Record) -> dict[str, Any]:
         "device": record.device,
         "step_s": record.step_s,
         "predicted_step_s": record.predicted_step_s,
-        "step_error": share_off(record.predicted_step_s, step_s),
+        "step_error": relative_error(record.predicted_step_s, step_s),
         "memory_gib": memory,
         "predicted_memory_gib": planned,
-        "memory_error": share_off(planned, memory),
+        "memory_error": relative_error(planned, memory),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_gpt.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
-from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, words_between
+from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.program.work_folder import link_line, missing_in_copy
 from hpc_gpt.readers.causes import Cause, first_cause, one_line
@@ -26,7 +26,7 @@ from hpc_gpt.runs.checkpoints import command_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.slurm.hosts import first_host
-from hpc_gpt.words import class_and_words
+from hpc_gpt.words import class_and_cause
 
 SCHEMA = 1
 _MOST_LISTED = 10
@@ -168,8 +168,8 @@ class Why:
         if end is None:
             return None
         if end.facts.retried:
-            return words_between(attempts[-1])
-        words = class_and_words(end.facts.verdict or "", one_line(end.why or ""))
+            return retry_note(attempts[-1])
+        words = class_and_cause(end.facts.verdict or "", one_line(end.why or ""))
         return None if end.why == end.cause or words == self.ended else f"ends as {words}"
 
     def to_dict(self) -> dict[str, Any]:

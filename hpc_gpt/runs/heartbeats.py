@@ -129,7 +129,7 @@ def gpus_of(resolved: Resolved) -> int:
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
-def over_at(attempt: Attempt) -> float | None:
+def end_time_of(attempt: Attempt) -> float | None:
     """Epoch seconds of an attempt's end as its judge or a rank wrote it, else of the last sign of life of its ranks:
     a heartbeat or a step, else a line of the log or the start of a rank. None without any."""
     if written := attempt.verdict().get("time") or attempt.ended().get("time"):

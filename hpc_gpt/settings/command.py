@@ -65,14 +65,14 @@ def _quoted(value: str, quote: str) -> str:
     return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
 
 
-def command_words(command: Command) -> tuple[str, ...]:
+def command_argv(command: Command) -> tuple[str, ...]:
     """The command as a list: of a line for bash its one text."""
     return (command.run,) if isinstance(command.run, str) else command.run
 
 
 def _faults(command: Command) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault."""
-    has_run = any(word.strip() for word in command_words(command)[:1])
+    has_run = any(word.strip() for word in command_argv(command)[:1])
     if command.script is not None:
         beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
         if beside:
@@ -81,7 +81,7 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
         yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
     elif not has_run:
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
-    texts = {f"command.run[{index}]": word for index, word in enumerate(command_words(command))}
+    texts = {f"command.run[{index}]": word for index, word in enumerate(command_argv(command))}
     texts = {"command.run": command.run} if isinstance(command.run, str) else texts
     every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}
     every |= {f"command.setup[{index}]": line for index, line in enumerate(command.setup)}

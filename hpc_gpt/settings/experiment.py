@@ -325,7 +325,7 @@ class Train:
     save_every: int = key(0, resume="free", decides="nothing", least=0)
     "Steps from one checkpoint to the next; 0 for none but the last; for example 500."
     save_minutes: float | None = key(None, resume="free", decides="nothing", added=True, above=0, of_our_loop=True)
-    "Minutes from one checkpoint to the next, while the disk has room; a new run that sets no other save has 30."
+    "Minutes from one checkpoint to the next, while the disk has space; a new run that sets no other save has 30."
     save_at: tuple[int, ...] = key((), resume="free", decides="nothing", added=True, of_our_loop=True)
     "Steps after which a checkpoint is saved, and kept whatever keep_last is; for example [1000, 5000]."
     save_last: bool = key(True, resume="free", decides="nothing")

@@ -92,10 +92,10 @@ def cut_schedule(train: Train, least_after_warmup: int = 0) -> tuple[Train, tupl
     elif warmup > train.steps:
         warmup = train.steps - least_after_warmup
     cut = replace(train, warmup_steps=warmup, decay_steps=decay)
-    return cut, cut_words(train, cut)
+    return cut, cut_notes(train, cut)
 
 
-def cut_words(before: Train, after: Train) -> tuple[str, ...]:
+def cut_notes(before: Train, after: Train) -> tuple[str, ...]:
     """A line for each part of a schedule that was cut."""
     sizes = {key: (getattr(before, key), getattr(after, key)) for key in ("warmup_steps", "decay_steps")}
     return tuple(f"train.{key} is cut from {old} to {new}" for key, (old, new) in sizes.items() if old != new)

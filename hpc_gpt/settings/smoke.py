@@ -13,7 +13,7 @@ from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.schedule import cut_schedule, cut_words
+from hpc_gpt.settings.schedule import cut_notes, cut_schedule
 from hpc_gpt.words import counted
 
 SMOKE_STEPS = 5
@@ -86,7 +86,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperi
     train = _train(experiment.train, dtype)
     if experiment.train.init is not None:
         notes.append("a small model has no weights of train.init's folder: random ones here")
-    notes += cut_words(experiment.train, train)
+    notes += cut_notes(experiment.train, train)
     small = Experiment(
         name=f"{experiment.name}-smoke",
         model=model,

@@ -264,6 +264,6 @@ def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) ->
         raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
 
 
-def words_of_scancel(job_id: str, cluster: str | None) -> str:
+def scancel_command(job_id: str, cluster: str | None) -> str:
     """The command with which a user cancels a job."""
     return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"

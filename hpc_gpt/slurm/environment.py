@@ -28,7 +28,7 @@ OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
 }  # fmt: skip
 
 
-def leaks(environment: Mapping[str, str]) -> list[str]:
+def leaked_variables(environment: Mapping[str, str]) -> list[str]:
     """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
     return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
 
@@ -39,8 +39,8 @@ def without_choice(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without its `leaks`, with `own` laid over it."""
-    drop = set(leaks(environment))
+    """`environment` without its `leaked_variables`, with `own` laid over it."""
+    drop = set(leaked_variables(environment))
     return {name: value for name, value in environment.items() if name not in drop} | dict(own)
 
 

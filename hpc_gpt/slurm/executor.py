@@ -11,7 +11,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import ask, sbatch_failed, words_of_scancel
+from hpc_gpt.slurm.clients import ask, sbatch_failed, scancel_command
 from hpc_gpt.slurm.environment import OF_ONE_JOB, job_python, submission_environment, without_choice
 from hpc_gpt.slurm.requeue import way_of
 
@@ -64,7 +64,7 @@ class ScriptExecutor(SlurmExecutor):
             self._note(entry, job_id)
         except RunFolderError as fault:
             raise RunFolderError(
-                f"job {job_id} is queued, but {fault}", f"{words_of_scancel(job_id, cluster)} ends it"
+                f"job {job_id} is queued, but {fault}", f"{scancel_command(job_id, cluster)} ends it"
             ) from None
         return job_id
 

@@ -89,10 +89,10 @@ def chosen_clusters(directives: Sequence[str]) -> str | None:
     return {option.name: option.value for option in options}.get("clusters")
 
 
-def words_of_variables(environment: Mapping[str, str]) -> list[str]:
+def options_of_variables(environment: Mapping[str, str]) -> list[str]:
     """The options that SBATCH_ variables give, as words of a command line.
 
-    >>> words_of_variables({"SBATCH_TIMELIMIT": "9", "SBATCH_REQUEUE": "", "HOME": "/"})
+    >>> options_of_variables({"SBATCH_TIMELIMIT": "9", "SBATCH_REQUEUE": "", "HOME": "/"})
     ['--requeue', '--time=9']
     """
     kinds = options_of("sbatch").kinds

@@ -252,14 +252,14 @@ _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _OF_ONE_JOB = re.compile(r"PerJob|PerNode|MaxWall|Min(?!ute)")
 
 
-def reason_words(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """What Slurm's reason of a waiting job means, with the reason; empty without one. An unknown one stays as it is.
 
-    >>> reason_words("Priority"), reason_words("None"), reason_words("SomethingNew")
+    >>> reason_text("Priority"), reason_text("None"), reason_text("SomethingNew")
     ('other jobs come first (Priority)', '', 'SomethingNew')
-    >>> reason_words("QOSMaxGRESPerUser")
+    >>> reason_text("QOSMaxGRESPerUser")
     'with the jobs that run, a limit of its QOS is reached (QOSMaxGRESPerUser)'
-    >>> reason_words("AssocGrpBillingMinutes")
+    >>> reason_text("AssocGrpBillingMinutes")
     "the minutes of its account are used up: no other job's end helps, more of them do (AssocGrpBillingMinutes)"
     """
     if reason in ("", "None", "WaitingForScheduling"):

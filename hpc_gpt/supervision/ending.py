@@ -118,7 +118,7 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
         attempt.write_ended(ended, cause, step)
     except RunFolderError as fault:
         if is_disk_full(fault):
-            # Half a checkpoint is of no use, and its room is enough for ended.json.
+            # Half a checkpoint is of no use, and its space is enough for ended.json.
             for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
                 shutil.rmtree(aside, ignore_errors=True)
             release_reserve(attempt)

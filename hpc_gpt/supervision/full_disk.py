@@ -1,7 +1,7 @@
 """Lets an attempt train on while the disk is full, and write ended.json at its end. Needs no torch.
 
-`reserve` holds back room for the last small files, and `when_there_is_space` retries a small file. `KeptLines` and
-`PatientOutput` keep the lines of metrics and of the log until there is room. `Refusal` is the reason why a checkpoint
+`reserve` holds back space for the last small files, and `when_there_is_space` retries a small file. `KeptLines` and
+`PatientOutput` keep the lines of metrics and of the log until there is space. `Refusal` is the reason why a checkpoint
 was not written.
 """
 
@@ -25,7 +25,7 @@ from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.words import show_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# A file in the attempt's folder whose room is freed for ended.json.
+# A file in the attempt's folder whose space is freed for ended.json.
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _PAUSE_S = 5.0
@@ -64,17 +64,17 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def find_disk_space(folder: Path, needed_bytes: int) -> Refusal:
-    """An empty refusal if the disk has room for a checkpoint, else one with the figures."""
-    room = shutil.disk_usage(folder)
-    if not room.total or room.free >= needed_bytes:
+    """An empty refusal if the disk has space for a checkpoint, else one with the figures."""
+    usage = shutil.disk_usage(folder)
+    if not usage.total or usage.free >= needed_bytes:
         return Refusal()
     return Refusal(
-        f"the disk has {show_bytes(room.free)} free, the checkpoint needs {show_bytes(needed_bytes)}", errno.ENOSPC
+        f"the disk has {show_bytes(usage.free)} free, the checkpoint needs {show_bytes(needed_bytes)}", errno.ENOSPC
     )
 
 
 def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
-    """The refusal for an error of the disk, with its free room.
+    """The refusal for an error of the disk, with its free space.
 
     torch's writer may hide the disk's error in a RuntimeError; then a small write finds it. An error of another kind is
     raised again.
@@ -104,9 +104,9 @@ def _probe_disk(folder: Path) -> None:
 
 
 def reserve(attempt: Attempt) -> None:
-    """Holds back room for the files that must be written even on a full disk: ended.json and next.json.
+    """Holds back space for the files that must be written even on a full disk: ended.json and next.json.
 
-    Does nothing if there is no room to hold back.
+    Does nothing if there is no space to hold back.
     """
     with contextlib.suppress(OSError):
         # Attempts that were killed have left theirs.
@@ -116,7 +116,7 @@ def reserve(attempt: Attempt) -> None:
 
 
 def release_reserve(attempt: Attempt) -> None:
-    """Frees that room for the next write."""
+    """Frees that space for the next write."""
     with contextlib.suppress(OSError):
         (attempt.folder / _RESERVE).unlink(missing_ok=True)
 
@@ -131,7 +131,7 @@ def when_there_is_space(write: Callable[[], None], what: str) -> None:
     except RunFolderError as fault:
         if not is_disk_full(fault):
             raise
-        print(f"{what} waits for room on the disk: {fault}", flush=True)
+        print(f"{what} waits for space on the disk: {fault}", flush=True)
         threading.Thread(target=_try_again, args=(write,), daemon=True).start()
 
 
@@ -189,7 +189,7 @@ class KeptLines:
 
 
 class PatientOutput(io.RawIOBase):
-    """An output to file descriptor `number` that survives a full disk: the newest 1 MiB waits for room.
+    """An output to file descriptor `number` that survives a full disk: the newest 1 MiB waits for space.
 
     A job's log may be on the file system that the checkpoints have filled, and a print must not end the training.
     """
@@ -213,7 +213,7 @@ class PatientOutput(io.RawIOBase):
         return os.isatty(self._number)
 
     def write(self, data: Any) -> int:
-        """Takes all of `data`. Raises OSError if the descriptor refuses for another reason than lack of room."""
+        """Takes all of `data`. Raises OSError if the descriptor refuses for another reason than lack of space."""
         given = bytes(data)
         with self._lock:
             self._waiting += given

@@ -257,9 +257,9 @@ class Loop:
 
 
 class SaveClock:
-    """When train.save_minutes wants a save: so long after the last one held the training, while the disk has room.
+    """When train.save_minutes wants a save: so long after the last one held the training, while the disk has space.
 
-    Only rank 0 asks it; the ranks then agree. A save that has no room is left out with a line in the log: unlike one
+    Only rank 0 asks it; the ranks then agree. A save that has no space is left out with a line in the log: unlike one
     that `save_every` asks for, it is no failure.
     """
 
@@ -280,11 +280,11 @@ class SaveClock:
         newest = next(iter(list_complete(self._folder)), None)
         needed = (newest and bytes_of(newest)) or checkpoint_bytes(self._resolved)
         free = free_gib(self._folder)
-        # Beside the first checkpoint the second must have room: the first is removed only once the second is complete.
+        # Beside the first checkpoint the second must have space: the first is removed only once the second is complete.
         if free is None or free * GIB >= needed * (1 if newest else 2):
             return True
-        room = f"a checkpoint takes {show_bytes(needed)}, {show_bytes(free * GIB)} are free in {self._folder}"
-        print(f"not saved after train.save_minutes = {self._every_s / 60:g}: {room}", flush=True)
+        sizes = f"a checkpoint takes {show_bytes(needed)}, {show_bytes(free * GIB)} are free in {self._folder}"
+        print(f"not saved after train.save_minutes = {self._every_s / 60:g}: {sizes}", flush=True)
         return False
 
 

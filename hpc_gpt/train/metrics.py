@@ -200,7 +200,7 @@ class Metrics:
         self._lines = self._lines[len(ready) :]
         before, self.refusal = self.refusal, self._file.append([json.dumps(line) + "\n" for line in ready])
         if self.refusal and not before:
-            print(f"{self._path.name} waits for room on the disk: {self.refusal.text}", flush=True)
+            print(f"{self._path.name} waits for space on the disk: {self.refusal.text}", flush=True)
         elif before and not self.refusal:
             lost = f", but for the {self._file.lost} oldest lines" if self._file.lost else ""
             print(f"{self._path.name} is written again{lost}", flush=True)

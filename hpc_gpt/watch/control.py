@@ -24,7 +24,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.slurm.clients import cancel_job, words_of_scancel
+from hpc_gpt.slurm.clients import cancel_job, scancel_command
 from hpc_gpt.terminal import ProgressLine
 from hpc_gpt.watch.status import (
     NO_ANSWER,
@@ -215,7 +215,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*later, job_id):
-        by_hand = f"{words_of_scancel(each, run.slurm_cluster())} ends a Slurm job"
+        by_hand = f"{scancel_command(each, run.slurm_cluster())} ends a Slurm job"
         with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
             run.mark_cancelled(each)
     if line.get("queue"):  # the process that runs the sweep skips it

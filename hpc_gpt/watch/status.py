@@ -11,16 +11,16 @@ from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import (
     AttemptEnd,
     RunState,
+    cancel_cause,
+    failure_note,
     is_of_slurm,
+    moved_note,
     newest_chain,
     newest_submission,
     open_jobs,
     other_host,
     read_run_state,
-    words_between,
-    words_of_cancel,
-    words_of_failure,
-    words_of_move,
+    retry_note,
 )
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.runs.heartbeats import gpus_of
@@ -38,7 +38,7 @@ from hpc_gpt.slurm.clients import (
     squeue,
 )
 from hpc_gpt.slurm.environment import PATIENCE
-from hpc_gpt.slurm.start_check import reason_words
+from hpc_gpt.slurm.start_check import reason_text
 from hpc_gpt.watch.restarts import read_restarts
 from hpc_gpt.words import counted
 
@@ -227,7 +227,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     slurm = None if words is None else {job_id: state for job_id, (state, _) in words.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, words)
-    if cause != NO_ANSWER and (moved := words_of_move(run_state)):
+    if cause != NO_ANSWER and (moved := moved_note(run_state)):
         cause = f"{cause}; {moved}" if cause else moved
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
@@ -271,7 +271,7 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     """Why a run is in its state, from the fact that decided it."""
     state, end, job_id = run_state.state, run_state.end, run_state.job_id
     slurm, reason = (words or {}).get(job_id or "", ("", ""))
-    if cancelled := words_of_cancel(run, run_state):
+    if cancelled := cancel_cause(run, run_state):
         return cancelled
     if state.by == "submission":
         return "; ".join(str(run_state.line["refused"]).splitlines())
@@ -287,7 +287,7 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
         if run.is_cancelled(job_id):
             return "cancelled; its ranks may save before they leave"
         before = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
-        return words_of_failure(before[-1]) if before else None
+        return failure_note(before[-1]) if before else None
     if run_state.facts.queued and state.by != "mark":
         return "waits for its turn" if state.ended == "pending" else "what ran the sweep ended before its turn"
     if state.ended == "pending":
@@ -318,12 +318,12 @@ def _why_it_waits(run_state: RunState, reason: str) -> str | None:
     """Why a run waits in the queue: the end of its last attempt, and Slurm's reason."""
     attempt, end = run_state.attempt, run_state.end
     if attempt is None or end is None:
-        return reason_words(reason) or None
-    words = words_between(attempt, why=True)
+        return reason_text(reason) or None
+    words = retry_note(attempt, why=True)
     if words is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         words = f"{how}, as attempt {attempt.number + 1}"
-    waits = "" if reason in ("BeginTime", "Dependency") else reason_words(reason)
+    waits = "" if reason in ("BeginTime", "Dependency") else reason_text(reason)
     return f"{words}; {waits}" if waits else words
 
 

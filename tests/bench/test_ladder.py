@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_ladder, savings_of
+from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_rungs, savings_of
 from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.bench.preparation import BenchRequest, profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
@@ -20,7 +20,7 @@ def rungs_of(ladder, gpus=1, rows=(), overrides=None, **asked):
     """The rungs on a machine with so many H200."""
     profile = profile_here(None, [H200] * gpus)
     asked = BenchRequest("", profile, overrides or {}, has_gpu=gpus > 0, is_ladder=True, **asked)
-    return prepare_ladder(asked, LADDERS[ladder], gpus, rows)
+    return prepare_rungs(asked, LADDERS[ladder], gpus, rows)
 
 
 @pytest.mark.parametrize("name", LADDERS)

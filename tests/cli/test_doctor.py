@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpc_gpt.cli.experiment_options import words_of_small
+from hpc_gpt.cli.experiment_options import small_options
 from hpc_gpt.ends.bad_nodes import listed, note
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.smoke import fit_small
@@ -146,7 +146,7 @@ def test_it_is_as_large_as_the_profile_holds(tmp_path, gpus_per_node, gpus, size
     (tmp_path / "mine.toml").write_text(f"gpus_per_node = {gpus_per_node}\n")
     profile = load_profile(str(tmp_path / "mine.toml"))
     assert fit_small(profile, gpus) == sizes
-    done = in_process("doctor", *words_of_small(sizes), "--cluster", tmp_path / "mine.toml", "--json")
+    done = in_process("doctor", *small_options(sizes), "--cluster", tmp_path / "mine.toml", "--json")
     assert checks(done)["experiment"]["level"] == "ok"
 
 

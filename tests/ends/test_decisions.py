@@ -12,7 +12,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.ends.may_start import main as ask_to_start
-from hpc_gpt.ends.run_state import words_between
+from hpc_gpt.ends.run_state import retry_note
 from hpc_gpt.ends.script_end import end_script
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.files import replace_whole
@@ -446,7 +446,7 @@ def test_status_says_what_a_waiting_run_goes_on_from(monkeypatch) -> None:
     second.log.write_text("")
     replace_whole(second.folder / "ended.json", json.dumps({**second.ended(), "node": "n3"}))
     after(run, second)
-    words = words_between(second, NOW)
+    words = retry_note(second, NOW)
     assert words is not None
     at = time.strftime("%H:%M", time.localtime(NOW + 60))
     assert words == f"continues after hang, at {at}, without n3; 2nd failure in a row"

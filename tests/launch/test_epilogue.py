@@ -13,7 +13,7 @@ import pytest
 from hpc_gpt.ends import what_next as after
 from hpc_gpt.ends.end_policy import end_by_script
 from hpc_gpt.ends.exit_status import explain_srun
-from hpc_gpt.ends.run_state import read_run_state, words_between
+from hpc_gpt.ends.run_state import read_run_state, retry_note
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs.run_folder import RunFolder
@@ -166,7 +166,7 @@ def test_a_requeue_that_slurm_refuses_is_no_wait_and_its_message_names_the_chain
         "the time limit ended it, exit code 1; Slurm refuses the requeue (Requested operation is disabled for "
         'job 7): chain = "singleton" in the profile needs none'
     )
-    assert words_between(left.run.attempt(1)) is None
+    assert retry_note(left.run.attempt(1)) is None
 
 
 def test_what_slurm_has_put_back_is_not_requeued_again(end) -> None:

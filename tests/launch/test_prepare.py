@@ -11,7 +11,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch import prepare as preparing
 from hpc_gpt.launch.prepare import finish, lengthen, load_row, prepare
 from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import cut_warmup, load_experiment, read_experiment
@@ -79,7 +79,7 @@ def test_the_file_that_is_made_of_a_run_without_an_experiment_is_that_run(tmp_pa
 def test_a_job_script_is_what_it_resolves_to(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=2 --time=00:01:00 --gres=gpu:4 -A mine\nsrun ./train\n")
-    run = prepare(asked(cluster="jean-zay-v100-32g", script=AskedScript(path))).resolved
+    run = prepare(asked(cluster="jean-zay-v100-32g", script=ScriptRequest(path))).resolved
     assert run.job.signal_lead_s is None  # so short a job has no time for a signal
     assert resolve(experiment_of(run), run.cluster, script=run.script) == run
 

@@ -1,6 +1,6 @@
 """What a submission passes on of the shell it was typed in."""
 
-from hpc_gpt.slurm.environment import leaks, submission_environment
+from hpc_gpt.slurm.environment import leaked_variables, submission_environment
 
 SHELL = {
     "PATH": "/bin", "HF_TOKEN": "secret", "SLURM_CONF": "/etc/slurm.conf", "HPC_GPT_LOGS": "/logs",
@@ -23,4 +23,4 @@ def test_an_enclosing_job_leaves_no_trace():
 
 
 def test_what_is_dropped_can_be_said():
-    assert leaks(SHELL | ENCLOSING_JOB) == sorted(ENCLOSING_JOB)
+    assert leaked_variables(SHELL | ENCLOSING_JOB) == sorted(ENCLOSING_JOB)

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.request import AskedScript, Request
+from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.program.job_script import read_job_script, scan
 from hpc_gpt.program.script_watch import to_signal
@@ -34,7 +34,7 @@ def script(folder: Path, text: str | bytes = HEAD + BODY, name: str = "train.slu
 
 
 def hash_of(path: Path, *arguments: str, words: tuple[str, ...] = ()) -> str:
-    asked = AskedScript(path, arguments, words)
+    asked = ScriptRequest(path, arguments, words)
     return config_hash(prepare(Request(str(path), None, None, {}, script=asked)).resolved)
 
 
@@ -93,7 +93,7 @@ def test_options_mean_what_they_mean_to_sbatch(tmp_path: Path, monkeypatch: pyte
     path = script(tmp_path, HEAD + "#SBATCH --qos=file --partition=file\n" + BODY)
     monkeypatch.setenv("SBATCH_PARTITION", "shell")
     monkeypatch.setenv("SBATCH_QOS", "shell")
-    asked = AskedScript(path, (), ("-q", "line", "--new-option=x", "--no-requeue"))
+    asked = ScriptRequest(path, (), ("-q", "line", "--new-option=x", "--no-requeue"))
     prepared = prepare(Request(str(path), "jean-zay-v100-32g", None, {"retry_pause_s": 7}, script=asked))
     job, profile = prepared.resolved.job, prepared.resolved.cluster
     assert (job.partition, job.qos, job.time) == ("shell", "line", "1:00:00")
@@ -179,7 +179,7 @@ def test_a_fault_of_a_script_names_its_line(tmp_path: Path) -> None:
 
 
 def test_the_fifth_time_limit_in_a_row_ends_a_script_that_shows_nothing(tmp_path: Path) -> None:
-    asked = AskedScript(script(tmp_path), (), ())
+    asked = ScriptRequest(script(tmp_path), (), ())
     prepared = prepare(Request("train.slurm", None, None, {"chain": "requeue"}, script=asked))
     run = write_run(prepared, tmp_path / "logs", {})
     own = {"HPC_GPT_STATE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}

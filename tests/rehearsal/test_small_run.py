@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS
 from hpc_gpt.rehearsal.small_run import NotRehearsed, SmallRun, check_data, make_small
+from hpc_gpt.rehearsal.stages import SAVE_EVERY, STEPS
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment_file import load_experiment

@@ -15,7 +15,7 @@ from hpc_gpt.report.difference import (
     series_of,
     speed_change,
     steps_alike,
-    student,
+    student_t,
 )
 
 CASES = 150
@@ -144,7 +144,7 @@ def test_the_digits_that_values_were_printed_with(values, unit):
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(2, 4.3027), (3, 3.1824), (5, 2.5706), (30, 2.0423), (1e6, 1.96)])
 def test_students_t(freedom, quantile):
-    assert student(freedom) == pytest.approx(quantile, rel=0.05 if freedom < 3 else 0.012)
+    assert student_t(freedom) == pytest.approx(quantile, rel=0.05 if freedom < 3 else 0.012)
 
 
 def test_neighbours_that_are_alike_make_fewer_blocks():

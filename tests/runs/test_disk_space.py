@@ -1,4 +1,4 @@
-"""The size of checkpoints, how many there will be, and the room for them."""
+"""The size of checkpoints, how many there will be, and the space for them."""
 
 import pytest
 

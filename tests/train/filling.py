@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def fill(folder: Path) -> Path:
-    """Takes all the room there is."""
+    """Takes all the space there is."""
     path = folder / "filler"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:

@@ -26,7 +26,7 @@ def checkpoints(run: RunFolder) -> list[str]:
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Path, background: bool) -> None:
-    """Neither metrics nor the log, which lie on it too, are lost: they are written when there is room again."""
+    """Neither metrics nor the log, which lie on it too, are lost: they are written when there is space again."""
     train = {"save_every": 5, "save_in_background": background, "keep_last": 2, "max_failed_saves": 1000}
     run = new_run(small_disk, settings(tokens, PP2, steps=LONG, **train))
     launch = Launch(run, 2)
@@ -67,7 +67,7 @@ def test_a_disk_that_stays_full_ends_the_attempt_and_then_a_read_only_one(small_
     assert good
     assert all(name.startswith("step-") for name in good)
 
-    # With room again the run goes on from the last good one. Then the disk turns read-only.
+    # With space again the run goes on from the last good one. Then the disk turns read-only.
     for name in good[:-1]:
         shutil.rmtree(run.checkpoints / name)
     attempt = run.new_attempt()

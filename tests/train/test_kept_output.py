@@ -1,4 +1,4 @@
-"""On a full disk: outputs and lines that wait for room, and room for an attempt's end."""
+"""On a full disk: outputs and lines that wait for space, and space for an attempt's end."""
 
 import errno
 import os

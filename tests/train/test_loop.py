@@ -169,7 +169,7 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("free_gib", "saved"),
     [(None, [6, 12, 18, 20]), (1e6, [6, 12, 18, 20]), (0.0, [20])],
-    ids=["unknown", "room", "full"],
+    ids=["unknown", "space", "full"],
 )
 def test_the_clock_saves_while_there_is_room(tmp_path, monkeypatch, capsys, free_gib, saved):
     """Due after 10 s of steps of 2 s, agreed upon a step later; the time of a save does not count."""

@@ -9,12 +9,12 @@ import numpy as np
 from hpc_gpt.ends.run_state import (
     RunState,
     attempt_classes,
+    cancel_cause,
     cause_of_attempt,
+    moved_note,
     read_run_state,
+    retry_note,
     silent_s,
-    words_between,
-    words_of_cancel,
-    words_of_move,
 )
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.engines import engine_named
@@ -22,7 +22,7 @@ from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
-from hpc_gpt.runs.heartbeats import gpu_seconds, gpus_of, over_at
+from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
@@ -258,12 +258,12 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
     last = next((read for read in attempts if read.attempt.number == number), None)
     submissions = run.submissions()
     cause = end.why if end and not waiting else None
-    if state == "pending" and last and (words := words_between(last.attempt, why=True)):
+    if state == "pending" and last and (words := retry_note(last.attempt, why=True)):
         cause = words
-    if cancelled := words_of_cancel(run, run_state):
+    if cancelled := cancel_cause(run, run_state):
         cause = cancelled
     if state in ("error", "user_error") and last and not last.ended:
-        cause = words_of_move(run_state) or "its process is gone and wrote no end"
+        cause = moved_note(run_state) or "its process is gone and wrote no end"
     if state == "refused" and run_state.state.by == "submission":
         cause = submissions[-1].get("refused")
     where = _source_of_state(run_state)
@@ -296,7 +296,7 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
     """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
-    spans = [gpu_seconds(read.attempt, gpus_of(resolved), over_at(read.attempt)) for read in attempts]
+    spans = [gpu_seconds(read.attempt, gpus_of(resolved), end_time_of(read.attempt)) for read in attempts]
     timed = sum(span > 0 for span in spans)
     hours = sum(spans) / 3600 if timed else None
     draft.set("gpu_hours", hours, f"gpus x the time of {timed} of {len(attempts)} attempts")
@@ -327,7 +327,7 @@ def _moved(read: AttemptRead, run_state: RunState) -> str | None:
     decides = (
         run_state.attempt is not None and read.attempt.number == run_state.attempt.number and run_state.facts.began
     )
-    return words_of_move(run_state) or None if decides and run_state.state.ended == "user_error" else None
+    return moved_note(run_state) or None if decides and run_state.state.ended == "user_error" else None
 
 
 def _source_of_state(run_state: RunState) -> str:

@@ -4,11 +4,11 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.slurm.requeue import Way
 
 
-class Alone(Way):
+class NoRequeue(Way):
     flag = "--no-requeue"
 
     def why_not(self, profile: ClusterProfile) -> str:
         return f'chain = "none" in profile {profile.name}'
 
 
-WAY = Alone()
+WAY = NoRequeue()

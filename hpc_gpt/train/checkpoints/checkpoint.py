@@ -244,14 +244,14 @@ class Checkpoints:
             return f"; it stays where it is: {fault.strerror}"
 
     def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
-        """Makes the folder to write in, if there is room; on rank 0."""
+        """Makes the folder to write in, if there is space; on rank 0."""
         try:
             self.folder.mkdir(exist_ok=True)  # in the run folder, which is not made again if it was moved
             # Left by earlier saves; no save is being written now.
             self._removal.discard(*self.folder.glob(f"{WRITING}*"))
             refusal = find_disk_space(self.folder, needed_bytes)
             if refusal:
-                # There may be room after the removal.
+                # There may be space after the removal.
                 PROGRESS.reached(self.folder, needed_bytes)
                 self._removal.wait()
                 refusal = find_disk_space(self.folder, needed_bytes)

@@ -257,17 +257,17 @@ class HostCopies:
     def missing_bytes(self, tensors: list[Tensor]) -> int:
         """The bytes that copies of `tensors` need in addition to the memory that is kept."""
         pairs = zip(tensors, [*self._kept, *[None] * len(tensors)], strict=False)
-        return sum(_room(one) for one, kept in pairs if not _fits(one, kept))
+        return sum(_host_bytes(one) for one, kept in pairs if not _fits(one, kept))
 
     def copy(self, tensors: list[Tensor]) -> list[Tensor]:
         """Copies of the tensors in the same order, complete on return and valid until the next call."""
         kept = []
         for number, one in enumerate(tensors):
-            room = self._kept[number] if number < len(self._kept) else None
-            if room is None or not _fits(one, room):
-                room = torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
-            room.copy_(one.detach(), non_blocking=one.is_cuda)
-            kept.append(room)
+            pinned = self._kept[number] if number < len(self._kept) else None
+            if pinned is None or not _fits(one, pinned):
+                pinned = torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
+            pinned.copy_(one.detach(), non_blocking=one.is_cuda)
+            kept.append(pinned)
         self._kept = kept
         for device in {one.device for one in tensors if one.is_cuda}:
             torch.cuda.synchronize(device)
@@ -282,7 +282,7 @@ def _fits(one: Tensor, kept: Tensor | None) -> bool:
     return kept is not None and kept.shape == one.shape and kept.dtype == one.dtype and kept.is_pinned() == one.is_cuda
 
 
-def _room(one: Tensor) -> int:
+def _host_bytes(one: Tensor) -> int:
     # torch takes pinned memory by powers of two.
     return 1 << max(0, one.nbytes - 1).bit_length() if one.is_cuda else one.nbytes
 

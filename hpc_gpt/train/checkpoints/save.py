@@ -1,6 +1,6 @@
 """One save, from the end of a step to a complete checkpoint, or to the reason why there is none.
 
-    begun        every rank has named its files; rank 0 has made the folder and found room on the disk
+    begun        every rank has named its files; rank 0 has made the folder and found space on the disk
     writing      every rank writes its files with their sums; in the background on a thread, from copies
     completing   rank 0 writes complete.json, gives the folder its name, and renames checkpoints that are not kept
     over         a `SaveOutcome`, the same on all ranks

@@ -18,7 +18,7 @@ from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import json_in, read_json, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, code_words
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, exit_code_text
 from hpc_gpt.program.rank import OVER, ForeignRank, ProgramStart, Stop
 from hpc_gpt.program.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.readers.live_lines import LiveLines
@@ -295,7 +295,7 @@ class CommandRank(ForeignRank):
         if self._signal is None and stop.reason != "terminated":
             return "the program was killed, as no signal tells it to end"
         if code and self._signal is not None and code not in (-self._signal, 128 + self._signal):
-            return f"the program ended with {code_words(code)}"
+            return f"the program ended with {exit_code_text(code)}"
         return ""
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:

@@ -28,7 +28,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.watch.status import read_status
-from hpc_gpt.words import class_and_words, counted
+from hpc_gpt.words import class_and_cause, counted
 
 # Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24
@@ -64,7 +64,7 @@ class RehearsalFailed(Exception):
 
 
 @dataclass
-class Life:
+class RunRehearsal:
     """Rehearses one run on `gpus` GPUs of this machine, or on its CPU if that is 0. `began`: a monotonic time.
     `report` is called with each stage as it happens, `wait` with what is waited for. `run`: the newest one."""
 
@@ -184,7 +184,7 @@ class Life:
             attempts = run.attempts()
             end = attempts[-1].ended() if attempts else {}
             if end and end.get("ended") != "done":
-                raise self._failure("finished", words_of_end(end), attempts[-1])
+                raise self._failure("finished", _end_text(end), attempts[-1])
             return bool(end) and self._job_of(attempts[-1]).is_over
 
         self._until("finished", "the end of the run", over)
@@ -277,9 +277,9 @@ class Life:
         self._until(stage, f"the end of attempt {attempt.number}", attempt.ended)
         end, took_s = attempt.ended(), time.monotonic() - began
         if end.get("ended") not in expected:
-            raise self._failure(stage, words_of_end(end), attempt)
+            raise self._failure(stage, _end_text(end), attempt)
         how = f"; it did not end {_ENDS_S:.0f} s after the signal, so the limit ended it" if took_s > _ENDS_S else ""
-        self.say(stage, f"attempt {attempt.number} {words_of_end(end)}, after {took_s:.0f} s{how}")
+        self.say(stage, f"attempt {attempt.number} {_end_text(end)}, after {took_s:.0f} s{how}")
 
     # --- of both ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Life:
             found = bool(ready())
             ended = attempt.ended() if attempt is not None else {}
             if ended and ended.get("ended") != expected and (not found or expected is not None):
-                raise self._failure(stage, words_of_end(ended), attempt)
+                raise self._failure(stage, _end_text(ended), attempt)
             if found:
                 return
             if self.slurm.controller.poll() is not None:
@@ -354,7 +354,7 @@ class Life:
             time.sleep(_POLL_S)
         why = explain(str(self.run.path), self.logs)
         if why.ended not in ("done", "pending", "running", "unknown"):
-            cause = class_and_words(f"ended {why.ended}", why.words)
+            cause = class_and_cause(f"ended {why.ended}", why.words)
         self.report(Stage(stage, cause, time.monotonic() - self.began, ok=False))
         logs = [*sorted(self.run.path.glob("slurm-*.out")), *([attempt.log] if attempt is not None else [])]
         found = (last_lines(log, _LOG_LINES) for log in reversed(logs) if log.is_file())
@@ -380,5 +380,5 @@ def steps_of(attempt: Attempt) -> dict[int, float]:
     }
 
 
-def words_of_end(end: Mapping[str, object]) -> str:
-    return class_and_words(f"ended {end.get('ended')}", str(end.get("cause") or ""))
+def _end_text(end: Mapping[str, object]) -> str:
+    return class_and_cause(f"ended {end.get('ended')}", str(end.get("cause") or ""))

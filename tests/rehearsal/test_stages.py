@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.rehearsal import life as life_module
-from hpc_gpt.rehearsal.life import STEPS, Life, RehearsalFailed, Stage
+from hpc_gpt.rehearsal import stages as stages_module
+from hpc_gpt.rehearsal.stages import STEPS, RehearsalFailed, RunRehearsal, Stage
 
 WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
 
@@ -16,15 +16,15 @@ def concluded(broken: dict[int, float], gpus: int) -> Stage:
     stages: list[Stage] = []
     slurm: Any = None
     prepared: Any = None
-    life = Life(prepared, gpus, slurm, Path(), stages.append, lambda _: None, 0.0)
+    life = RunRehearsal(prepared, gpus, slurm, Path(), stages.append, lambda _: None, 0.0)
     life._same_losses(broken, WHOLE)
     (stage,) = stages
     return stage
 
 
 def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life_module, "read_status", lambda runs: [SimpleNamespace(state="running")])
-    monkeypatch.setattr(life_module, "steps_of", lambda attempt: {1: 5.0})
+    monkeypatch.setattr(stages_module, "read_status", lambda runs: [SimpleNamespace(state="running")])
+    monkeypatch.setattr(stages_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
     job = SimpleNamespace(
         id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, words=["", "run"], environment={}
@@ -33,7 +33,7 @@ def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypat
     slurm: Any = SimpleNamespace(jobs=lambda: {7: job})
     run: Any = SimpleNamespace(path="run", attempt=lambda number: attempt, attempts=lambda: [attempt])
     stages: list[Stage] = []
-    Life(prepared, 0, slurm, Path(), stages.append, lambda _: None, 0.0, run)._started("started", attempt)
+    RunRehearsal(prepared, 0, slurm, Path(), stages.append, lambda _: None, 0.0, run)._started("started", attempt)
     assert [stage.evidence for stage in stages] == ["2 ranks on node1 node2, step 1 is done; status says running"]
 
 
