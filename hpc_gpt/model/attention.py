@@ -9,7 +9,7 @@ the model's dtype. They are no parameters and in no checkpoint.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model import bias_gradients
+from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Documents
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
@@ -64,7 +65,7 @@ class Rotation:
         return made
 
     def rotate(self, heads: Tensor, by_halves: bool = False) -> Tensor:
-        """[batch, seq, heads, width], which starts at position 0 -> the same shape and dtype.
+        """[batch, seq, heads, width] of the positions, from the first one on -> the same shape and dtype.
 
         Both ways give the same bits. Written for whole heads, the backward pass compiles to the one kernel that joins
         the gradients of query, key and value. After a norm of the heads, whose backward pass reads the gradient twice,
@@ -96,19 +97,22 @@ def frequencies(width: int, theta: float, scaling: RopeScaling | None = None) ->
 
 
 @lru_cache(maxsize=8)
-def _rotation(width: int, seq: int, theta: float, scaling: RopeScaling | None) -> Rotation:
-    return Rotation(width, seq, theta, scaling)
+def _rotation(width: int, seq: int, theta: float, scaling: RopeScaling | None, part: SequencePart) -> Rotation:
+    whole = Rotation(width, seq, theta, scaling)
+    return whole if part.size == 1 else whole.at(part.of(torch.arange(seq, device="cpu")))
 
 
-def rotation_of(shape: ModelShape, layer: int) -> Rotation | None:
-    """The rotation of a layer, one for all layers of equal shape, on the CPU; None if the layer does not rotate."""
+def rotation_of(shape: ModelShape, layer: int, part: SequencePart = WHOLE) -> Rotation | None:
+    """The rotation of a layer at a part of the positions, one for all layers of equal shape, on the CPU; None if the
+    layer does not rotate."""
     if not shape.rotates(layer):
         return None
-    return _rotation(shape.head_width, shape.seq, shape.rope_theta, shape.rope_scaling)
+    return _rotation(shape.head_width, shape.seq, shape.rope_theta, shape.rope_scaling, part)
 
 
 class Attention(nn.Module):
-    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads.
+    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads. `ContextParallel` has what
+    ranks with parts of the same sequence exchange.
 
     With selective recomputation the core, everything between the two linear layers, is computed again in the backward
     pass (Korthikanti et al. 2022, section 5): it has few FLOPs, and without a fused kernel most of the memory.
@@ -130,10 +134,11 @@ class Attention(nn.Module):
         self.key_heads = max(1, shape.key_heads // tp.size)
         self.expands = False
         self.recompute = techniques.recompute == "selective"
-        self.rotation = rotation_of(shape, layer)
+        self.context = tp.context
+        self.rotation = rotation_of(shape, layer, tp.context.part)
         self.qkv = QkvLinear(f"{name}.qkv", shape, tp, initial, techniques)
         has_bias = shape.bias == "all"
-        self.projection = RowParallelLinear(
+        self.projection = ProjectionLinear(
             f"{name}.projection", shape.query_width, shape.hidden, tp, initial, techniques.tiles, has_bias
         )
         self.query_norm = self.key_norm = None
@@ -162,7 +167,17 @@ class Attention(nn.Module):
             rotation = self.rotation if documents is None else documents.rotation
             assert rotation is not None
             query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
-        return mix(query, key, value, self.expands, documents)
+        return self.context.attend(query, key, value, partial(mix, expands=self.expands, documents=documents))
+
+
+class ProjectionLinear(RowParallelLinear):
+    """The layer after attention: `ContextParallel.attend`'s output -> [batch, seq / cp, hidden]."""
+
+    def product(self, mixed: Tensor) -> Tensor:
+        context = self.tp.context
+        if self.tiles is None:
+            return context.linear(mixed, self.weight)
+        return super().product(context.to_positions(mixed))
 
 
 class QkvLinear(ColumnParallelLinear):

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpc_gpt.model.context_parallel import WHOLE, SequencePart
+
 
 @dataclass(frozen=True, eq=False)
 class Boundaries:
@@ -56,10 +58,10 @@ MicroBatch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Boundaries]
 class Documents:
     """The documents of a micro-batch, as the layers need them. (No tuple: FSDP2 would cast its tensors to 16 bits.)
 
-    `positions`, int64 [batch, seq]: those of the tokens in their documents. `rotation`: the `attention.Rotation` of
-    these positions, for all layers that rotate, or None. Attention gets either `mask`, in its dtype [batch, 1, seq,
-    seq]: 0 if a query (row) sees a key, else -inf; or `kernel`, which takes `offsets` and the length of the `longest`
-    document.
+    `positions`, int64 [batch, seq / cp]: those of the rank's tokens in their documents. `rotation`: the
+    `attention.Rotation` of these positions, for all layers that rotate, or None. Attention, which is of whole samples,
+    gets either `mask`, in its dtype [batch, 1, seq, seq]: 0 if a query (row) sees a key, else -inf; or `kernel`, which
+    takes `offsets` and the length of the `longest` document.
     """
 
     positions: Tensor
@@ -84,21 +86,23 @@ class Documents:
         return mixed.view(query.shape)
 
 
-def masked(boundaries: Boundaries, rotation: Any, dtype: torch.dtype) -> Documents:
-    """For torch's SDPA; `rotation` is the model's, or None. The mask is added to the scores: a boolean one would be
-    converted to this at each call."""
+def masked(boundaries: Boundaries, rotation: Any, dtype: torch.dtype, part: SequencePart = WHOLE) -> Documents:
+    """For torch's SDPA; `rotation` is the model's, or None; `part` are the rank's positions. The mask is added to the
+    scores: a boolean one would be converted to this at each call."""
     starts = boundaries.starts
     places = torch.arange(starts.shape[1], device=starts.device)
     hidden = (places < starts[:, None, :, None]) | (places > places[:, None])
     mask = torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)
-    positions = places - starts
+    positions = part.of(places - starts, 1)
     return Documents(positions, rotation and rotation.at(positions), mask)
 
 
-def packed(boundaries: Boundaries, rotation: Any, kernel: Callable[..., Tensor], longest: int) -> Documents:
+def packed(
+    boundaries: Boundaries, rotation: Any, kernel: Callable[..., Tensor], longest: int, part: SequencePart = WHOLE
+) -> Documents:
     """For a `kernel` of `packed_kernel`; `longest` may be larger than the longest document."""
     starts = boundaries.starts
-    positions = torch.arange(starts.shape[1], device=starts.device) - starts
+    positions = part.of(torch.arange(starts.shape[1], device=starts.device) - starts, 1)
     return Documents(positions, rotation and rotation.at(positions), None, kernel, boundaries.offsets, longest)
 
 

@@ -89,7 +89,7 @@ class PositionEmbedding(nn.Module):
         (weight,) = self.tp.shared(self.weight)
         own = self.tp.positions(hidden.shape[1])
         if documents is None:
-            return hidden + weight[own]
+            return hidden + self.tp.context.part.of(weight)[own]
         return hidden + F.embedding(documents.positions[:, own], weight)
 
 

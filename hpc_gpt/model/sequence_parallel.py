@@ -26,7 +26,7 @@ class SequenceParallel(TensorParallel):
         """The same group with split sequences; a group of one is returned unchanged."""
         if tp.size == 1:
             return tp
-        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty)
+        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty, tp.context)
 
     def enter(self, hidden: Tensor) -> Tensor:
         return apply(_Gather, hidden, self)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.initial_weights import InitialWeights, PutLater
 
 # torch 2.13 renamed them, and warns about the old names.
@@ -126,6 +127,8 @@ class TensorParallel:
     `device`, from the initial values that it gets or, if there are any, from `given` weights. So the host holds no more
     than one of them. An engine that has another place for the values, master weights or shards, gives `empty`, which
     makes a parameter's memory by its size, and puts the values there by `fill`.
+
+    The group computes its `context`'s part of each sequence.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class TensorParallel:
         given: PutLater | None = None,
         device: torch.device | None = None,
         empty: Callable[[Sequence[int]], Tensor] | None = None,
+        context: ContextParallel | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -143,6 +147,7 @@ class TensorParallel:
         self.given = given
         self.device = device
         self.empty = empty
+        self.context = context or ContextParallel()
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
         """What draws the initial weights, or has them."""
@@ -181,7 +186,7 @@ class TensorParallel:
         return parameters
 
     def positions(self, count: int) -> slice:
-        """The positions in the sequence of the `count` positions on this rank."""
+        """The `count` positions on this rank, of those of the group."""
         return slice(0, count)
 
     def gather_rows(self, own: Tensor) -> Tensor:

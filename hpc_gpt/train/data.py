@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.end_token import end_token
@@ -19,8 +20,11 @@ _READ_AHEAD = 4
 
 
 class Stream:
-    """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device; with
-    data.mask_documents also where the documents begin."""
+    """The micro-batches of a rank: (tokens, targets), int64 [micro_batch, seq / cp] each, on its device; with
+    data.mask_documents also where the documents begin, of whole samples.
+
+    Tokens and targets are `part` of the samples of its data-parallel rank.
+    """
 
     @property
     def skipped_shards(self) -> int:
@@ -44,12 +48,18 @@ class Stream:
 
 
 def open_stream(
-    samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, logs: bool = True
+    samples: Samples | ShardSet,
+    resolved: Resolved,
+    dp_rank: int,
+    device: torch.device,
+    logs: bool = True,
+    part: SequencePart = WHOLE,
 ) -> Stream:
-    """Opens the stream of a data-parallel rank. One of the ranks that read the same data `logs` shards left early."""
+    """Opens a rank's stream of its data-parallel rank's samples, of which it keeps `part`. One of the ranks that read
+    the same data `logs` shards left early."""
     if isinstance(samples, ShardSet):
-        return StreamedShards(samples, resolved, dp_rank, device, logs)
-    return DataStream(samples, resolved, dp_rank, device)
+        return StreamedShards(samples, resolved, dp_rank, device, logs, part)
+    return DataStream(samples, resolved, dp_rank, device, part)
 
 
 class DataStream(Stream):
@@ -59,7 +69,15 @@ class DataStream(Stream):
     waiting.
     """
 
-    def __init__(self, samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        resolved: Resolved,
+        dp_rank: int,
+        device: torch.device,
+        part: SequencePart = WHOLE,
+    ) -> None:
+        self._part = part
         self._samples = samples
         self._batch = resolved.batch
         self._dp = resolved.layout.dp
@@ -95,7 +113,7 @@ class DataStream(Stream):
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)
-        return _tensors([sample(number) for number in numbers], self._device, self._end)
+        return _tensors([sample(number) for number in numbers], self._device, self._end, self._part)
 
 
 class StreamedShards(Stream):
@@ -106,8 +124,15 @@ class StreamedShards(Stream):
     """
 
     def __init__(
-        self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, logs: bool = True
+        self,
+        shards: ShardSet,
+        resolved: Resolved,
+        dp_rank: int,
+        device: torch.device,
+        logs: bool = True,
+        part: SequencePart = WHOLE,
     ) -> None:
+        self._part = part
         self._shards = shards
         self._logs = logs
         self._resolved = resolved
@@ -168,7 +193,7 @@ class StreamedShards(Stream):
 
     def _read(self) -> tuple[MicroBatch, Position]:
         rows, change = self._stream.take(self._resolved.batch.micro_batch)
-        return _tensors(rows, self._device, self._end), change
+        return _tensors(rows, self._device, self._end, self._part), change
 
     def _read_evaluation(self, batches: int) -> list[MicroBatch]:
         batch, dp = self._resolved.batch, self._resolved.layout.dp
@@ -179,7 +204,7 @@ class StreamedShards(Stream):
         ]
         own = {number for micro_batch in numbers for number in micro_batch}
         rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
-        return [_tensors([rows[number] for number in own], self._device, self._end) for own in numbers]
+        return [_tensors([rows[number] for number in own], self._device, self._end, self._part) for own in numbers]
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
@@ -189,15 +214,24 @@ def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "read-ahead")
 
 
-def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None) -> MicroBatch:
-    """(tokens, targets) of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU. With an
-    `end` token also the boundaries of documents."""
+def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None, part: SequencePart) -> MicroBatch:
+    """(tokens, targets) of the part of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU.
+    With an `end` token also the boundaries of documents, of whole samples.
+
+    The target of a part's last token is the next part's first.
+    """
     pin = device.type == "cuda"
-    shape = len(samples), len(samples[0]) - 1
+    runs = part.runs(len(samples[0]) - 1)
+    shape = len(samples), sum(run.stop - run.start for run in runs)
     tokens, targets = (torch.empty(shape, dtype=torch.int64, pin_memory=pin) for _ in range(2))
     for sample, own, following in zip(samples, tokens.numpy(), targets.numpy(), strict=True):
-        own[:], following[:] = sample[:-1], sample[1:]
-    return (tokens, targets) if end is None else (tokens, targets, Boundaries.of(tokens, end))
+        at = 0
+        for run in runs:
+            to = slice(at, at := at + run.stop - run.start)
+            own[to], following[to] = sample[:-1][run], sample[1:][run]
+    if end is None:
+        return tokens, targets
+    return tokens, targets, Boundaries.of(tokens if part.size == 1 else _tensors(samples, device, None, WHOLE)[0], end)
 
 
 def _to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:

@@ -67,7 +67,7 @@ class Loop:
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
-        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._reports)
+        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._reports, engine.context.part)
         self._stream.restore(progress.positions)
         self._metrics = Metrics(metrics, resolved, engine.device)
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
@@ -250,7 +250,8 @@ class Loop:
     @property
     def _reports(self) -> bool:
         """Whether this rank is the first of the ranks with its dp rank, which all read the same data."""
-        return self._engine.tp_rank == self._engine.pp_rank == 0
+        engine = self._engine
+        return engine.tp_rank == engine.pp_rank == engine.cp_rank == 0
 
     def _train_s(self) -> float:
         return time.monotonic() - self._began

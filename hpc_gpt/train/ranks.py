@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.ends.end_policy import REASONS
-from hpc_gpt.errors import LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
+from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, SequencePart
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.meeting import MEETING_S, RankIdentity, read_rendezvous
 from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use, set_group_timeout
@@ -227,6 +229,30 @@ class Agreement:
         asked = frozenset(name for name, number in zip(FLAGS, numbers, strict=False) if number > 0)
         peaks = numbers[len(FLAGS) :]
         return StepReport(asked, tuple(peaks[: self._stages]), tuple(peaks[self._stages :]))
+
+
+def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist.ProcessGroup | None:
+    """This rank's process group along `axis`, as of `Layout.groups`; None for a group of one, unless `alone`.
+    Collective."""
+    own = None
+    for ranks in layout.groups(axis):
+        if len(ranks) > 1 or alone:
+            group = dist.new_group(ranks)
+            own = group if rank in ranks else own
+    return own
+
+
+def context_of(resolved: Resolved, rank: int) -> ContextParallel:
+    """The rank's place in context parallelism. Collective."""
+    layout = resolved.layout
+    if layout.cp == 1:
+        return ContextParallel()
+    if resolved.engine.cp_exchange != "heads":
+        raise ConfigError(
+            f"engine.cp_exchange is {resolved.engine.cp_exchange}, which does not train yet",
+            'use engine.cp_exchange = "heads"',
+        )
+    return HeadsExchanged(SequencePart(layout.coordinate(rank).cp, layout.cp), own_group(layout, "cp", rank))
 
 
 def leave(code: int, message: str = "") -> NoReturn:

@@ -17,4 +17,4 @@ def count_parameters(engine: Any) -> int:
     own = owned(engine.module.parameters(), engine.tp_rank)
     total = torch.tensor(sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own))
     dist.all_reduce(total)
-    return int(total) // engine._resolved.layout.dp
+    return int(total) // engine._resolved.layout.data_ranks

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.engines import engines
+from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Dtype, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
@@ -144,6 +145,7 @@ BF16 = [
     for layout in (Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 2, 1), Layout(2, 2, 2))
 ]
 _ZERO = "deepspeed-zero"
+_SHARDED = ((False, "llama"), (True, "gpt2"))
 FAMILIES = [
     Case(layout, engine, clip=CLIP, tied=model != "llama", model=model)
     for model in MODELS
@@ -163,6 +165,53 @@ FAMILIES = [
     )
 ]
 NAMED = TABLE + SGD + RECOMPUTE + UNTIED + FAMILIES
+
+
+def _context(cp: int, engine: Engine, model: str = "gpt2", tp: int = 1, pp: int = 1, dp: int = 1, **rest: Any) -> Case:
+    """A case of context parallelism."""
+    return Case(Layout(tp, pp, dp, cp), engine, **{"clip": CLIP, "model": model, "tied": model != "llama"} | rest)
+
+
+# With qwen3 at cp 4 and smollm3 at cp 2 there are fewer heads of keys than ranks. Without clipping and Adam a gradient
+# that is cp times too large shows in the losses.
+CONTEXT = [
+    _context(2, Engine(name="ddp"), optimizer="sgd", clip=0.0),
+    _context(2, Engine(name="ddp"), "llama"),
+    _context(2, Engine(name="ddp"), "smollm3"),
+    *(_context(2, Engine(name=_ZERO, zero_stage=stage), "qwen3") for stage in (0, 1, 2, 3)),
+    _context(2, Engine(name="fsdp"), "llama"),
+    _context(2, zero(0)),
+    _context(2, zero(1), "qwen3"),
+    *(
+        _context(2, Engine(name="ddp", compile_backend="aot_eager", compile=compile_), model)
+        for compile_ in ("block", "edges", "whole")
+        for model in ("gpt2", "qwen3")
+    ),
+    *(_context(2, Engine(name="ddp", recompute=recompute), "qwen3") for recompute in ("selective", "full")),
+    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True, overlap_update=True)),
+    _context(2, Engine(name=_ZERO, zero_stage=3, tiles=2, offload="full", loss_chunks=2), "llama"),
+    _context(2, Engine(name=_ZERO, zero_stage=3, compile="block", compile_backend="aot_eager"), "llama"),
+    _context(2, Engine(name="fsdp", activation_offload=True, loss_chunks=2), "qwen3"),
+    _context(2, Engine(name="fsdp", compile="block", compile_backend="aot_eager", recompute="full"), "qwen3"),
+    _context(4, Engine(name="ddp")),
+    _context(4, Engine(name="ddp"), "qwen3"),
+    _context(4, Engine(name="fsdp"), "qwen3"),
+    *(_context(4, Engine(name=_ZERO, zero_stage=stage), "qwen3") for stage in (1, 3)),
+    *(_context(2, Engine(name="ddp", sharded_optimizer=sharded), model, dp=2) for sharded, model in _SHARDED),
+    _context(2, Engine(name="fsdp"), "qwen3", dp=2),
+    *(_context(2, Engine(name=_ZERO, zero_stage=stage), dp=2) for stage in (1, 2, 3)),
+    _context(2, zero(0), "qwen3", dp=2),
+    *(_context(2, Engine(name=_ZERO, zero_stage=stage, sequence_parallel=True), tp=2) for stage in (1, 3)),
+    _context(2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True), "qwen3", tp=2),
+    _context(2, Engine(name="fsdp"), "qwen3", tp=2),
+    *(_context(2, zero(stage), model, tp=2) for stage, model in ((0, "gpt2"), (1, "llama"))),
+    *(_context(2, zero(stage), model, pp=2) for stage, model in ((0, "gpt2"), (1, "llama"), (1, "qwen3"))),
+    _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=8),
+    _context(2, Engine(name="ddp"), "llama", documents=True),
+    _context(4, Engine(name="fsdp"), "qwen3", documents=True),
+    _context(2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True), tp=2, documents=True),
+    _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=4, documents=True),
+]
 
 # Each is left out of one run, which the comparison must then refuse.
 _TP2, _PP2, _DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
@@ -226,10 +275,13 @@ def whole_batch(step: int, end: int | None = None) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def micro_batches(resolved: Resolved, dp_rank: int, step: int) -> list[MicroBatch]:
-    """The pairs of one data-parallel rank, with the boundaries of documents if the run masks them."""
+def micro_batches(resolved: Resolved, dp_rank: int, step: int, part: SequencePart = WHOLE) -> list[MicroBatch]:
+    """A rank's part of the pairs of its data-parallel rank, with the boundaries of documents if the run masks them."""
     batch, dp, end = resolved.batch, resolved.layout.dp, resolved.data.end_token
-    tokens, targets = whole_batch(step, end)
+    whole, following = whole_batch(step, end)
+    tokens, targets = part.of(whole, 1), part.of(following, 1)
     starts = [(number * dp + dp_rank) * batch.micro_batch for number in range(batch.micro_batches)]
-    pairs = [(tokens[at : at + batch.micro_batch], targets[at : at + batch.micro_batch]) for at in starts]
-    return [*pairs] if end is None else [(*pair, Boundaries.of(pair[0], end)) for pair in pairs]
+    own = [slice(at, at + batch.micro_batch) for at in starts]
+    if end is None:
+        return [(tokens[rows], targets[rows]) for rows in own]
+    return [(tokens[rows], targets[rows], Boundaries.of(whole[rows], end)) for rows in own]

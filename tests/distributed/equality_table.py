@@ -10,6 +10,7 @@ from tests.distributed.equality_cases import (
     BF16,
     BROKEN,
     CLIP,
+    CONTEXT,
     FAMILIES,
     NAMED,
     RECOMPUTE,
@@ -99,7 +100,7 @@ ALL_AXES = [
     for name, facts in engines().items()
     if not facts.is_program
 ]
-EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT
 EXACT += [case for case in ALL_AXES if case not in EXACT]
 EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
 # `make test-all` asks for it.
@@ -114,6 +115,19 @@ def _each_engine_once(cases: list[Case]) -> list[Case]:
 
 _COMPILED = [case for case in PAIRWISE if case.layout.gpus == 1 and case.engine.compile != "none"]
 _WAYS = len(FAMILIES) // 4  # engines and layouts of each family
+# Of context parallelism: each exchange of a replica's ranks once, in every engine and beside every other axis.
+_SHORT_CONTEXT = {
+    "ddp tp1-pp1-cp2-dp1 fp32 sgd m2",
+    "ddp tp1-pp1-cp2-dp1 fp32 adamw m2 clip0.25 smollm3",
+    "deepspeed-zero tp1-pp1-cp2-dp1 zero3 fp32 adamw m2 clip0.25 qwen3",
+    "fsdp tp1-pp1-cp2-dp1 fp32 adamw m2 clip0.25 untied llama",
+    "ddp tp1-pp1-cp4-dp1 fp32 adamw m2 clip0.25 qwen3",
+    "fsdp tp1-pp1-cp2-dp2 fp32 adamw m2 clip0.25 qwen3",
+    "ddp tp1-pp1-cp2-dp1 fp32 adamw m2 clip0.25 untied llama documents",
+    "deepspeed-zero tp2-pp1-cp2-dp1 zero1 sequence_parallel fp32 adamw m2 clip0.25",
+    "deepspeed-3d tp1-pp2-cp2-dp1 zero1 fp32 adamw m2 clip0.25 untied llama",
+}
+assert {case.name for case in CONTEXT} >= _SHORT_CONTEXT
 # What `make test` has of each table.
 _SHORT = {
     *ALL_AXES,
@@ -123,6 +137,7 @@ _SHORT = {
     *DOCUMENTS[:2],
     *(case for case in RECOMPUTE if case.layout.gpus == 2),
     *(case for case in _BOTH if case.dtype != "fp16"),
+    *(case for case in CONTEXT if case.name in _SHORT_CONTEXT),
     # A family in each layout, and each family in some.
     *(case for number, case in enumerate(FAMILIES) if number % _WAYS % 4 == number // _WAYS),
     *(Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS),

@@ -58,11 +58,11 @@ def run(case: Case, folder: Path, number: int) -> tuple[dict[str, Any], dict[str
         mutate(engine, case.mutation)
     results, kept = [], 0
     for step in range(STEPS):
-        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
+        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step, engine.context.part)))
         results.append((float(result.loss), float(result.grad_norm), result.lr, bool(result.skipped)))
         kept += kept_outputs(engine)
     losses, norms, lrs, skipped = zip(*results, strict=True)
-    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
+    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION, engine.context.part)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
     kept += kept_outputs(engine)
     figures = {

@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.settings.layout import Layout
 from tests.distributed.equality_cases import CLIP, Case
 from tests.distributed.reference import reference
-from tests.distributed.scenarios import MOVED_MODELS, MOVES
+from tests.distributed.scenarios import MOVED_MODELS, MOVES, WIDE_MOVES
 
 Launches = Callable[[int], Any]
 KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
@@ -32,7 +32,17 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", MOVED_MODELS)
 def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches, model, move):
-    found = launches(2).figures(f"{model} {move}")
+    _check_moved(launches(2).figures(f"{model} {move}"))
+
+
+@pytest.mark.long
+@pytest.mark.scenario("qwen3 {move}", world=4)
+@pytest.mark.parametrize("move", WIDE_MOVES)
+def test_a_run_resumed_with_other_parts_of_the_sequences_equals_an_unbroken_run(launches: Launches, move: str) -> None:
+    _check_moved(launches(4).figures(f"qwen3 {move}"))
+
+
+def _check_moved(found: dict[str, Any]) -> None:
     for (loss, norm, skipped), (expected, expected_norm, _) in zip(found["moved"], found["unbroken"], strict=True):
         assert not skipped
         assert abs(loss - expected) <= 2e-6

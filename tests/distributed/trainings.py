@@ -31,7 +31,7 @@ def train(engine: Any, resolved: Resolved, steps: range) -> Figures:
     """(loss, norm, skipped) of each step."""
     results = []
     for step in steps:
-        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
+        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step, engine.context.part)))
         results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
     return results
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.model.context_parallel import SequencePart
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
@@ -41,6 +42,19 @@ def test_no_layout_and_no_restart_changes_a_steps_samples(tokens: Path) -> None:
     for step in (0, 3, 500):
         assert rows(one, step) == rows(two, step) == rows(four, step)
     assert rows(one, 0) != rows(one, 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_ranks_of_a_replica_have_parts_of_the_same_samples(tokens: Path, size: int) -> None:
+    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2})
+    samples = open_samples(resolved)
+    whole = DataStream(samples, resolved, 1, torch.device("cpu"))
+    parts = [DataStream(samples, resolved, 1, torch.device("cpu"), SequencePart(rank, size)) for rank in range(size)]
+    for read in (lambda stream: stream.step(3), lambda stream: stream.evaluation(1)):
+        for pair, *shares in zip(read(whole), *map(read, parts), strict=True):
+            for number, expected in enumerate(pair):  # tokens and targets
+                joined = torch.cat([share[number] for share in shares], 1)
+                assert torch.equal(joined, expected)
 
 
 def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:

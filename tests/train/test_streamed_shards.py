@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
@@ -29,17 +30,17 @@ from tests.train.launch import Launch, figures, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-streamed_shards")
 
-Open = Callable[[Resolved, int], StreamedShards]
+Open = Callable[..., StreamedShards]
 
 
 @pytest.fixture
 def start() -> Iterator[Open]:
     opened: list[StreamedShards] = []
 
-    def begin(resolved: Resolved, dp_rank: int = 0) -> StreamedShards:
+    def begin(resolved: Resolved, dp_rank: int = 0, part: SequencePart = WHOLE) -> StreamedShards:
         shards = open_samples(resolved)
         assert isinstance(shards, ShardSet)
-        stream: Any = open_stream(shards, resolved, dp_rank, torch.device("cpu"))
+        stream: Any = open_stream(shards, resolved, dp_rank, torch.device("cpu"), part=part)
         opened.append(stream)
         return opened[-1]
 
@@ -77,6 +78,15 @@ def test_a_position_is_what_was_consumed_however_far_was_read(tmp_path: Path, st
         other.restore(saved)
         assert rows(other, *range(3, 40)) == rest
         assert other.position() == one.position()
+
+
+def test_the_ranks_of_a_replica_read_the_same_shards(tmp_path: Path, start: Open) -> None:
+    resolved = streaming(write_shards(tmp_path / "shards", (300, 40)), dp=2)
+    whole, *parts = (start(resolved, 1, part) for part in (WHOLE, SequencePart(0, 2), SequencePart(1, 2)))
+    for pair, *shares in zip(*(stream.step(0) for stream in (whole, *parts)), strict=True):
+        for number, expected in enumerate(pair):
+            assert torch.equal(torch.cat([share[number] for share in shares], 1), expected)
+    assert whole.position() == parts[0].position() == parts[1].position()
 
 
 def test_what_a_step_leaves_is_passed_over(tmp_path: Path, start: Open) -> None:

@@ -66,7 +66,8 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     # fp16 gradients stay fp16: with a wider buffer DeepSpeed sums tied gradients of the wrong tensor.
     accumulate = "fp16" if dtype == "fp16" else "fp32"
     config: dict[str, Any] = {
-        "train_batch_size": batch.global_batch,
+        # DeepSpeed counts what each rank of its data axis reads; with cp each sample is read by several.
+        "train_batch_size": batch.global_batch * resolved.layout.cp,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.micro_batches,
         "gradient_clipping": 0.0 if clips_itself(resolved) else resolved.train.clip,
@@ -123,8 +124,8 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     """The section `zero_optimization`; it has the keys of stage 3 and of offloading only if they are used."""
     engine, stage = resolved.engine, zero_stage(resolved)
     # Copies to the host keep their own order, and a pipeline reduces after its last micro-batch.
-    overlaps = stage > 1 and resolved.layout.dp > 1 and (stage == 3 or engine.offload == "none")
-    bucket = longest_bucket(resolved.layout.dp, resolved.model.params)
+    overlaps = stage > 1 and resolved.layout.data_ranks > 1 and (stage == 3 or engine.offload == "none")
+    bucket = longest_bucket(resolved.layout.data_ranks, resolved.model.params)
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_scatter": True,
@@ -192,7 +193,7 @@ def sub_group_elements(resolved: Resolved) -> int:
     engine, model = resolved.engine, resolved.model
     if engine.offload == "none":
         return SUB_GROUP_ELEMENTS
-    ranks = resolved.layout.tp * resolved.layout.dp
+    ranks = resolved.layout.tp * resolved.layout.data_ranks
     limits = [SUB_GROUP_ELEMENTS, model.block_params // ranks]
     if engine.offload_ratio < 1:
         limits.append(model.params // ranks // _SUB_GROUPS_TO_PLACE)

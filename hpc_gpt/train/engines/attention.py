@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.attention import Attention, expand_heads, mix, rotation_of, split_heads
+from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines import private_parts
@@ -59,7 +60,7 @@ class AttentionKernels:
     it does not run, and elsewhere, a mask is added to the scores, which on a GPU the other kernels take.
     """
 
-    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+    def __init__(self, resolved: Resolved, device: torch.device, context: ContextParallel | None = None) -> None:
         self.failed: dict[str, str] = {}
         self._kernels = _allowed(resolved, device)
         self._dtype = _DTYPES[resolved.train.dtype]
@@ -69,7 +70,9 @@ class AttentionKernels:
         rotation = next((one for one in rotations if one is not None), None)
         self._rotation = rotation and rotation.to(device)
         self._packed: Callable[..., Tensor] | None = None
-        trial = _Trial(resolved, device)
+        context = context or ContextParallel()
+        self._part = context.part
+        trial = _Trial(resolved, device, context)
         if resolved.data.mask_documents:
             self._pack(trial, resolved, device)
         if self._packed is None:
@@ -103,10 +106,10 @@ class AttentionKernels:
     def documents(self, boundaries: Boundaries) -> Documents:
         """The documents of a micro-batch on this device, as the attention that was chosen takes them."""
         if self._packed is None:
-            return masked(boundaries, self._rotation, self._dtype)
+            return masked(boundaries, self._rotation, self._dtype, self._part)
         if self._length is not None:
             torch._dynamo.mark_dynamic(boundaries.offsets, 0)
-        return packed(boundaries, self._rotation, self._packed, self._length or boundaries.longest)
+        return packed(boundaries, self._rotation, self._packed, self._length or boundaries.longest, self._part)
 
     def _pack(self, trial: _Trial, resolved: Resolved, device: torch.device) -> None:
         """Chooses the kernel for documents in a row if it can run, and leaves `flash`, which takes no mask, out if not.
@@ -178,10 +181,10 @@ class _NoKernelError(Exception):
 class _Trial:
     """One layer's attention for the run's micro-batch, on this rank's heads."""
 
-    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+    def __init__(self, resolved: Resolved, device: torch.device, context: ContextParallel) -> None:
         shape, batch = resolved.model, resolved.batch.micro_batch
-        self._heads = shape.heads // resolved.layout.tp
-        self._key_heads = max(1, shape.key_heads // resolved.layout.tp)
+        self._heads = context.heads_of(shape.heads // resolved.layout.tp)
+        self._key_heads = context.heads_of(max(1, shape.key_heads // resolved.layout.tp))
         self.grouped = self._key_heads < self._heads
         self.expands = False
         width = (self._heads + 2 * self._key_heads) * shape.head_width

@@ -46,7 +46,7 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
-        tp = TensorParallel(given=self.given, device=device)
+        tp = TensorParallel(given=self.given, device=device, context=self.context)
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine)).to(device)
         parts = self.module.parts()
         self._masters = _masters_of(resolved, parts)
@@ -58,7 +58,7 @@ class Ddp(TorchEngine):
         self._parameters = [parameter for part in owners for parameter in part]
         optimizers = _build_optimizers(resolved, owners, self._masters)
         compile_model(self.module, engine)
-        self._replicas = self._wrap() if layout.dp > 1 else None
+        self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
         self._update = Update(optimizers, norms, None, train.clip, self._scaler, device)
@@ -138,7 +138,7 @@ def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWe
     half = HALF[train.dtype]
     if train.optimizer_mode != "compiled":
         return MasterWeights(parts, half)
-    once = resolved.batch.micro_batches == resolved.layout.dp == 1
+    once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
     return FlatMasters(parts, half, half if once else torch.float32, apart=resolved.engine.overlap_update)
 
 

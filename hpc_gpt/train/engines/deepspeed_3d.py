@@ -14,10 +14,11 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.train.engines.deepspeed_setup import forget_evaluation, forget_logits, own_group, quiet
+from hpc_gpt.train.engines.deepspeed_setup import forget_evaluation, forget_logits, quiet
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.optimizer import build_optimizer
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.ranks import own_group
 
 __all__ = ["build", "read_weights"]
 
@@ -41,7 +42,7 @@ class Deepspeed3D(DeepspeedEngine):
             self.module = StagedGpt(
                 resolved.model,
                 resolved.train.seed,
-                PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp),
+                PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.data_ranks),
                 self._tensor_parallel(own_group(layout, "tp", dist.get_rank())),
                 Techniques.of(resolved.engine),
                 resolved.engine.partition,

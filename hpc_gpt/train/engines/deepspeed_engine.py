@@ -70,6 +70,7 @@ class DeepspeedEngine(TrainingEngine):
             group,
             self.given or DrawnLater(resolved.train.seed, resolved.model.layers),
             empty=lambda size: torch.empty(size, dtype=dtype, device=self.device),
+            context=self.context,
         )
         return self._tp
 
@@ -107,7 +108,7 @@ class DeepspeedEngine(TrainingEngine):
             share_states(self._engine.optimizer)
         if self._norm is None and can_step_without_host(resolved, self._engine.optimizer, optimizer):
             self._norm = StepWithoutHost(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
-        if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
+        if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             average_nothing(self._engine)
 
     @property
@@ -136,7 +137,7 @@ class DeepspeedEngine(TrainingEngine):
     def save(self, files: RankFiles) -> None:
         """Adds DeepSpeed's own checkpoint, its list of pieces, this rank's generator state, and model.json."""
         save_deepspeed(self._engine, files)
-        at = self.tp_rank, self.pp_rank, self.dp_rank
+        at = self.tp_rank, self.pp_rank, self._resolved.layout.data_rank(dist.get_rank())
         put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
         put_random_state(files, dist.get_rank(), self.device)
         if dist.get_rank() == 0:

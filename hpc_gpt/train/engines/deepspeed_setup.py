@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines import private_parts
@@ -51,16 +49,6 @@ def quiet() -> Iterator[None]:
     """A context that discards what DeepSpeed prints during set-up, saves and loads; its errors are exceptions."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist.ProcessGroup | None:
-    """This rank's process group along `axis`; None for a group of one, unless `alone`. Collective."""
-    own = None
-    for ranks in layout.groups(axis):
-        if len(ranks) > 1 or alone:
-            group = dist.new_group(ranks)
-            own = group if rank in ranks else own
-    return own
 
 
 class NamedFiles:

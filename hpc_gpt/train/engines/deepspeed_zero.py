@@ -24,16 +24,17 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.train.engines.deepspeed_setup import own_group, quiet, split_as_built
+from hpc_gpt.train.engines.deepspeed_setup import quiet, split_as_built
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.optimizer import build_optimizer
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.ranks import own_group
 
 __all__ = ["build", "read_weights"]
 
 
 class Groups:
-    """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along dp."""
+    """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along the data axis."""
 
     get_model_parallel_group: Callable[[], dist.ProcessGroup]
     get_data_parallel_group: Callable[[], dist.ProcessGroup]
@@ -41,14 +42,14 @@ class Groups:
     def __init__(self, layout: Layout, rank: int) -> None:
         at = layout.coordinate(rank)
         # Even a single rank needs a group: DeepSpeed takes None for all ranks.
-        tp, dp = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "dp"))
+        tp, data = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "data"))
         # Parts of DeepSpeed ask first for the newer names, with `tensor`.
         self.get_model_parallel_group = self.get_tensor_model_parallel_group = lambda: tp
         self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: at.tp
         self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: layout.tp
-        self.get_data_parallel_group = lambda: dp
-        self.get_data_parallel_rank = lambda: at.dp
-        self.get_data_parallel_world_size = lambda: layout.dp
+        self.get_data_parallel_group = lambda: data
+        self.get_data_parallel_rank = lambda: layout.data_rank(rank)
+        self.get_data_parallel_world_size = lambda: layout.data_ranks
 
 
 # A smaller buffer shares its pages with others, which can be pinned once only.
@@ -74,7 +75,7 @@ class DeepspeedZero(DeepspeedEngine):
         pins = pins and private_parts.can_use(private_parts.PINNED)
         with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
             self._groups = Groups(layout, dist.get_rank())
-            self._dp_group = self._groups.get_data_parallel_group()
+            self._data_group = self._groups.get_data_parallel_group()
             tp = self._tensor_parallel(self._groups.get_model_parallel_group())
             if partitioned:
                 with split_as_built(self._deepspeed, ds_config_of(resolved), self._groups):

@@ -1,9 +1,9 @@
-"""Engine fsdp: torch's FSDP2, a block at a time, over dp; our tensor parallelism over tp.
+"""Engine fsdp: torch's FSDP2, a block at a time, over the data axis; our tensor parallelism over tp.
 
-Weights, gradients and moments are split over the data-parallel ranks. `engine.reshard` frees a block's weights after
-its forward pass and gathers them again for the backward pass. Every micro-batch's gradient is reduced at once, so a
-rank never keeps more than its shard of it. Without `reshard` the weights are gathered once a step and stay. So does the
-whole gradient, which is reduced once, in the last micro-batch: less communication, more memory.
+Weights, gradients and moments are split over the data axis: the cp ranks of all replicas. `engine.reshard` frees a
+block's weights after its forward pass and gathers them again for the backward pass. Every micro-batch's gradient is
+reduced at once, so a rank never keeps more than its shard of it. Without `reshard` the weights are gathered once a step
+and stay. So does the whole gradient, which is reduced once, in the last micro-batch: less communication, more memory.
 
 Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles support neither a
 fused QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import Techniques
@@ -47,8 +48,8 @@ class Fsdp(TorchEngine):
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
         mesh = build_mesh(layout, device)
-        self._dp_group = mesh.get_group("dp")
-        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given)
+        self._data_group = mesh.get_group("dp")
+        self.module = self._model = model = build_sharded_gpt(resolved, device, mesh, self.given, self.context)
         self._parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model
@@ -95,11 +96,11 @@ def _shard_of(parameter: DTensor) -> nn.Parameter:
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The mesh of tp x dp. A parameter is split over tp, and its share over dp.
+    """The mesh of tp x dp, which is the data axis here. A parameter is split over tp, and its share over dp.
 
     tp comes first because DTensor splits from left to right.
     """
-    ranks = torch.arange(layout.gpus).view(layout.dp, layout.tp).T.contiguous()
+    ranks = torch.arange(layout.gpus).view(layout.data_ranks, layout.tp).T.contiguous()
     return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
 
 
@@ -127,7 +128,11 @@ def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter
 
 
 def build_sharded_gpt(
-    resolved: Resolved, device: torch.device, mesh: DeviceMesh, given: GivenWeights | None = None
+    resolved: Resolved,
+    device: torch.device,
+    mesh: DeviceMesh,
+    given: GivenWeights | None = None,
+    context: ContextParallel | None = None,
 ) -> Gpt:
     """This rank's shards of the model, in fp32, under FSDP2's hooks.
 
@@ -146,7 +151,9 @@ def build_sharded_gpt(
     """
     shape, engine = resolved.model, resolved.engine
     later = None if given is None else functools.partial(torch.empty, device="meta")
-    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later)
+    tp = TensorParallel(
+        mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later, context=context
+    )
     techniques, initial = Techniques.of(engine), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)

@@ -30,6 +30,7 @@ from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.train.engines.kernels import check_compilers
 from hpc_gpt.train.engines.optimizer import LossScaler, Update
+from hpc_gpt.train.ranks import context_of
 from hpc_gpt.weights.folder import read_folder
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ MicroBatches = Iterator[MicroBatch]
 class StepResult(NamedTuple):
     """The figures of one optimizer step. Tensors stay on the device; reading them waits for it.
 
-    `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is the norm of the
+    `loss` is the mean over micro-batches and the data axis, in nats per token. `grad_norm` is the norm of the
     whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
     finite, and the weights did not change.
     """
@@ -54,14 +55,14 @@ class StepResult(NamedTuple):
 
 
 class TrainingEngine:
-    """One rank's part of a training: its place in the layout, attention kernels, mean over dp, evaluation.
+    """One rank's part of a training: its place in the layout, attention kernels, mean over the data axis, evaluation.
 
     The base of every engine. Every method is collective: all ranks call it together.
     """
 
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
     # The ranks over which a loss is averaged; None for all ranks.
-    _dp_group: dist.ProcessGroup | None = None
+    _data_group: dist.ProcessGroup | None = None
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout = resolved.layout
@@ -69,7 +70,8 @@ class TrainingEngine:
         self.device = device
         self.tp_rank, self.pp_rank, self.dp_rank, self.cp_rank = layout.coordinate(dist.get_rank())
         self._resolved = resolved
-        self.attention = AttentionKernels(resolved, device)
+        self.context = context_of(resolved, dist.get_rank())
+        self.attention = AttentionKernels(resolved, device, self.context)
         # What the model is built from; None if its weights are drawn.
         self.given: GivenWeights | None = None
         if resolved.train.init is not None:
@@ -85,8 +87,8 @@ class TrainingEngine:
         """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets), with data.mask_documents
         each with its boundaries.
 
-        They are int64 [micro_batch, seq] on the rank's device. Every rank gets the pairs of its own data-parallel rank;
-        a stage takes only what it needs.
+        They are int64 [micro_batch, seq / cp] on the rank's device. Every rank gets its part of the sequences of its
+        own data-parallel rank; a stage takes only what it needs.
         """
         raise NotImplementedError
 
@@ -127,10 +129,10 @@ class TrainingEngine:
         return loss
 
     def _mean(self, own: Tensor) -> Tensor:
-        """The mean over data-parallel ranks."""
-        if self._resolved.layout.dp > 1:
-            dist.all_reduce(own, group=self._dp_group)
-            own /= self._resolved.layout.dp
+        """The mean over the data axis: over the replicas, and over their parts of the sequences, which are equal."""
+        if (ranks := self._resolved.layout.data_ranks) > 1:
+            dist.all_reduce(own, group=self._data_group)
+            own /= ranks
         return own
 
 
@@ -217,7 +219,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     cannot do the arithmetic, or a compiler for it is missing.
     """
     check_dtype_on(resolved.train.dtype, device, resolved.engine.name)
-    check_compilers(resolved.engine, device)
+    check_compilers(resolved.engine, device, resolved.layout.cp)
     private_parts.check_torch()
     if resolved.train.deterministic:
         make_deterministic()

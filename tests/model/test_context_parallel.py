@@ -1,0 +1,42 @@
+"""Attention of sequences whose parts are on several ranks: its bits, and what each rank keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.ranks import launch_ranks
+from tests.model.context_worker import EXCHANGES, HEADS, RECOMPUTES, SHAPES, name_of
+
+pytestmark = pytest.mark.xdist_group("context-parallel")  # one launch serves all
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("context")
+    launch_ranks("tests.model.context_worker", 4, folder)
+    figures: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return figures
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "cp"), HEADS)
+def test_attention_with_some_heads_has_the_bits_of_one_process(
+    found: dict[str, Any], heads: int, key_heads: int, cp: int
+) -> None:
+    far = found[name_of("heads", heads, key_heads, cp)]
+    assert far["output"] == far["query"] == 0
+    # The gradients of a repeated head are summed in another order.
+    limit = 3e-6 if key_heads < cp else 0
+    assert far["key"] <= limit
+    assert far["value"] <= limit
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_rank_keeps_its_part_of_the_activations(
+    found: dict[str, Any], exchange: str, shape: str, recompute: str
+) -> None:
+    for cp, share in found[f"{exchange} {shape} {recompute}"].items():
+        assert share * int(cp) == pytest.approx(1, rel=0.02)
