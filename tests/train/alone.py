@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
@@ -23,7 +24,8 @@ ALONE = cast(Ranks, _Alone())
 class CountingEngine:
     """Trains nothing but its step count, which is what it saves; `loss` tells the loss after a step."""
 
-    tp_rank = pp_rank = dp_rank = 0
+    tp_rank = pp_rank = dp_rank = cp_rank = 0
+    context = ContextParallel()
     device = torch.device("cpu")
     module = torch.nn.Module()
     attention = cast(AttentionKernels, SimpleNamespace(chosen="flash", failed={}))

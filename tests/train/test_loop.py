@@ -369,8 +369,11 @@ def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -
     assert began == [5]
 
 
-@pytest.mark.parametrize(("tp_rank", "pp_rank", "speaks"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(tmp_path, tp_rank, pp_rank, speaks):
+@pytest.mark.parametrize(
+    ("tp_rank", "pp_rank", "cp_rank", "speaks"), [(0, 0, 0, True), (1, 0, 0, False), (0, 1, 0, False), (0, 0, 1, False)]
+)
+def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(tmp_path, tp_rank, pp_rank, cp_rank, speaks):
     begun = Begun(tmp_path, steps=1)
-    begun.engine.tp_rank, begun.engine.pp_rank = tp_rank, pp_rank
+    engine = begun.engine
+    engine.tp_rank, engine.pp_rank, engine.cp_rank = tp_rank, pp_rank, cp_rank
     assert begun.loop.skipped_shards == ({0: 0} if speaks else {})
