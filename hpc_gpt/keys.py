@@ -4,8 +4,10 @@ the field in the table's source."""
 import ast
 import inspect
 import textwrap
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from hpc_gpt.typed_tables import table_in
 
 
 class Key(NamedTuple):
@@ -18,14 +20,17 @@ class Key(NamedTuple):
 
 
 def keys_of(kind: Any, prefix: str = "") -> list[Key]:
-    """Every key of a dataclass, with those of the tables in it. It reads the source, so only help calls it."""
+    """Every key of a dataclass, with those of the tables in it; of tables by a name of the user's as `NAME`.
+
+    It reads the source, so only help calls it.
+    """
     rows: list[Key] = []
     hints, means = get_type_hints(kind), _strings_under_fields(kind)
     for entry in fields(kind):
         hint = hints[entry.name]
-        table = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        table, is_named = table_in(hint)
         if table is not None:
-            rows += keys_of(table, f"{prefix}{entry.name}.")
+            rows += keys_of(table, f"{prefix}{entry.name}.{'NAME.' * is_named}")
         else:
             default = None if entry.default is MISSING else entry.default
             rows.append(Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, "")))

@@ -183,7 +183,11 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
             continue
         value = tables[stored.name]
         if stored.table is not None and not (value is None and stored.may_be_none):
-            value = from_tables(stored.table, value, f"{where}.{stored.name}" if where else stored.name)
+            place = f"{where}.{stored.name}" if where else stored.name
+            if stored.is_named:
+                value = {name: from_tables(stored.table, each, f"{place}.{name}") for name, each in value.items()}
+            else:
+                value = from_tables(stored.table, value, place)
         elif not stored.check(value):
             raise ValueError(f"{where}.{stored.name} is {value!r:.60}" if where else f"{stored.name} is {value!r:.60}")
         values[stored.name] = tuple(value) if isinstance(value, list) and not stored.is_list else value
@@ -191,14 +195,15 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
 
 
 class _StoredField(NamedTuple):
-    """A field of a dataclass: what a value must be, the dataclass that it holds if it does, and whether a list stays
-    one."""
+    """A field of a dataclass: what a value must be, the dataclass that it holds if it does, alone or in a dictionary
+    (`is_named`), and whether a list stays one."""
 
     name: str
     check: Callable[[Any], bool]
     table: Any
     has_default: bool
     may_be_none: bool
+    is_named: bool
     is_list: bool
 
 
@@ -209,11 +214,21 @@ def _stored_fields(kind: Any) -> list[_StoredField]:
     for entry in fields(kind):
         hint = _hints(kind)[entry.name]
         parts = (hint, *get_args(hint))
-        table = next((each for each in parts if is_dataclass(each)), None)
+        table, is_named = table_in(hint)
         has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
         is_list = any(get_origin(each) is list for each in parts)
-        found.append(_StoredField(entry.name, _check_of(hint), table, has_default, NoneType in parts, is_list))
+        check = _check_of(hint)
+        found.append(_StoredField(entry.name, check, table, has_default, NoneType in parts, is_named, is_list))
     return found
+
+
+def table_in(hint: Any) -> tuple[Any, bool]:
+    """(the dataclass in the type of a field, None without one; whether the field is a dictionary of such)."""
+    for each in (hint, *get_args(hint)):
+        named = get_origin(each) is dict and is_dataclass(get_args(each)[1])
+        if named or is_dataclass(each):
+            return (get_args(each)[1] if named else each), named
+    return None, False
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -28,6 +28,7 @@ from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.engines import optimizer_faults
 from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import shrink, sizes_beside
@@ -125,9 +126,9 @@ _MEASURED: Mapping[str, Any] = {
     "job.max_gpu_hours": None,
     "job.time": None,  # a bench waits in no queue
 }
+_RANDOM: Mapping[str, Any] = {"data.source": "random", **dict.fromkeys(("data.path", "data.mix", "data.phases"))}
 _BENCH: Mapping[str, Any] = {
     **_MEASURED,
-    "data.path": None,
     "train.eval_every": 0,
     "train.minutes": None,
 }
@@ -292,12 +293,12 @@ def _load(asked: BenchRequest, file: ExperimentFile, row: str | None, over: Mapp
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     if asked.is_ladder:
         needed = dict(_MEASURED)
-        if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron"):
-            needed |= {"data.source": "random", "data.path": None}  # not the user's own file
+        if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron", MIX):
+            needed |= _RANDOM  # not the user's own file
         needed |= {} if asked.steps is None else {"train.minutes": None}
         overrides = {**needed, **over, **own}
     else:
-        overrides = {**_BENCH, **over, **own, "data.source": "random"}
+        overrides = {**_BENCH, **over, **own, **_RANDOM}
     # A cell's micro-batch does not change the number of micro-batches of a step.
     experiment = load_row(file, overrides, row, asked.gives_steps, batch_follows=True)
     if "train.log_every" in own or asked.is_ladder:

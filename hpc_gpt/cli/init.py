@@ -87,7 +87,8 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     best = searched.candidates[0]
     assert best.step is not None
     given = {key: value for key, value in request.overrides.items() if value is not None}
-    for key in ("model.hf", "train.init", "data.path", "data.tokenizer"):
+    paths = [key for key in given if key.startswith("data.mix.") and key.endswith(".path")]
+    for key in ("model.hf", "train.init", "data.path", "data.tokenizer", *paths):
         if (file := given.get(key)) is not None and Path(file).exists():
             given[key] = str(Path(file).absolute())  # the new file may be in another folder
     tables = planned_tables(best, asked.experiment, given)

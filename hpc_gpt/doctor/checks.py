@@ -33,9 +33,12 @@ from hpc_gpt.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import ask, check_reachable
 from hpc_gpt.tables import close_matches
+from hpc_gpt.tokens.description import describe_data
+from hpc_gpt.tokens.run_data import located
 from hpc_gpt.words import counted, show_bytes
 
 Level = Literal["ok", "warn", "fail"]
@@ -188,6 +191,9 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     """Whether the run's inputs are here, as submit checks them; no file is made. `beside`: the first folder in which a
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
+    if resolved.data.source == MIX:
+        lines = describe_data(located(resolved, beside))
+        return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines]
     if path is None:
         return [Check("inputs", "ok", resolved.form.inputs)]
     # The path of Megatron's pair of files is the common beginning of their names.

@@ -43,7 +43,21 @@ class MegatronLm(EngineFacts):
     saves_weights_again = True
 
     def data_of(self, data: Data) -> Data:
-        """Megatron's own token files, by default of the standard library, or mock data."""
+        """Megatron's own token files, by default of the standard library, their mixture by weights, or mock data."""
+        if data.mix is not None:
+            if others := [name for name in sorted(data.mix) if data.mix[name].source != "megatron"]:
+                raise ConfigError(
+                    f"data.mix.{others[0]}.source is {data.mix[others[0]].source}, but Megatron-LM reads only its own "
+                    "token files",
+                    f"make one: hpc-gpt data SOURCE -o PREFIX --format megatron, then data.mix.{others[0]}.source = "
+                    '"megatron"',
+                )
+            if data.phases:
+                raise ConfigError(
+                    "data.phases is given, but Megatron-LM has one set of weights for a run",
+                    "leave data.phases out, or use another engine",
+                )
+            return data
         if data.source in ("megatron", "random"):
             return data
         if data.source == "stdlib":

@@ -238,8 +238,9 @@ def _figures(resolved: Resolved, known: ForecastFacts) -> _Figures | None:
         if alike is not None and alike.eval_s is not None:
             eval_s, why = alike.eval_s, f"measured: run {alike.run}"
         else:
-            eval_s = train.eval_batches * step_s / 3
-            why = f"estimated: {train.eval_batches} batches, each a third of a step's work"
+            batches = train.eval_batches * len(resolved.data.mix or [None])
+            eval_s = batches * step_s / 3
+            why = f"estimated: {batches} batches, each a third of a step's work"
         pace = replace(pace, eval_s=eval_s)
         lines.append(f"evaluation {show_duration(eval_s)}, {why}")
     started = next((run for run in runs if run.start_s is not None), None)

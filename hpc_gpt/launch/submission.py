@@ -28,7 +28,8 @@ from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_start
-from hpc_gpt.tokens.run_data import describe_data, ensure_data, located
+from hpc_gpt.tokens.description import describe_data
+from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.weights.folder import check_weights, read_folder
 from hpc_gpt.words import counted, show_bytes
 

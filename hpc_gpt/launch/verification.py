@@ -23,7 +23,8 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
+from hpc_gpt.tokens.run_data import data_path, located
+from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.weights.folder import read_folder
 from hpc_gpt.weights.identity import changes_since
 
@@ -174,14 +175,10 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
         raise LookupError("no checkpoint says yet which data were read")
     resolved = located(resolved, run.data_beside)
     path = data_path(resolved)
-    if path is None:
-        now = "random"
-    elif resolved.data.source == "stream":
-        now = open_shards(resolved).identity
-    else:
-        now = open_file(resolved).sha
+    now = open_samples(resolved).identity
     if now != then:
-        yield Difference("data", str(path or "random"), f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read")
+        words = f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read"
+        yield Difference("data", str(path or resolved.data.source), words)
 
 
 def _init(run: RunFolder, resolved: Resolved, notes: list[str]) -> Iterator[Difference]:

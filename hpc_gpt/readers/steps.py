@@ -53,7 +53,8 @@ class StepTable:
     Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
     a median or a percentile is that of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
     `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
-    `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own.
+    `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own. `eval_by`: {step: {source: loss}} of
+    those of a mixture.
     """
 
     columns: dict[str, StepColumn] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class StepTable:
     totals: dict[str, float] = field(default_factory=dict)
     eval_step: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_loss: StepColumn = field(default_factory=lambda: np.zeros(0))
+    eval_by: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))
@@ -125,6 +127,7 @@ class StepTable:
             totals=totals,
             eval_step=np.concatenate([table.eval_step for table in tables]),
             eval_loss=np.concatenate([table.eval_loss for table in tables]),
+            eval_by={step: losses for table in tables for step, losses in table.eval_by.items()},
         )
 
 

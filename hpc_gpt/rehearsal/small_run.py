@@ -253,7 +253,9 @@ def check_data(resolved: Resolved) -> str | NotRehearsed:
         path = ensure_data(resolved)
     except DataError as fault:
         return NotRehearsed("the data", f"{fault}; submit refuses the run until they are there")
-    return f"{path} is fit for the run" if path is not None else "random tokens"
+    if path is None:
+        return "random tokens" if resolved.data.mix is None else "the files of the mixture are fit for the run"
+    return f"{path} is fit for the run"
 
 
 def _check_script(script: str) -> tuple[str, bool]:

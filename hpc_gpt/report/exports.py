@@ -77,8 +77,8 @@ def _need(package: str) -> Any:
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     """Writes each run's event file, replacing that of an earlier export, and returns their paths.
 
-    The scalars are TAGS; settings are on the HPARAMS page. Nothing else in `folder` changes. UserError if tensorboard
-    is not installed, RunFolderError if a file cannot be written.
+    The scalars are TAGS, and loss_eval_by/NAME for each source of a mixture; settings are on the HPARAMS page. Nothing
+    else in `folder` changes. UserError if tensorboard is not installed, RunFolderError if a file cannot be written.
     """
     _need("tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
@@ -166,6 +166,8 @@ def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
     for step, at, row in run.rows:
         made.log({**row, "_timestamp": at}, step=step)
     figures = {key: float(value) for key in _FIGURES if (value := getattr(record, key)) is not None}
+    by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
+    figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in by_source.items()}
     made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     made.finish()
     return place
@@ -250,7 +252,8 @@ def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, floa
     for number, moment in zip(numbers, at.tolist(), strict=True):
         found = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
         found["loss_eval"] = losses.get(number, np.nan)
-        if row := {tag: found[tag] for tag in TAGS if np.isfinite(found.get(tag, np.nan))}:
+        by = {f"loss_eval_by/{plain_text(name)}": loss for name, loss in steps.eval_by.get(number, {}).items()}
+        if row := {tag: each for tag in (*TAGS, *by) if np.isfinite(each := (found | by).get(tag, np.nan))}:
             rows.append((number, moment, row))
     return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows
 

@@ -220,6 +220,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("batch", batch),
         ("loss", show_losses(record)),
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
+        *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
         ("step time", step),
         ("tokens/s", show_whole(record.tokens_per_s)),
         ("tokens", show_whole(record.tokens_total)),
@@ -230,6 +231,12 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
     ]
+
+
+def losses_by_source(record: Record) -> str | None:
+    """The last evaluation's loss on each source of a mixture; None without one."""
+    losses = record.loss_eval_by or {}
+    return ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None) or None
 
 
 def _predicted(record: Record) -> str:

@@ -5,8 +5,8 @@ trainer loads the parent's newest one, and continues the parent's steps, data an
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hpc_gpt.settings.experiment_file import OF_A_MODEL
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tables import flat
 from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.weights.config import read_config
 from hpc_gpt.words import and_more
@@ -192,7 +193,9 @@ def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
 
 
 def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    table = tables if not name else tables.get(name)
+    table: Any = tables
+    for part in name.split(".") if name else ():
+        table = table.get(part) if isinstance(table, dict) else None
     if not isinstance(table, dict):
         raise ConfigError(f"unknown key {key}", "hpc-gpt help keys lists every key")
     return table
@@ -274,10 +277,24 @@ def check_same_training(parent: Resolved, resolved: Resolved) -> None:
         of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
             if of_keys[key].resume == "never":
-                faults.append(f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run")
+                faults += [
+                    f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
+                    for part, of_before, of_after in _parts_that_differ(key, before[key], after[key])
+                ]
             elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
                 faults.append(
                     f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
                     f"{before[key]} cannot be converted to that"
                 )
     raise_faults(dict.fromkeys(faults, "leave these out, or submit a new run"))
+
+
+def _parts_that_differ(key: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value before, value after) of a key whose values differ; of a table each of its keys that does."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        yield key, before, after
+        return
+    own, other = (flat({name: asdict(each) for name, each in table.items()}, f"{key}.") for table in (before, after))
+    for part in {**own, **other}:
+        if own.get(part) != other.get(part):
+            yield part, own.get(part), other.get(part)

@@ -155,6 +155,8 @@ class Record:
     "Loss of the last step."
     loss_eval: float | None = None
     "Loss of the last evaluation."
+    loss_eval_by: dict[str, float | None] | None = None
+    "Loss of the last evaluation on each source of a mixture."
     skipped_steps: int | None = None
     "Steps skipped by an overflow."
     nan_steps: int | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
+from hpc_gpt.settings.mixture import MixedSource
 from hpc_gpt.typed_tables import LARGEST
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -167,8 +168,10 @@ class Model:
 class Data:
     """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
 
-    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", resume="never", decides="speed")
-    "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, or text tokenised as it is read."
+    source: Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"] = key(
+        "stdlib", resume="never", decides="speed"
+    )
+    "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, text read as it is, or a mixture."
     path: str | None = key(None, resume="never", decides="speed")
     'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
     eval_fraction: float = key(0.05, resume="never", decides="speed")
@@ -185,6 +188,12 @@ class Data:
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")
     "A damaged file of a stream stops the run, or its rest is skipped and counted."
+    mix: dict[str, MixedSource] | None = key(None, resume="never", decides="schedule", added=True)
+    "A mixture's sources, a table for each name, in place of path."
+    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True)
+    "Tokens of a mixture after which its next phase begins, with other weights; for example [30e9]."
+    max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0)
+    "A run that reads a source of its mixture more often is refused; 0 for no limit; for example 8."
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ A file with a `[rows]` table is a sweep (`sweep_rows`).
 
 import copy
 import math
+import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -15,11 +16,12 @@ from typing import Any, get_type_hints
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
-from hpc_gpt.settings.experiment import Command, Experiment, Model, Train
+from hpc_gpt.settings.experiment import Command, Data, Experiment, Model, Train
+from hpc_gpt.settings.mixture import MIX, MixedSource
 from hpc_gpt.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import close_matches, merge_tables, read_toml, set_dotted
-from hpc_gpt.typed_tables import check_tables
+from hpc_gpt.typed_tables import check_tables, table_in
 from hpc_gpt.weights.folder import check_folder
 from hpc_gpt.words import some
 
@@ -163,17 +165,24 @@ def keys_given(
 
 
 def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
-    """The absolute folder of the file that states an experiment's data.path; None if no file does."""
-    return _folder_of("data.path", file, row, overrides or ())
+    """The absolute folder of the file that states an experiment's data.path, or the path of a mixture's source; of
+    several files the newest's. None if no file does."""
+    mix = _table_at(file.overridden(overrides, row), "data.mix")
+    return _folder_of([f"data.mix.{name}.path" for name in mix] or ["data.path"], file, row, overrides or ())
 
 
-def _folder_of(key: str, file: ExperimentFile, row: str | None, given: Collection[str]) -> Path | None:
-    """The absolute folder of the newest file that states a dotted key; None if no file, but an override, does."""
-    if key in given:
-        return None
-    table, _, name = key.partition(".")
+def _folder_of(keys: Sequence[str], file: ExperimentFile, row: str | None, given: Collection[str]) -> Path | None:
+    """The absolute folder of the newest file that states one of the dotted keys; None if no file, but overrides, do."""
+    parts = [key.rpartition(".") for key in keys if key not in given]
     newest_first = reversed(file.stated_with(row))
-    return next((path.parent.resolve() for path, tables in newest_first if name in _keys(tables, table)), None)
+    return next(
+        (
+            path.parent.resolve()
+            for path, tables in newest_first
+            if any(name in _table_at(tables, table) for table, _, name in parts)
+        ),
+        None,
+    )
 
 
 def _with_paths_found(
@@ -187,7 +196,7 @@ def _with_paths_found(
     model, data, train, command = experiment.model, experiment.data, experiment.train, experiment.command
 
     def found(key: str, name: str) -> str:
-        folder = _folder_of(key, file, row, given)
+        folder = _folder_of([key], file, row, given)
         places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
         return str(next((place for place in places if place.exists()), places[0]))
 
@@ -208,13 +217,36 @@ def _with_paths_found(
         train = replace(train, init=init)
     if model.hf is not None:
         model = replace(model, hf=found("model.hf", model.hf))
+    if data.mix is not None:
+        folders = {name: _folder_of([f"data.mix.{name}.path"], file, row, given) for name in data.mix}
+        beside = _folder_of([f"data.mix.{name}.path" for name in data.mix], file, row, given)
+        mix = {name: _beside(one, folders[name], beside) for name, one in data.mix.items()}
+        data = replace(data, mix=mix, source=MIX if data.source == Data.source else data.source)
     return replace(experiment, model=model, data=data, train=train, command=command)
+
+
+def _beside(source: MixedSource, folder: Path | None, beside: Path | None) -> MixedSource:
+    """The source of a mixture with its path from the folder `beside`, in which all are looked up, if another file, in
+    `folder`, states the path and it is there."""
+    path = Path(source.path or "").expanduser()
+    if folder is None or beside in (None, folder) or path.is_absolute():
+        return source
+    file = folder / path
+    there = file.exists() or file.with_name(f"{file.name}.idx").exists()
+    return replace(source, path=os.path.relpath(file, beside)) if there else source
 
 
 def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
     """The keys of one of the tables."""
-    table = tables.get(name)
-    return set(table) if isinstance(table, Mapping) else set()
+    return set(_table_at(tables, name))
+
+
+def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table of a dotted key; empty if there is none."""
+    table: Any = tables
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else {}
 
 
 # --- overrides of the command line
@@ -242,8 +274,15 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _wants_text(key: str) -> bool:
     """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
     kind: Any = Experiment
+    named = False
     for part in key.split("."):
-        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+        if named:  # the part is a name of the user's
+            named = False
+            continue
+        hint = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+        kind, named = table_in(hint)
+        if kind is None:
+            kind = hint
     return kind in (str, str | None)
 
 

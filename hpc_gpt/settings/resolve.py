@@ -24,6 +24,7 @@ from hpc_gpt.settings.experiment import (
 )
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
 from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.settings.mixture import mixture_faults
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
@@ -248,6 +249,10 @@ def _check_budget(hours: float | None) -> None:
 
 
 def _check_data(data: Data) -> None:
+    faults = dict(mixture_faults(data))
+    if fault := key_rules(Data)["max_epochs"].fault(data.max_epochs):
+        faults[f"data.max_epochs {fault}"] = "0 is no limit"
+    raise_faults(faults)
     if data.source in _NEED_PATH and not data.path:
         raise ConfigError(
             f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',

@@ -186,7 +186,7 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
         }
     if resolved.script is not None:
         kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=asdict).encode()).hexdigest()[:16]
 
 
 def _check_stored(resolved: Resolved) -> None:

@@ -173,7 +173,7 @@ def _rows(vocab_multiple: int) -> int:
 
 def _data(data: Data) -> Data:
     """Bytes of the standard library from the same kind of source; random tokens stay random."""
-    here = replace(data, tokenizer="byte", begin_token=False, workers=min(2, data.workers))
+    here = replace(data, tokenizer="byte", begin_token=False, workers=min(2, data.workers), mix=None, phases=())
     if data.source in ("stream", "megatron"):
         return replace(here, path="stdlib")
     return replace(here, source="random" if data.source == "random" else "stdlib", path=None)

@@ -1,12 +1,13 @@
-"""The data of a run: their path, whether they fit the run, and what its user is to know of them."""
+"""The data of a run: their path, whether they fit the run, and how much of them it reads."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.experiment import Data
+from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.build import (
@@ -21,25 +22,26 @@ from hpc_gpt.tokens.build import (
 )
 from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
+from hpc_gpt.tokens.mixture import order_of
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
-from hpc_gpt.tokens.tokenizer import BYTE, CHAR, ByteTokenizer, check_table, open_tokenizer, tokenizer_name
+from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 from hpc_gpt.words import counted, show_short
 
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
 
 def data_path(resolved: Resolved) -> Path | None:
-    """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens.
+    """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens and for a mixture.
 
     A relative data.path is searched in the current folder, then in the data folder. To search first beside the file
     that has the key, call `located` before.
     """
     data = resolved.data
-    if data.source == "random":
+    if data.source in ("random", MIX):
         return None
-    if _is_stdlib(data):
+    if is_stdlib(data):
         return stdlib_path(_STDLIB_SUFFIXES[data.source])
     if data.source == "megatron":
         # The prefix itself is not a file.
@@ -47,18 +49,21 @@ def data_path(resolved: Resolved) -> Path | None:
     return find_path(data.path or "")
 
 
-def _is_stdlib(data: Data) -> bool:
+def is_stdlib(data: Data) -> bool:
     return data.source == "stdlib" or (data.source in ("megatron", "stream") and data.path == STDLIB)
 
 
 def located(resolved: Resolved, beside: Path | None) -> Resolved:
-    """The settings with data.path and a tokenizer's file in `beside`, the folder of the file that has data.path, if
-    they are there."""
+    """The settings with data.path, those of a mixture, and a tokenizer's file in `beside`, the folder of the file that
+    has data.path, if they are there."""
     data = resolved.data
     if beside is None:
         return resolved
     files = {key: file for key, file in _relative_files(data).items() if (beside / file).exists()}
-    found: dict[str, Any] = {key: str(beside / getattr(data, key)) for key in files}
+    found: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
+    if data.mix is not None and found:
+        paths = {name: found.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
+        found["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
     return replace(resolved, data=replace(data, **found)) if found else resolved
 
 
@@ -73,7 +78,7 @@ def check_beside(data: Data, beside: Path) -> Path | None:
         there = beside / here
         if there.exists() and here.exists() and not there.samefile(here):
             raise DataError(
-                f"data.{key} {getattr(data, key)} is ambiguous: {there}, beside the file with the key, and "
+                f"data.{key} {_value(data, key)} is ambiguous: {there}, beside the file with the key, and "
                 f"{here.absolute()}",
                 f"remove one, or give an absolute path: --set data.{key}=PATH",
             )
@@ -81,21 +86,49 @@ def check_beside(data: Data, beside: Path) -> Path | None:
 
 
 def _relative_files(data: Data) -> dict[str, Path]:
-    """{key: its file} of data.path and data.tokenizer, as far as they name files by relative paths."""
-    found = {"tokenizer": Path(data.tokenizer)} if Path(data.tokenizer).suffix == ".json" else {}
-    if data.path is not None and data.source != "random" and not _is_stdlib(data):
-        found = {"path": Path(f"{data.path}.idx" if data.source == "megatron" else data.path), **found}
+    """{key: its file} of data.path, those of a mixture and data.tokenizer, as far as they name files by relative
+    paths."""
+    found: dict[str, Path] = {}
+    for key, one in ({"path": data} | {f"mix.{name}.path": each for name, each in _alone(data).items()}).items():
+        if one.path is not None and one.source != "random" and not is_stdlib(one):
+            found[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
+    if Path(data.tokenizer).suffix == ".json":
+        found["tokenizer"] = Path(data.tokenizer)
     return {key: path for key, path in found.items() if not path.expanduser().is_absolute()}
 
 
+def _value(data: Data, key: str) -> str:
+    """The value of one of these keys."""
+    _, _, name = key.removesuffix(".path").partition(".")
+    return str(_alone(data)[name].path if name else getattr(data, key))
+
+
+def _alone(data: Data) -> dict[str, Data]:
+    """{name: the data as if they were this source of the mixture alone}, by name; empty without a mixture."""
+    mix = data.mix or {}
+    return {name: replace(data, source=mix[name].source, path=mix[name].path, mix=None) for name in sorted(mix)}
+
+
+def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
+    """{name: the run as if it read this source of its mixture alone}, by name; empty without a mixture."""
+    return {name: replace(resolved, data=data) for name, data in _alone(resolved.data).items()}
+
+
 def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = None) -> Path | None:
-    """Checks that the data of a run exist and fit it; returns their path, None for random tokens.
+    """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
     A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
     missing. Without `make` nothing is made, and what would be made is checked. Raises DataError if data are missing,
     damaged, of a larger vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one
-    sample or for all readers.
+    sample or for all readers; of a mixture also if its files have several tokenizers, or are read too often.
     """
+    if resolved.data.mix is not None:
+        resolved = located(resolved, beside)
+        _check_one_tokenizer(resolved)
+        for alone in sources_alone(resolved).values():
+            ensure_data(alone, make, beside)
+        _check_epochs(resolved)
+        return None
     try:
         return _ensure(located(resolved, beside), make)
     except DataError as fault:
@@ -105,13 +138,29 @@ def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = Non
         raise DataError(str(fault), f"{places}; {fault.hint}") from None
 
 
+def _check_one_tokenizer(resolved: Resolved) -> None:
+    """DataError if the token files of a mixture were made with different tokenizers."""
+    made: dict[str, str] = {}
+    for name, alone in sources_alone(resolved).items():
+        path = data_path(alone)
+        if alone.data.source == "tokens" and path is not None and path.is_file():
+            made[name] = open_tokens(path).tokenizer
+    first = next(iter(made), "")
+    for name, tokenizer in made.items():
+        if tokenizer != made[first]:
+            raise DataError(
+                f"the mixture's files are of different tokenizers: {first} of {made[first]}, {name} of {tokenizer}",
+                f"make {name} again with that of {first}: hpc-gpt data SOURCE -o FILE --tokenizer …",
+            )
+
+
 def _ensure(resolved: Resolved, make: bool) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
         return None
     data = resolved.data
-    if _is_stdlib(data):
+    if is_stdlib(data):
         if data.source != "stream" and data.tokenizer != BYTE:
             raise DataError(
                 f"data.tokenizer is {data.tokenizer}, but the standard library's sources use tokenizer byte",
@@ -170,14 +219,19 @@ def check_tokenizer(file: TokenFile, wanted: str) -> None:
     """Raises DataError unless a token file was made with tokenizer `wanted`, and has its table if that is char."""
     kind = file.tokenizer.partition(":")[0]
     if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
-        # data.tokenizer has the path of a tokenizer.json, the token file only its checksum.
-        nearest = CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else file.tokenizer
         raise DataError(
             f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
-            f"set data.tokenizer = {nearest}, or make the file again: hpc-gpt data SOURCE -o FILE --tokenizer {wanted}",
+            f"set data.tokenizer = {_described(file.tokenizer)}, or make the file again: "
+            f"hpc-gpt data SOURCE -o FILE --tokenizer {wanted}",
         )
     if kind == CHAR:
         check_table(file.path, file.tokenizer)
+
+
+def _described(tokenizer: str) -> str:
+    """What describes a token file's tokenizer: of a tokenizer.json the file has only a checksum."""
+    kind = tokenizer.partition(":")[0]
+    return CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else tokenizer
 
 
 def _check_vocab(resolved: Resolved) -> None:
@@ -187,6 +241,48 @@ def _check_vocab(resolved: Resolved) -> None:
         raise DataError(
             f"tokenizer {wanted} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",
             f"set model.vocab = {tokenizer.vocab}, or another data.tokenizer",
+        )
+
+
+class SourceUse(NamedTuple):
+    """What a run reads of a source of its mixture: `samples` in all its steps, of `size` samples of training."""
+
+    path: Path
+    samples: int
+    size: int
+
+    @property
+    def epochs(self) -> float:
+        return self.samples / self.size
+
+
+def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
+    """{name: what a run reads of this source of its mixture}. Raises DataError as `open_file` does."""
+    found, steps = {}, resolved.train.steps
+    samples = order_of(resolved).counts(steps * resolved.batch.global_batch)
+    for name, alone in sources_alone(resolved).items():
+        path = data_path(alone)
+        assert path is not None
+        file = file_if_made(alone, path)
+        count = stdlib_length() if file is None else len(file.tokens)
+        size = (split_tokens(count, alone.data.eval_fraction) - 1) // alone.model.seq
+        found[name] = SourceUse(path, samples[name], size)
+    return found
+
+
+def _check_epochs(resolved: Resolved) -> None:
+    limit = resolved.data.max_epochs
+    often = {name: use for name, use in mixture_use(resolved).items() if 0 < limit < use.epochs}
+    if often:
+        seq = resolved.model.seq
+        words = [
+            f"{name} {show_short(use.epochs)} times, {use.samples * seq:,} of {use.size * seq:,} tokens"
+            for name, use in often.items()
+        ]
+        raise DataError(
+            f"{counted(resolved.train.steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
+            f"{'; '.join(words)}",
+            "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
         )
 
 
@@ -229,48 +325,7 @@ def _fraction_for(tokens: int, count: int) -> float:
     return round(min(0.99, fraction), digits)
 
 
-def describe_data(resolved: Resolved) -> tuple[str, ...]:
-    """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps; and
-    whether they use less than a tenth of the model's vocabulary."""
-    data, vocab = resolved.data, resolved.model.vocab
-    if data.source == "random":
-        return resolved.form.data_lines
-    path = data_path(resolved)
-    assert path is not None
-    what = "Python's own sources" if _is_stdlib(data) else str(path)
-    used: int | None = None
-    if data.source == "stream":
-        used = open_tokenizer(data.tokenizer).vocab
-        made = list_shards(path, resolved) if path.exists() else None
-        size = sum(made.sizes) if made else split_tokens(stdlib_length(), data.eval_fraction)
-        shards = len(made.training) if made else STDLIB_SHARDS - int(STDLIB_SHARDS * data.eval_fraction)
-        length = f"{counted(shards, 'shard')} to train on, about {size:,} bytes of text"
-        samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
-        unknown = "how many tokens these are is known when they are read"
-    else:
-        file = _file_if_made(resolved, path)
-        count = stdlib_length() if file is None else len(file.tokens)
-        # Megatron's files do not state their vocabulary.
-        used = ByteTokenizer.vocab if _is_stdlib(data) else file.vocab if file is not None and file.tokenizer else None
-        training = split_tokens(count, data.eval_fraction)
-        length, unknown = f"{training:,} tokens to train on", ""
-        samples = (training - 1) // resolved.model.seq
-    by = f" by tokenizer {data.tokenizer}" if used is not None else ""
-    steps, each = resolved.train.steps, resolved.batch.global_batch
-    epochs = (
-        f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
-        if samples
-        else unknown
-    )
-    line = f"data: {what}{by}, {length}; {epochs}"
-    if used is None or 10 * used >= vocab:
-        return (line,)
-    share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
-    hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
-    return (line, f"note: the data have {share}; {hint}")
-
-
-def _file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
+def file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
     """The run's token file or Megatron's pair; None for data of the standard library that are not made yet."""
     files = megatron.paths(path) if resolved.data.source == "megatron" else (path,)
     return open_file(resolved) if all(file.exists() for file in files) else None

@@ -3,6 +3,8 @@
 A sample has seq + 1 tokens: the inputs are the first `seq` of them, the targets the last `seq`.
 """
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +12,9 @@ from numpy.typing import NDArray
 
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.megatron import check_window
+from hpc_gpt.tokens.mixture import MixtureOrder, order_of
 from hpc_gpt.tokens.order import sample_position
-from hpc_gpt.tokens.run_data import open_file, open_shards, split_tokens
+from hpc_gpt.tokens.run_data import open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.tokens.token_file import TokenFile
 
@@ -36,6 +39,12 @@ def open_samples(resolved: Resolved) -> Samples | ShardSet:
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
     if resolved.data.source == "stream":
         return open_shards(resolved)
+    if alone := sources_alone(resolved):
+        return MixtureSamples({name: _open_windows(each) for name, each in alone.items()}, order_of(resolved))
+    return _open_windows(resolved)
+
+
+def _open_windows(resolved: Resolved) -> "FileSamples":
     return FileSamples(open_file(resolved), resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
 
@@ -70,6 +79,27 @@ class FileSamples:
             # Megatron's files do not state their vocabulary.
             check_window(self._file, start, window)
         return window
+
+
+class MixtureSamples:
+    """Samples of several token files, those of training and of evaluation each in the order of a mixture.
+
+    Each source's own are as if it were the only one. `identity` is the SHA-256 of the sources' names and identities.
+    """
+
+    def __init__(self, sources: Mapping[str, FileSamples], order: MixtureOrder) -> None:
+        self.sources = sources
+        self._order = order
+        listed = "".join(f"{name} {one.identity}\n" for name, one in sorted(sources.items()))
+        self.identity = hashlib.sha256(listed.encode()).hexdigest()
+
+    def train(self, number: int) -> Sample:
+        name, own = self._order.place(number)
+        return self.sources[name].train(own)
+
+    def evaluation(self, number: int) -> Sample:
+        name, own = self._order.place(number)
+        return self.sources[name].evaluation(own)
 
 
 class RandomSamples:

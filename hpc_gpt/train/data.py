@@ -13,7 +13,7 @@ from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.end_token import end_token
 from hpc_gpt.tokens.order import micro_batch_numbers
-from hpc_gpt.tokens.samples import Sample, Samples
+from hpc_gpt.tokens.samples import MixtureSamples, Sample, Samples
 from hpc_gpt.tokens.shard_stream import Position, ShardSet, ShardStream, evaluation_samples
 
 _READ_AHEAD = 4
@@ -31,12 +31,18 @@ class Stream:
         """How many shards of this data-parallel rank were left early, in all attempts (data.on_bad_shard = "skip")."""
         return 0
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of a mixture's sources, each of which is evaluated alone; empty without a mixture."""
+        return ()
+
     def step(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches of a training step, counted from 0. Call it in the order of the steps."""
         raise NotImplementedError
 
-    def evaluation(self, batches: int) -> Iterator[MicroBatch]:
-        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
+    def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
+        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation; of one
+        `source` of a mixture."""
         raise NotImplementedError
 
     def position(self) -> dict[str, Any] | None:
@@ -99,10 +105,18 @@ class DataStream(Stream):
                 self._submit(step, index + ahead)
             yield _to_device(self._ahead.pop((step, index)).result(), self._device)
 
-    def evaluation(self, batches: int) -> Iterator[MicroBatch]:
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._samples.sources) if isinstance(self._samples, MixtureSamples) else ()
+
+    def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
+        samples = self._samples
+        if source is not None:
+            assert isinstance(samples, MixtureSamples)
+            samples = samples.sources[source]
         for batch in range(batches):
             for index in range(self._batch.micro_batches):
-                yield _to_device(self._read(self._samples.evaluation, batch, index), self._device)
+                yield _to_device(self._read(samples.evaluation, batch, index), self._device)
 
     def _submit(self, step: int, index: int) -> None:
         """Asks the reader for a micro-batch once. An index past the step's end is of the next step."""
@@ -161,7 +175,7 @@ class StreamedShards(Stream):
             if index >= first:
                 yield _to_device(micro_batch, self._device)
 
-    def evaluation(self, batches: int) -> Iterator[MicroBatch]:
+    def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
         # They are the same at every evaluation, so they are read once and kept.
         if not self._evaluation:
             self._evaluation = self._read_evaluation(batches)

@@ -164,12 +164,14 @@ class Loop:
         return self._ranks.broadcast(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))
 
     def _evaluate(self) -> None:
-        train = self._train
-        self._heart.enter(EVALUATING, as_steps=train.eval_batches)
-        loss = self._engine.evaluate(
-            self._stream.evaluation(train.eval_batches), train.eval_batches * self._resolved.batch.micro_batches
-        )
-        self._metrics.add_evaluation(loss)
+        batches, sources = self._train.eval_batches, self._stream.sources
+        self._heart.enter(EVALUATING, as_steps=batches * max(1, len(sources)))
+        count = batches * self._resolved.batch.micro_batches
+        losses = {
+            source: self._engine.evaluate(self._stream.evaluation(batches, source), count)
+            for source in (sources or (None,))
+        }
+        self._metrics.add_evaluation(losses)
         self._metrics.begin_clock()
 
     def _log(self) -> None:

@@ -11,7 +11,9 @@ import json
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.formulas import GIB
 from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.mixture import evaluation_shares
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import KeptLines, Refusal
 from hpc_gpt.train.engines.protocol import StepResult
@@ -40,7 +43,7 @@ class _Step:
     began: _Moment
     ended: _Moment
     time: float
-    loss_eval: Tensor | None = None
+    losses_eval: Mapping[str | None, Tensor] = field(default_factory=dict)
 
 
 class _Copy:
@@ -50,8 +53,7 @@ class _Copy:
         self.steps = steps
         values: list[Tensor | float] = []
         for kept in steps:
-            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped]
-            values.append(math.nan if kept.loss_eval is None else kept.loss_eval)
+            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped, *kept.losses_eval.values()]
         on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
         self._values = values
         self._numbers = torch.stack([value.to(device) for value in on_device]) if on_device else torch.empty(0)
@@ -66,12 +68,12 @@ class _Copy:
         return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[list[float]]:
-        """Loss, norm, skipped and evaluation of each step; waits for the copy."""
+        """Loss, norm, skipped and evaluations of each step; waits for the copy."""
         if self._arrived is not None:
             self._arrived.synchronize()
         fetched = iter(self._numbers.tolist())
-        flat = [next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values]
-        return [flat[index : index + 4] for index in range(0, len(flat), 4)]
+        flat = iter([next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values])
+        return [list(islice(flat, 3 + len(kept.losses_eval))) for kept in self.steps]
 
 
 # The steps that compile, allocate and choose kernels, and some more.
@@ -94,6 +96,7 @@ class Metrics:
         self._path = path
         self._steps = resolved.train.steps
         self._tokens = resolved.batch.global_batch * resolved.model.seq
+        self._evaluation_shares = evaluation_shares(resolved.data)
         self._device = device
         self._kept: list[_Step] = []
         self._coming: _Copy | None = None
@@ -120,9 +123,9 @@ class Metrics:
         self._kept.append(_Step(step, result, self._began, now, time.time()))
         self._began = now
 
-    def add_evaluation(self, loss: Tensor) -> None:
-        """Keeps the evaluation loss after the step that was added last."""
-        self._kept[-1].loss_eval = loss
+    def add_evaluation(self, losses: Mapping[str | None, Tensor]) -> None:
+        """Keeps the evaluation after the step that was added last: {None: loss}, or {source: loss} of a mixture."""
+        self._kept[-1].losses_eval = losses
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
@@ -157,9 +160,11 @@ class Metrics:
         """Makes lines of the figures that were copied."""
         if self._coming is None:
             return
-        for kept, (loss, grad_norm, skipped, loss_eval) in zip(self._coming.steps, self._coming.numbers(), strict=True):
+        for kept, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
+            loss, grad_norm, skipped, *losses_eval = numbers
+            loss_eval, loss_eval_by = self._evaluation(dict(zip(kept.losses_eval, losses_eval, strict=True)))
             self._judge(loss, grad_norm, bool(skipped))
-            self.target.add(kept.step, loss, None if kept.loss_eval is None else loss_eval)
+            self.target.add(kept.step, loss, loss_eval)
             step_s = _seconds(kept.began, kept.ended)
             if self.first_steps_s is None:
                 self._first.append(step_s)
@@ -167,7 +172,7 @@ class Metrics:
             self._last = {
                 "step": kept.step,
                 "loss": loss,
-                "loss_eval": None if kept.loss_eval is None else loss_eval,
+                "loss_eval": loss_eval,
                 "grad_norm": grad_norm,
                 "lr": kept.result.lr,
                 "step_s": round(step_s, 6),
@@ -178,10 +183,22 @@ class Metrics:
                 "memory_reserved_gib": _gib(self.memory[1]),
                 "save_s": self._save_s,
                 "time": round(kept.time, 3),
+                **loss_eval_by,
             }
             self._save_s = None
             self._lines.append(self._last)
         self._coming = None
+
+    def _evaluation(self, losses: Mapping[str | None, float]) -> tuple[float | None, dict[str, Any]]:
+        """(loss_eval, and of a mixture loss_eval_by) of a line: loss_eval is the mean by the first phase's weights."""
+        shares = self._evaluation_shares
+        if not shares:
+            return losses.get(None), {}
+        if not losses:
+            return None, {"loss_eval_by": None}
+        # A source of weight 0 may have a loss that is not finite.
+        mean = math.fsum(share * losses[name] for name, share in shares.items() if share)
+        return mean, {"loss_eval_by": losses}
 
     def forget(self) -> None:
         """Drops the figures, on ranks that write none."""

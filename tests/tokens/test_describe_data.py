@@ -8,7 +8,8 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tokens.build import build_megatron, build_tokens, stdlib_length
-from hpc_gpt.tokens.run_data import describe_data, ensure_data
+from hpc_gpt.tokens.description import describe_data
+from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.tokens.samples import open_samples
 
 

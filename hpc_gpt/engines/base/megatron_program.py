@@ -28,9 +28,9 @@ _CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
-def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | None) -> list[str]:
-    """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data_prefix` is
-    the path before .bin and .idx, None for mock data.
+def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[str] | None) -> list[str]:
+    """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data` is the
+    path before .bin and .idx, of a mixture a weight and such a path for each source, None for mock data.
 
     The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
     token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
@@ -87,7 +87,7 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         arguments |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
     if model.rope_scaling is not None:
         arguments["--rope-scaling-factor"] = model.rope_scaling.factor
-    arguments |= {"--no-rope-freq": model.nope_every, "--data-path": data_prefix, "--optimizer": train.optimizer}
+    arguments |= {"--no-rope-freq": model.nope_every, "--data-path": data, "--optimizer": train.optimizer}
     if train.optimizer == "sgd":
         arguments["--sgd-momentum"] = 0.0
     else:
@@ -108,7 +108,7 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         "--sequence-parallel": engine.sequence_parallel,
         "--use-distributed-optimizer": engine.sharded_optimizer,
         "--deterministic-mode": train.deterministic,
-        "--mock-data": data_prefix is None,
+        "--mock-data": data is None,
         "--swiglu": model.is_gated,
         "--disable-bias-linear": model.bias != "all",
         "--add-qkv-bias": model.bias == "qkv",
@@ -121,7 +121,7 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
     words = []
     for name, value in arguments.items():
         if value is not None and value is not False:
-            words += [name] if value is True else [name, str(value)]
+            words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
     return [*words, *engine.megatron_args]
 
 

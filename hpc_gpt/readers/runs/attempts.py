@@ -61,6 +61,7 @@ class _Lines:
     columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in KEYS})
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
+    by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
     damaged: int = 0
     passed: int = 0  # lines, including empty ones
     offset: int = 0  # where in the file the last one ends
@@ -79,6 +80,9 @@ class _Lines:
         columns = _columns(objects)
         for key in KEYS:
             self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
+        for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
+            if isinstance(losses, dict):
+                self.by_source[step] = {name: _number(loss) for name, loss in losses.items()}
         for key in MEMORY_FIELDS:
             found_stages = columns.get(key, ())
             if any(found_stages):
@@ -104,6 +108,7 @@ def read_metrics(path: Path, attempt: int) -> MetricsLines:
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
     named = {KEYS[key]: column for key, column in columns.items()}
     steps = StepTable(named, line, np.full(len(line), attempt, np.int64), files=file, count=len(line))
+    steps.eval_by = lines.by_source
     return MetricsLines(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
 
 
@@ -158,7 +163,7 @@ def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
     kinds = set(map(tuple, objects))
     if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
-    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS)}
+    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS, "loss_eval_by")}
 
 
 _PLAIN = {int, float, bool, type(None)}

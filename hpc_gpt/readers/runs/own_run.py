@@ -210,7 +210,10 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
             draft.flag("the loss did not fall")
     evaluated = np.flatnonzero(~np.isnan(steps["loss_eval"]))
     if len(evaluated):
-        draft.set("loss_eval", float(steps["loss_eval"][evaluated[-1]]), steps.place(evaluated[-1]))
+        last = evaluated[-1]
+        draft.set("loss_eval", float(steps["loss_eval"][last]), steps.place(last))
+        if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
+            draft.set("loss_eval_by", by_source, steps.place(last))
     if len(nan):
         draft.flag(f"{counted(len(nan), 'step')} with a loss that is no number, the first at {steps.place(nan[0])}")
     if np.all(skips > 0):

@@ -17,7 +17,7 @@ from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
 from hpc_gpt.report.page.svg import Svg, number, safe
-from hpc_gpt.report.tables import peak_memory_gib, show_name
+from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.words import NOTHING, counted, show_count, show_digits, show_params, show_rate, show_share
@@ -121,7 +121,9 @@ _FEW_COLUMNS = (
 _MORE_COLUMNS = (
     Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
            means="10th and 90th percentile of the same steps; sorted by the 10th"),
-    *_figures("tokens_per_s", "loss_first", "loss_eval", "skipped_steps", "nan_steps"),
+    *_figures("tokens_per_s", "loss_first", "loss_eval"),
+    _words("Loss eval by source", ("loss_eval_by",), losses_by_source, "of the last evaluation on each of a mixture"),
+    *_figures("skipped_steps", "nan_steps"),
     Column("Attempts", ("attempts",), lambda record: len(record.attempts) if record.attempts else None, show_count,
            means="starts of the run"),
     *_figures("micro_batch"),

@@ -20,10 +20,11 @@ from hpc_gpt.readers.dialects.megatron import ITERATION
 from hpc_gpt.readers.logs.matches import float_of, values_of
 from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.mixture import evaluation_shares
 from hpc_gpt.supervision.heartbeat import Heartbeat
 from hpc_gpt.supervision.meeting import MEETING_S
 from hpc_gpt.supervision.signals import Signals
-from hpc_gpt.tokens.run_data import data_path, ensure_data, located
+from hpc_gpt.tokens.run_data import data_path, ensure_data, located, sources_alone
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -134,12 +135,24 @@ class MegatronRank(ForeignRank):
         except FileNotFoundError:
             return False
 
-    def _await_data(self) -> str | None:
-        """The prefix of Megatron's data, which the first rank of each node makes if missing; None for mock data."""
+    def _await_data(self) -> str | list[str] | None:
+        """What follows --data-path: the prefix of Megatron's data, which the first rank of each node makes if missing,
+        or a weight and a prefix for each source of a mixture; None for mock data."""
         resolved = located(self._resolved, self._run.data_beside)
-        path = ensure_data(resolved) if self._place.local_rank == 0 else data_path(resolved)
-        if path is None:
-            return None
+        if self._place.local_rank == 0:
+            ensure_data(resolved)
+        if resolved.data.mix is None:
+            path = data_path(resolved)
+            return None if path is None else self._await_pair(path)
+        words = []
+        shares = evaluation_shares(resolved.data)
+        for name, alone in sources_alone(resolved).items():
+            path = data_path(alone)
+            assert path is not None
+            words += [str(shares[name]), self._await_pair(path)]
+        return words
+
+    def _await_pair(self, path: Path) -> str:
         index = path.with_name(path.name + ".idx")
         self.await_file(index, DataError(f"{index} was not made in {MEETING_S} s", "did the node's first rank fail?"))
         return os.path.abspath(path)

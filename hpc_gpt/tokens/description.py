@@ -1,0 +1,72 @@
+"""What the user of a run is to know of its data: source, tokens, epochs, and of a mixture each source's shares."""
+
+from hpc_gpt.settings.mixture import MIX, mixture_shares, phase_steps
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.build import STDLIB_SHARDS, stdlib_length
+from hpc_gpt.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens
+from hpc_gpt.tokens.shard_stream import list_shards
+from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
+from hpc_gpt.words import counted, show_short
+
+
+def describe_data(resolved: Resolved) -> tuple[str, ...]:
+    """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps; and
+    whether they use less than a tenth of the model's vocabulary."""
+    data, vocab = resolved.data, resolved.model.vocab
+    if data.source == "random":
+        return resolved.form.data_lines
+    if data.source == MIX:
+        return _describe_mixture(resolved)
+    path = data_path(resolved)
+    assert path is not None
+    what = "Python's own sources" if is_stdlib(data) else str(path)
+    used: int | None = None
+    if data.source == "stream":
+        used = open_tokenizer(data.tokenizer).vocab
+        made = list_shards(path, resolved) if path.exists() else None
+        size = sum(made.sizes) if made else split_tokens(stdlib_length(), data.eval_fraction)
+        shards = len(made.training) if made else STDLIB_SHARDS - int(STDLIB_SHARDS * data.eval_fraction)
+        length = f"{counted(shards, 'shard')} to train on, about {size:,} bytes of text"
+        samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
+        unknown = "how many tokens these are is known when they are read"
+    else:
+        file = file_if_made(resolved, path)
+        count = stdlib_length() if file is None else len(file.tokens)
+        # Megatron's files do not state their vocabulary.
+        used = ByteTokenizer.vocab if is_stdlib(data) else file.vocab if file is not None and file.tokenizer else None
+        training = split_tokens(count, data.eval_fraction)
+        length, unknown = f"{training:,} tokens to train on", ""
+        samples = (training - 1) // resolved.model.seq
+    by = f" by tokenizer {data.tokenizer}" if used is not None else ""
+    steps, each = resolved.train.steps, resolved.batch.global_batch
+    epochs = (
+        f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
+        if samples
+        else unknown
+    )
+    line = f"data: {what}{by}, {length}; {epochs}"
+    if used is None or 10 * used >= vocab:
+        return (line,)
+    share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
+    hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
+    return (line, f"note: the data have {share}; {hint}")
+
+
+def _describe_mixture(resolved: Resolved) -> tuple[str, ...]:
+    """A line on the mixture as a whole, and one on each source: shares, tokens, epochs in all steps."""
+    data, seq = resolved.data, resolved.model.seq
+    assert data.mix is not None
+    steps, each = resolved.train.steps, resolved.batch.global_batch
+    begins = phase_steps(data.phases, each * seq)
+    phases = [
+        f"phase {number} from step {begin + 1:,} on" + (", which is not reached" if begin >= steps else "")
+        for number, begin in enumerate(begins[1:], 2)
+    ]
+    in_steps = f"{steps * each * seq:,} tokens in {counted(steps, 'step')} of {counted(each, 'sample')}"
+    lines = [f"data: a mixture of {counted(len(data.mix), 'source')}, {'; '.join([in_steps, *phases])}"]
+    shares = mixture_shares(data.mix, data.phases)
+    for name, use in mixture_use(resolved).items():
+        of_phases = ", then ".join(f"{float(100 * share[name]):.3g} %" for share in shares)
+        epochs = f"{show_short(use.epochs)} epochs of {use.size * seq:,}"
+        lines.append(f"data: {name}: {of_phases}, {use.samples * seq:,} tokens, {epochs} in {use.path}")
+    return tuple(lines)
