@@ -25,7 +25,7 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.submission import check_inputs, dry_run
+from hpc_gpt.launch.submission import check_inputs, dry_run, lines_on_data
 from hpc_gpt.network import GLOO, describe_interfaces
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
@@ -37,8 +37,6 @@ from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import ask, check_reachable
 from hpc_gpt.tables import close_matches
-from hpc_gpt.tokens.description import describe_data
-from hpc_gpt.tokens.run_data import located
 from hpc_gpt.words import counted, show_bytes
 
 Level = Literal["ok", "warn", "fail"]
@@ -192,8 +190,7 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if resolved.data.source == MIX:
-        lines = describe_data(located(resolved, beside))
-        return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines]
+        return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines_on_data(resolved, beside)]
     if path is None:
         return [Check("inputs", "ok", resolved.form.inputs)]
     # The path of Megatron's pair of files is the common beginning of their names.

@@ -40,7 +40,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     rows += [("copy", line) for line in describe_copy(run)]
-    rows += [("data", line.removeprefix("data: ")) for line in _on_data(prepared)]
+    rows += [("data", line.removeprefix("data: ")) for line in lines_on_data(run, prepared.data_beside)]
     rows += [("checkpoints", text) for text in saves(run, logs)]
     if prepared.prediction is not None:
         line = prepared.prediction.line.removeprefix("predicted: ")
@@ -70,11 +70,13 @@ def _command(prepared: PreparedRun, here: bool) -> str:
 
 def data_lines(prepared: PreparedRun) -> list[str]:
     """What a run takes along and reads, as lines after its submission."""
-    return [*(f"copy: {line}" for line in describe_copy(prepared.resolved)), *_on_data(prepared)]
+    run = prepared.resolved
+    return [*(f"copy: {line}" for line in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
 
 
-def _on_data(prepared: PreparedRun) -> tuple[str, ...]:
-    return describe_data(located(prepared.resolved, prepared.data_beside))
+def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[str, ...]:
+    """What a run reads, whose relative paths are looked up in the folder `beside` first."""
+    return describe_data(located(resolved, beside))
 
 
 def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:

@@ -171,7 +171,7 @@ class Data:
     source: Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"] = key(
         "stdlib", resume="never", decides="speed"
     )
-    "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, text read as it is, or a mixture."
+    "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, a stream of text, or a mixture."
     path: str | None = key(None, resume="never", decides="speed")
     'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
     eval_fraction: float = key(0.05, resume="never", decides="speed")

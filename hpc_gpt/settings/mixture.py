@@ -5,12 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hpc_gpt.words import counted
-
-if TYPE_CHECKING:
-    from hpc_gpt.settings.experiment import Data
 
 MIX: Literal["mix"] = "mix"  # data.source of a mixture
 # A source's name is part of dotted keys, and of the tags of its losses.
@@ -45,9 +42,9 @@ def mixture_shares(mix: Mapping[str, MixedSource], phases: Sequence[float]) -> l
     return [{name: each[phase] / totals[phase] for name, each in weights.items()} for phase in range(count)]
 
 
-def evaluation_shares(data: "Data") -> dict[str, float]:
+def evaluation_shares(mix: Mapping[str, MixedSource] | None, phases: Sequence[float]) -> dict[str, float]:
     """{name: the weight of its loss in loss_eval}: its share in the first phase. Empty without a mixture."""
-    shares = mixture_shares(data.mix, data.phases)[0] if data.mix else {}
+    shares = mixture_shares(mix, phases)[0] if mix else {}
     return {name: float(share) for name, share in shares.items()}
 
 
@@ -60,23 +57,24 @@ def phase_steps(phases: Sequence[float], step_tokens: int) -> list[int]:
     return [0, *(math.ceil(Fraction(tokens) / step_tokens) for tokens in phases)]
 
 
-def mixture_faults(data: "Data") -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each contradiction in `[data]` that concerns a mixture."""
-    mix, phases = data.mix, data.phases
+def mixture_faults(
+    source: str, path: str | None, mix: Mapping[str, MixedSource] | None, phases: Sequence[float]
+) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of each contradiction in these keys of `[data]`."""
     if mix is None:
         without = "give the sources as [data.mix.NAME] with path and weight, or leave it out"
-        if data.source == MIX:
+        if source == MIX:
             yield 'data.source is "mix", but there is no [data.mix.NAME]', without
         if phases:
             yield f"data.phases is {_listed(phases)}, but there is no mixture", without
         return
-    if data.source != MIX:
+    if source != MIX:
         yield (
-            f'data.source is "{data.source}" beside the mixture [data.mix]',
+            f'data.source is "{source}" beside the mixture [data.mix]',
             'set data.source = "mix"',
         )
-    if data.path is not None:
-        yield f"data.path is {data.path} beside the mixture [data.mix]", "give each source's path, data.mix.NAME.path"
+    if path is not None:
+        yield f"data.path is {path} beside the mixture [data.mix]", "give each source's path, data.mix.NAME.path"
     if not mix:
         yield "[data.mix] has no source", "give some as [data.mix.NAME] with path and weight"
     rising = all(a < b for a, b in zip((0.0, *phases), phases, strict=False)) and all(map(math.isfinite, phases))

@@ -249,7 +249,7 @@ def _check_budget(hours: float | None) -> None:
 
 
 def _check_data(data: Data) -> None:
-    faults = dict(mixture_faults(data))
+    faults = dict(mixture_faults(data.source, data.path, data.mix, data.phases))
     if fault := key_rules(Data)["max_epochs"].fault(data.max_epochs):
         faults[f"data.max_epochs {fault}"] = "0 is no limit"
     raise_faults(faults)

@@ -89,7 +89,7 @@ def _next(phase: _Phase, counts: Sequence[int]) -> int:
     return min(due)[1]
 
 
-def order_of(resolved: Resolved) -> MixtureOrder:
+def mixture_order(resolved: Resolved) -> MixtureOrder:
     """The order of a run with a mixture."""
     data, each = resolved.data, resolved.batch.global_batch
     assert data.mix is not None

@@ -22,7 +22,7 @@ from hpc_gpt.tokens.build import (
 )
 from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
-from hpc_gpt.tokens.mixture import order_of
+from hpc_gpt.tokens.mixture import mixture_order
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
@@ -259,7 +259,7 @@ class SourceUse(NamedTuple):
 def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
     """{name: what a run reads of this source of its mixture}. Raises DataError as `open_file` does."""
     found, steps = {}, resolved.train.steps
-    samples = order_of(resolved).counts(steps * resolved.batch.global_batch)
+    samples = mixture_order(resolved).counts(steps * resolved.batch.global_batch)
     for name, alone in sources_alone(resolved).items():
         path = data_path(alone)
         assert path is not None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.megatron import check_window
-from hpc_gpt.tokens.mixture import MixtureOrder, order_of
+from hpc_gpt.tokens.mixture import MixtureOrder, mixture_order
 from hpc_gpt.tokens.order import sample_position
 from hpc_gpt.tokens.run_data import open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.tokens.shard_stream import ShardSet
@@ -40,7 +40,7 @@ def open_samples(resolved: Resolved) -> Samples | ShardSet:
     if resolved.data.source == "stream":
         return open_shards(resolved)
     if alone := sources_alone(resolved):
-        return MixtureSamples({name: _open_windows(each) for name, each in alone.items()}, order_of(resolved))
+        return MixtureSamples({name: _open_windows(each) for name, each in alone.items()}, mixture_order(resolved))
     return _open_windows(resolved)
 
 

@@ -167,11 +167,11 @@ class Loop:
         batches, sources = self._train.eval_batches, self._stream.sources
         self._heart.enter(EVALUATING, as_steps=batches * max(1, len(sources)))
         count = batches * self._resolved.batch.micro_batches
-        losses = {
-            source: self._engine.evaluate(self._stream.evaluation(batches, source), count)
-            for source in (sources or (None,))
-        }
-        self._metrics.add_evaluation(losses)
+        if sources:
+            each = {one: self._engine.evaluate(self._stream.evaluation(batches, one), count) for one in sources}
+            self._metrics.add_evaluation(each)
+        else:
+            self._metrics.add_evaluation(self._engine.evaluate(self._stream.evaluation(batches), count))
         self._metrics.begin_clock()
 
     def _log(self) -> None:

@@ -43,7 +43,7 @@ class _Step:
     began: _Moment
     ended: _Moment
     time: float
-    losses_eval: Mapping[str | None, Tensor] = field(default_factory=dict)
+    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)  # by source of a mixture, else of None
 
 
 class _Copy:
@@ -96,7 +96,7 @@ class Metrics:
         self._path = path
         self._steps = resolved.train.steps
         self._tokens = resolved.batch.global_batch * resolved.model.seq
-        self._evaluation_shares = evaluation_shares(resolved.data)
+        self._evaluation_shares = evaluation_shares(resolved.data.mix, resolved.data.phases)
         self._device = device
         self._kept: list[_Step] = []
         self._coming: _Copy | None = None
@@ -123,9 +123,9 @@ class Metrics:
         self._kept.append(_Step(step, result, self._began, now, time.time()))
         self._began = now
 
-    def add_evaluation(self, losses: Mapping[str | None, Tensor]) -> None:
-        """Keeps the evaluation after the step that was added last: {None: loss}, or {source: loss} of a mixture."""
-        self._kept[-1].losses_eval = losses
+    def add_evaluation(self, loss: Tensor | Mapping[str, Tensor]) -> None:
+        """Keeps the evaluation loss after the step that was added last; of a mixture {source: loss}."""
+        self._kept[-1].losses_eval = {None: loss} if isinstance(loss, Tensor) else dict(loss)
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""

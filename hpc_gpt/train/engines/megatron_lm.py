@@ -145,7 +145,7 @@ class MegatronRank(ForeignRank):
             path = data_path(resolved)
             return None if path is None else self._await_pair(path)
         words = []
-        shares = evaluation_shares(resolved.data)
+        shares = evaluation_shares(resolved.data.mix, ())
         for name, alone in sources_alone(resolved).items():
             path = data_path(alone)
             assert path is not None

@@ -1,0 +1,128 @@
+"""A mixture in real training: it continues after a resume, and every layout reads the same samples."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_gpt.readers.runs.own_run import read_own
+from hpc_gpt.report.exports import curve_of
+from hpc_gpt.report.tables import losses_by_source
+from hpc_gpt.runs.lineage import Parent
+from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.mixture import MixedSource
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.build import build_tokens
+from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.train.data import DataStream
+from tests.train.launch import figures, lines, new_run, settings, train
+
+pytestmark = pytest.mark.xdist_group("train-mixtures")
+
+STEPS, HALF = 12, 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """upper.tokens and lower.tokens: letters that no other source has."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, letters in (("upper", "ABCDEFGHIJ"), ("lower", "klmnopqrst")):
+        (folder / f"{name}.txt").write_text("".join(letters[n * n % 10] + letters[n % 7] for n in range(3000)))
+        build_tokens(folder / f"{name}.txt", folder / f"{name}.tokens")
+    return folder
+
+
+def mixing(folder: Path, layout: Mapping[str, int], engine: str = "ddp", **more: Any) -> Resolved:
+    """16 samples a step; three upper to one lower, then only lower from step HALF + 2 on, counted from 0."""
+    keys = {"steps": STEPS, "eval_every": HALF, "eval_batches": 1, "save_every": HALF, **more}
+    plain = settings(folder, {"global_batch": 16, "micro_batches": None, **layout}, Engine(name=engine), **keys)
+    weights = {"lower": (0.25, 1.0), "upper": (0.75, 0.0)}
+    mix = {name: MixedSource(str(folder / f"{name}.tokens"), weight=weight) for name, weight in weights.items()}
+    phases = ((HALF + 1.5) * 16 * plain.model.seq,)
+    return replace(plain, data=replace(plain.data, source="mix", path=None, mix=mix, phases=phases))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> RunFolder:
+    run = new_run(tmp_path_factory.mktemp("unbroken"), mixing(folder, {"tp": 1, "pp": 1, "dp": 2}))
+    launch = train(run, 2)
+    assert launch.ended == ("done", STEPS, False), launch.log
+    return run
+
+
+def test_each_source_is_evaluated_and_loss_eval_is_their_mean_by_the_first_weights(unbroken: RunFolder) -> None:
+    found = lines(unbroken)
+    evaluated = [line for line in found if line["loss_eval"] is not None]
+    assert [line["step"] for line in evaluated] == [HALF, STEPS]
+    assert [line["loss_eval_by"] for line in found if line not in evaluated] == [None] * (STEPS - 2)
+    for line in evaluated:
+        by = line["loss_eval_by"]
+        assert [*by] == ["lower", "upper"]
+        assert line["loss_eval"] == pytest.approx(0.25 * by["lower"] + 0.75 * by["upper"], rel=1e-12)
+        assert by["lower"] != by["upper"]
+
+
+def test_report_and_exports_have_them(unbroken: RunFolder) -> None:
+    run = read_own(unbroken)
+    last = lines(unbroken)[-1]
+    assert run.record.loss_eval == last["loss_eval"]
+    assert run.record.loss_eval_by == last["loss_eval_by"]
+    assert losses_by_source(run.record) == ", ".join(
+        f"{name} {loss:.3f}" for name, loss in last["loss_eval_by"].items()
+    )
+    _, rows = curve_of(run)
+    tags = {step: {tag: loss for tag, loss in row.items() if tag.startswith("loss_eval_by")} for step, _, row in rows}
+    assert {step for step, row in tags.items() if row} == {HALF, STEPS}
+    assert tags[STEPS] == {f"loss_eval_by/{name}": loss for name, loss in last["loss_eval_by"].items()}
+
+
+def test_a_resume_continues_the_mixture_to_the_last_digit(unbroken: RunFolder, tmp_path: Path) -> None:
+    """From before the phase's begin, over it."""
+    again = RunFolder(shutil.copytree(unbroken.path, tmp_path / "again"))
+    shutil.rmtree(again.checkpoints / f"step-{STEPS:08d}")
+    launch = train(again, 2)
+    assert f"resumed after step {HALF} of {STEPS}" in launch.log
+    assert figures(again)[STEPS:] == figures(unbroken)[HALF:]
+    assert [line["loss_eval_by"] for line in lines(again)[STEPS:]] == [
+        line["loss_eval_by"] for line in lines(unbroken)[HALF:]
+    ]
+
+
+def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path, tmp_path: Path) -> None:
+    """A child that resumes on one rank has the losses of the two, as far as fp32 sums go."""
+    copy = Path(shutil.copytree(unbroken.path, tmp_path / "parent"))
+    shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:08d}")
+    parent = asdict(Parent(unbroken.run_id, str(copy), HALF))
+    resolved = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
+    run = create_run(tmp_path, resolved, "#!/bin/sh\n", "", {}, resumed_from=parent)
+    launch = train(run, 1)
+    assert launch.ended == ("done", STEPS, False), launch.log
+    for own, one in zip(lines(run), lines(unbroken)[HALF:], strict=True):
+        assert own["step"] == one["step"]
+        assert own["loss"] == pytest.approx(one["loss"], abs=2e-6)
+        if one["loss_eval_by"]:
+            assert own["loss_eval_by"] == pytest.approx(one["loss_eval_by"], abs=2e-6)
+
+
+def rows(resolved: Resolved, step: int) -> list[tuple[int, ...]]:
+    """The samples of a step of all data-parallel ranks, sorted."""
+    samples = open_samples(resolved)
+    streams = [DataStream(samples, resolved, rank, torch.device("cpu")) for rank in range(resolved.layout.dp)]
+    return sorted(tuple(row) for stream in streams for tokens, _ in stream.step(step) for row in tokens.tolist())
+
+
+def test_a_steps_samples_are_of_its_phase_in_every_layout(folder: Path) -> None:
+    one = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
+    others = [
+        mixing(folder, layout, "deepspeed-3d") for layout in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 1, "dp": 4})
+    ]
+    for step in range(STEPS):
+        found = rows(one, step)
+        assert all(rows(other, step) == found for other in others)
+        upper = sum(any(65 <= token <= 74 for token in row) for row in found)
+        assert upper == (12 if step < HALF + 2 else 0)
