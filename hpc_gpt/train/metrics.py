@@ -125,7 +125,8 @@ class Metrics:
 
     def add_evaluation(self, loss: Tensor | Mapping[str, Tensor]) -> None:
         """Keeps the evaluation loss after the step that was added last; of a mixture {source: loss}."""
-        self._kept[-1].losses_eval = {None: loss} if isinstance(loss, Tensor) else dict(loss)
+        named: Mapping[Any, Tensor] = {None: loss} if isinstance(loss, Tensor) else loss
+        self._kept[-1].losses_eval = dict(named)
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
