@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpc_gpt.ports import free_port, held_port
+from hpc_gpt.network import free_port, held_port
 
 # In another process: chooses for the same number, says which, and holds it until it is ended.
-CHOOSES = "import sys; from hpc_gpt.ports import held_port; port, held = held_port(5); print(port, flush=True); input()"
+CHOOSES = (
+    "import sys; from hpc_gpt.network import held_port; port, held = held_port(5); print(port, flush=True); input()"
+)
 
 
 def test_a_chosen_port_is_outside_of_those_that_the_system_hands_out() -> None:

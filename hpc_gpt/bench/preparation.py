@@ -17,7 +17,6 @@ from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import finish, folder_beside, load_row
-from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
@@ -32,6 +31,7 @@ from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import shrink, sizes_beside
+from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted
 

@@ -8,7 +8,6 @@ from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.prepare_sweep import prepare_sweep
 from hpc_gpt.launch.request import Request
 
 PLACE = 30
@@ -41,6 +40,8 @@ def render(request: Request, folder: Path | None) -> None:
         # A script of the user's own may have bytes that are no UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
+    from hpc_gpt.launch.sweep import prepare_sweep  # loads what submits, which a render of one run does not need
+
     sweep = prepare_sweep(request)
     folder.mkdir(parents=True, exist_ok=True)
     for note in sweep.messages:

@@ -13,7 +13,6 @@ from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.prepare_sweep import PreparedSweep, RowFaults, prepare_sweep
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.resumption import NewRun, SameRun, choose_resumption
@@ -29,8 +28,10 @@ from hpc_gpt.launch.submission import (
     write_run,
 )
 from hpc_gpt.launch.sweep import (
+    PreparedSweep,
     SubmittedSweep,
     plan_jobs,
+    prepare_sweep,
     queue_locally,
     queue_sweep,
     start_queued,
@@ -45,6 +46,7 @@ from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import wait_for, wait_for_all

@@ -38,7 +38,7 @@ from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.ends.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.errors import UserError
-from hpc_gpt.ports import free_port
+from hpc_gpt.network import free_port
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder

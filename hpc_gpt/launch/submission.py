@@ -11,7 +11,6 @@ from typing import Any
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
-from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
@@ -24,6 +23,7 @@ from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.slurm.requeue import way_of

@@ -1,9 +1,13 @@
-"""Submit a sweep: a run folder for every row, and one job array for each set of rows with equal requests to Slurm.
+"""Prepare and submit a sweep: a run folder for every row, and one job array for each set of rows with equal requests to
+Slurm.
 
 What belongs to no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder
 of each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
 """
 
+from __future__ import annotations
+
+import functools
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +15,94 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.files import write_once
+from hpc_gpt.launch.prepare import earlier_runs, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script
-from hpc_gpt.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
+from hpc_gpt.launch.request import Request, choose_profile, requested_file
+from hpc_gpt.launch.submission import (
+    SubmittedRun,
+    check_start,
+    check_submission,
+    start_run,
+    write_run,
+)
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
 from hpc_gpt.slurm.clients import largest_array
 from hpc_gpt.slurm.directives import directives_but_name
 from hpc_gpt.slurm.start_check import NeverStarts
+from hpc_gpt.words import counted
+
+
+@dataclass(frozen=True)
+class PreparedSweep:
+    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped."""
+
+    name: str
+    rows: list[PreparedRun]
+    impossible: list[SweepRow]
+    unfit: dict[str, UserError]
+
+    def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
+        """The sweep without the rows that are refused; raises the refusal if they are not to be skipped, or if no other
+        is left."""
+        left = [row for row in self.rows if row.resolved.row not in refusal.faults]
+        if left and not skip_unfit:
+            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
+        if not (left and skip_unfit):
+            raise refusal
+        return replace(self, rows=left, unfit={**self.unfit, **refusal.faults})
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines to print: predictions by row, and a note or warning that holds for several rows only once."""
+        lines: list[str] = []
+        for row in self.rows:
+            lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
+            if row.prediction and row.prediction.tables is not None:
+                lines.append(f"{row.resolved.row}: {row.prediction.line}")
+            elif row.prediction and row.prediction.line not in lines:
+                lines.append(row.prediction.line)
+            if row.forecast:
+                lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
+        hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
+        if len(hours) > 1:
+            unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
+            lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
+        return lines
+
+
+def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
+    """Prepares every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
+
+    `skip_unfit`: rows with a fault are skipped, if there are others.
+    """
+    profile = choose_profile(request, queueing)
+    file = requested_file(request, profile)
+    if file.rows is None:
+        raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
+    if request.row is not None:
+        raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
+    if not file.possible:
+        raise ConfigError(f"{file.path}: no row can run", "add a row that can")
+    prepared: list[PreparedRun] = []
+    faults: dict[str, UserError] = {}
+    earlier = functools.cache(earlier_runs)
+    for row in file.possible:
+        try:
+            prepared.append(prepare_row(request, profile, file, row.name, earlier))
+        except UserError as fault:
+            faults[row.name] = fault
+    sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {})
+    return sweep.without(faults_of_rows(faults), skip_unfit) if faults else sweep
+
+
+# --- submitted
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from pathlib import Path
 from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, limits_reached
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
-from hpc_gpt.network import GLOO, use_interface
-from hpc_gpt.ports import held_port
+from hpc_gpt.network import GLOO, held_port, use_interface
 from hpc_gpt.process import stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
 from hpc_gpt.runs.provenance import list_gpus

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import ConfigError, raise_faults
+from hpc_gpt.errors import ConfigError, UserError, raise_faults
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.tables import close_matches, undotted
 from hpc_gpt.typed_tables import check_tables
+from hpc_gpt.words import and_more
 
 # A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -119,3 +120,25 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
         if isinstance(text, str) and not text.isprintable()
     ]
     return faults
+
+
+class RowFaults(ConfigError):
+    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
+
+    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
+        super().__init__(message, hint)
+        self.faults = faults
+
+
+def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
+    """The faults of several rows as one error; a fault that several rows have is printed once."""
+    rows: dict[str, list[str]] = {}
+    for row, fault in faults.items():
+        for line in str(fault).splitlines():
+            rows.setdefault(line, []).append(repr(row))
+    lines = []
+    for line, named in rows.items():
+        others = and_more(len(named), 3)
+        lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
+    hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
+    return RowFaults("\n".join(lines), "; ".join(hints), faults)

@@ -23,7 +23,6 @@ from hpc_gpt.supervision.full_disk import reserve, when_there_is_space
 from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
-from hpc_gpt.supervision.start_clock import StartClock
 from hpc_gpt.supervision.watchdog import Watchdog
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
@@ -34,7 +33,7 @@ from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.loop import Loop
-from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
+from hpc_gpt.train.measurements import GpuWatch, MatmulRate, StartClock, write_measured
 from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
 
 # A rank that leaves a hang has so long to print and announce it.

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare_sweep import faults_of_rows
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script, render_script
-from hpc_gpt.launch.submission import check_submission
+from hpc_gpt.launch.submission import check_submission, faults_of_rows
 from hpc_gpt.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
