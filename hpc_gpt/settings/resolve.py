@@ -35,6 +35,8 @@ from hpc_gpt.weights.config import read_config
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
+SET_END_TOKEN = "set data.end_token to the number of the token that ends a document"
+
 # Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
 SMALL = 10**9
 # {source that needs a path: (what is missing without one, what to do)}
@@ -267,6 +269,11 @@ def _check_data(data: Data) -> None:
         raise ConfigError(
             f"data.end_token is {data.end_token}, but data.mask_documents is false, and nothing else reads it",
             "set data.mask_documents = true, or leave data.end_token out",
+        )
+    if data.mask_documents and data.end_token is None and data.source in ("megatron", "random"):
+        what = "Megatron's pairs" if data.source == "megatron" else "random tokens"
+        raise ConfigError(
+            f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN
         )
     if data.workers < 0:
         raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.settings.resolve import SET_END_TOKEN
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.sources import file_pieces
 from hpc_gpt.tokens.tokenizer import CHAR, CharTokenizer, open_tokenizer
@@ -14,7 +15,7 @@ from hpc_gpt.tokens.tokenizer import CHAR, CharTokenizer, open_tokenizer
 # So many tokens of a file are searched: all of a smaller one, evenly spread parts of a larger one.
 _LOOK_TOKENS = 1 << 28
 _LOOK_AT_ONCE = 1 << 22
-_SET_IT = "set data.end_token to the number of the token that ends a document, or data.mask_documents = false"
+_SET_IT = f"{SET_END_TOKEN}, or data.mask_documents = false"
 
 
 def end_token(resolved: Resolved) -> int | None:
@@ -26,9 +27,6 @@ def end_token(resolved: Resolved) -> int | None:
     if not data.mask_documents:
         return None
     end = data.end_token
-    if end is None and data.source in ("megatron", "random"):
-        what = "Megatron's pairs" if data.source == "megatron" else "random tokens"
-        raise DataError(f"data.mask_documents is true, but {what} do not say which token ends a document", _SET_IT)
     if end is None:
         # The table of a token file's characters is beside it.
         end = CharTokenizer.end if data.tokenizer == CHAR else open_tokenizer(data.tokenizer).end
@@ -37,7 +35,7 @@ def end_token(resolved: Resolved) -> int | None:
             f"data.mask_documents is true, but tokenizer {data.tokenizer} has no token that ends a document", _SET_IT
         )
     if not 0 <= end < vocab:
-        raise DataError(f"the end token is {end}, but the model's vocabulary is {vocab}", _SET_IT)
+        raise DataError(f"the end token is {end}, but the model's vocabulary has tokens 0 to {vocab - 1}", _SET_IT)
     return end
 
 

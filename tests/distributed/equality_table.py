@@ -1,5 +1,6 @@
 """The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
 
+from dataclasses import replace
 from typing import get_args
 
 from hpc_gpt.engines import engines
@@ -20,7 +21,7 @@ from tests.distributed.equality_cases import (
     Case,
     zero,
 )
-from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
+from tests.distributed.equality_factors import ENGINES, PAIRWISE, combination_of, product
 
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
 ONE_PASS = [
@@ -87,6 +88,22 @@ DOCUMENTS = [
         (Layout(2, 1, 1), Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True), 2, "gpt2"),
     )
 ]
+
+
+def _with_each_value() -> list[Case]:
+    """Cases of PAIRWISE with masked documents, few that have each value of each factor in it."""
+    able = [case for case in PAIRWISE if engines()[case.engine.name].trains_our_model]
+    values = {case: set(map(str, combination_of(case).items())) for case in able}
+    wanted: set[str] = set().union(*values.values())
+    found = []
+    while wanted:
+        best = max(able, key=lambda case: (len(values[case] & wanted), -case.layout.gpus))
+        wanted -= values[best]
+        found.append(replace(best, documents=True))
+    return found
+
+
+DOCUMENTS += [case for case in _with_each_value() if case not in DOCUMENTS]
 # An engine that pairwise.json does not have yet.
 UNDRAWN = [
     Case(Layout(1, 1, dp), Engine(name=name), clip=CLIP)

@@ -1,6 +1,7 @@
 """Micro-batches: the same samples a step in every layout, and from any step on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,24 @@ def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:
     first, again = ([pair[0].tolist() for pair in stream.evaluation(3)] for _ in range(2))
     assert first == again
     assert len(first) == 3 * resolved.batch.micro_batches
+
+
+def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
+    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2})
+    masked = replace(resolved, data=replace(resolved.data, mask_documents=True, end_token=ord("e")))
+    samples = open_samples(resolved)
+    plain, marked = (DataStream(samples, one, 1, torch.device("cpu")) for one in (resolved, masked))
+    for usual, found in ((plain.step(2), marked.step(2)), (plain.evaluation(2), marked.evaluation(2))):
+        for (own, wanted), micro_batch in zip(usual, found, strict=True):
+            assert len(micro_batch) == 3
+            assert torch.equal(micro_batch[0], own)
+            # The end token's target is the first token of the next document: no position is left out.
+            assert torch.equal(micro_batch[1], wanted)
+            assert (own == ord("e")).any()
+            assert micro_batch[2].starts.tolist() == [
+                [max([0, *(at + 1 for at in range(place) if row[at] == ord("e"))]) for place in range(len(row))]
+                for row in own.tolist()
+            ]
 
 
 def test_a_file_too_short_is_named(tmp_path: Path) -> None:

@@ -60,6 +60,19 @@ def rows(stream: Stream, *steps: int) -> list[Any]:
     return found
 
 
+def test_documents_of_a_stream_go_along_with_its_micro_batches(tmp_path: Path, start: Open) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.jsonl").write_text('{"text": "to"}\n{"text": "be"}\n' * 20)
+    stream = start(streaming(folder, mask_documents=True, eval_fraction=0.4, train={"eval_every": 1}))
+    for micro_batch in (*stream.step(0), *stream.evaluation(1)):
+        assert len(micro_batch) == 3
+        tokens, _, boundaries = micro_batch
+        begins = torch.cat([torch.ones(len(tokens), 1, dtype=torch.bool), tokens[:, :-1] == 0], 1)
+        assert torch.equal(boundaries.starts == torch.arange(tokens.shape[1]), begins)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_position_is_what_was_consumed_however_far_was_read(tmp_path: Path, start: Open, workers: int) -> None:
     sizes = (700, 30, 300, 5)
