@@ -3,6 +3,7 @@
 from hpc_gpt.settings.mixture import MIX, mixture_shares, phase_steps
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.build import STDLIB_SHARDS, stdlib_length
+from hpc_gpt.tokens.end_token import end_token
 from hpc_gpt.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens
 from hpc_gpt.tokens.shard_stream import list_shards
 from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
@@ -10,8 +11,15 @@ from hpc_gpt.words import counted, show_short
 
 
 def describe_data(resolved: Resolved) -> tuple[str, ...]:
-    """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps; and
-    whether they use less than a tenth of the model's vocabulary."""
+    """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
+    token that ends a document if they are kept apart; and whether they use less than a tenth of the model's
+    vocabulary."""
+    first, *others = _lines(resolved)
+    end = end_token(resolved)
+    return (first if end is None else f"{first}; attention within documents, which token {end} ends", *others)
+
+
+def _lines(resolved: Resolved) -> tuple[str, ...]:
     data, vocab = resolved.data, resolved.model.vocab
     if data.source == "random":
         return resolved.form.data_lines

@@ -20,13 +20,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import GIB
+from hpc_gpt.model.documents import Boundaries
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
@@ -35,7 +37,7 @@ from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.ranks import write_flight_record
 from hpc_gpt.weights.tensors import write_hf
-from tests.distributed.equality_cases import MODELS, Case, micro_batches
+from tests.distributed.equality_cases import END, MODELS, Case, micro_batches
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored
 from tests.distributed.reference import reference
@@ -44,6 +46,7 @@ from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 ONE = Layout(1, 1, 1)
+USUAL_DATA = Data()
 STEPS = 6
 SAVED = 3  # the checkpoint is of this step
 # Largest difference of a loss from the plain process's in fp32, by dtype. fp32 has no TF32.
@@ -107,6 +110,19 @@ CASES = [
         for name in ("ddp", "fsdp")
         for dtype in ("fp32", "bf16")
     ),
+    # Documents: in 16 bits by the kernel for documents in a row.
+    *(
+        Case(ONE, engine, dtype, clip=0.25, micro_batches=4, model=model, documents=True)
+        for engine in (
+            DDP,
+            Engine("ddp", compile="block"),
+            Engine("ddp", recompute="full", activation_offload=True),
+            FSDP,
+            Engine("deepspeed-zero", 3),
+            Engine(zero_stage=1, recompute="selective"),
+        )
+        for model, dtype in (("gpt2", "bf16"), ("llama", "bf16"), ("llama", "fp32"))
+    ),
 ]
 BEGINNINGS = [DDP, FSDP, Engine(zero_stage=1), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3)]
 
@@ -134,7 +150,8 @@ def train(engine: Any, resolved: Resolved, steps: range) -> list[float]:
     """The losses of the steps, none of which may be skipped."""
     losses = []
     for step in steps:
-        pairs = [(tokens.cuda(), targets.cuda()) for tokens, targets in micro_batches(resolved, 0, step)]
+        here = torch.device("cuda", 0)
+        pairs = [tuple(part.to(here) for part in micro_batch) for micro_batch in micro_batches(resolved, 0, step)]
         result = engine.train_step(iter(pairs))
         assert not bool(result.skipped), f"step {step}"
         losses.append(float(result.loss))
@@ -239,11 +256,12 @@ def test_the_attention_kernel_that_ran_is_the_one_asked_for(kernel, dtype, mode,
     assert read.kernel == kernel
 
 
-def long_sequences(attention: Any, dtype: Any, head: int, groups: int = 2) -> Resolved:
+def long_sequences(attention: Any, dtype: Any, head: int, groups: int = 2, data: Data = USUAL_DATA) -> Resolved:
     """Two heads of this size at 1,024 positions, a batch of two; `groups`: heads of keys and values."""
     experiment = Experiment(
         name="attention",
         model=Model(hidden=2 * head, layers=1, heads=2, kv_heads=groups, vocab=61, seq=1024),
+        data=data,
         engine=Engine("ddp", attention=attention),
         layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=2, micro_batches=1),
         train=Train(steps=3, dtype=dtype, warmup_steps=0, decay="constant", lr=1e-3),
@@ -257,8 +275,10 @@ def train_long(resolved: Resolved, device: torch.device) -> tuple[list[float], s
     read = AttentionRead(engine.module)
     losses = []
     for step in range(3):
-        tokens = torch.randint(0, 61, (2, 1025), generator=torch.Generator().manual_seed(step)).to(device)
-        losses.append(float(engine.train_step(iter([(tokens[:, :-1], tokens[:, 1:])])).loss))
+        tokens = torch.randint(0, 61, (2, 1025), generator=torch.Generator().manual_seed(step))
+        marks = [Boundaries.of(tokens[:, :-1], END).to(device)] if resolved.data.mask_documents else []
+        tokens = tokens.to(device)
+        losses.append(float(engine.train_step(iter([(tokens[:, :-1], tokens[:, 1:], *marks)])).loss))
     return losses, read.kernel
 
 
@@ -277,6 +297,37 @@ def test_every_kernel_computes_the_same_at_1024_positions(kernel, dtype, head, g
     assert ran == kernel
     exact, _ = train_long(long_sequences("math", "fp32", head, groups), device)
     assert losses == pytest.approx(exact, abs=NEAR[dtype])
+
+
+@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("flash", "bf16"), ("flash", "fp16"), ("efficient", "bf16"), ("auto", "bf16")]
+)
+@pytest.mark.parametrize("groups", [2, 1])
+def test_documents_in_a_row_are_what_the_mask_gives(kernel, dtype, head, groups, device):
+    masked = Data(mask_documents=True, end_token=END)
+    losses, ran = train_long(long_sequences(kernel, dtype, head, groups, masked), device)
+    assert ran == ("efficient" if kernel == "efficient" else "flash")
+    exact, how = train_long(long_sequences("math", "fp32", head, groups, masked), device)
+    assert how == "math"
+    assert losses == pytest.approx(exact, abs=NEAR[dtype])
+
+
+def test_flash_is_refused_where_documents_need_a_mask(device):
+    resolved = long_sequences("flash", "fp32", 64, 2, Data(mask_documents=True, end_token=END))
+    with pytest.raises(ConfigError, match=r"cannot keep documents apart here: train\.dtype is fp32"):
+        AttentionKernels(resolved, device)
+
+
+def test_the_host_does_not_wait_for_the_device_to_find_documents(device):
+    resolved = long_sequences("auto", "bf16", 64, 2, Data(mask_documents=True, end_token=END))
+    kernels = AttentionKernels(resolved, device)
+    tokens = torch.randint(0, 61, (2, 1024)).pin_memory()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kernels.documents(Boundaries.of(tokens, END).to(device))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
