@@ -264,6 +264,8 @@ class _Stages(Sequence[StageMemory]):
         in_layers, in_loss = self._facts.gathered(training, gradients=False)
         self._layer_evaluated, self._loss_evaluated = layer.kept + in_layers, 2 * layer.stream + in_loss
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
+        # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
+        self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
         self._context = context_gib(training)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)
@@ -291,6 +293,7 @@ class _Stages(Sequence[StageMemory]):
         if stage == 0 and self._layer.dropout:
             # Masks of the dropout after the embedding: sbh bytes a micro-batch (Korthikanti et al. 2022, section 4.3).
             buffers += flying * self._layer.stream / 2
+        buffers += flying * self._mask
         logits = self._logits if last else 0.0
         kept_logits = logits if self._keeps_logits else 0.0
         work, work_logits = self._layer_work, kept_logits
@@ -312,7 +315,7 @@ class _Stages(Sequence[StageMemory]):
             if last and self._loss_evaluated + self._logits_evaluated > work_evaluated:
                 work_evaluated, logits_evaluated = self._loss_evaluated, self._logits_evaluated
             in_evaluation = (states.parameters + states.optimizer) * params + left + self._lasting_bucket
-            in_evaluation += work_evaluated + logits_evaluated
+            in_evaluation += work_evaluated + logits_evaluated + self._mask
         allocated = max(in_passes + comes_and_goes, in_step, in_evaluation)
         # The temporaries of a layer fit into the holes; activations in flight do not.
         reserved = max(in_passes + max(comes_and_goes, holes), in_step + holes, in_evaluation + holes)
@@ -320,6 +323,7 @@ class _Stages(Sequence[StageMemory]):
         if in_evaluation == allocated:
             moment, gradients = "evaluation", left
             activations, buffers, work, work_logits = 0.0, self._lasting_bucket, work_evaluated, logits_evaluated
+            buffers += self._mask
         elif in_step > in_passes + comes_and_goes:
             moment, gradients = "optimizer step", states.step_gradients * params
             activations, buffers, work, work_logits = 0.0, self._lasting_bucket, step_work, kept_logits

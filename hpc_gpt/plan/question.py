@@ -12,7 +12,7 @@ from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.plan.training import PLANNED, traits_of, update_mode
+from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, Partition
 from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
@@ -225,6 +225,9 @@ def question_of(
     tried = tuple(name for name in tried if _takes(name, engine, switches))
     if "engine.name" not in holds:
         tried = tuple(name for name in tried if engine_named(name).shape_fault(shape) is None)
+    if asked.data.mask_documents:
+        tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
+    mask = has_mask(asked.data, engine, shape, asked.train.dtype, profile.device)
     given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
     return Question(
         shape=shape,
@@ -234,7 +237,7 @@ def question_of(
         global_batch=batch,
         engines=tried,
         fixed=fixed,
-        traits={name: traits_of(engine, name, profile.device) for name in tried},
+        traits={name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried},
         tp_across_nodes=asked.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
         optimizer_mode=update_mode(asked.train),

@@ -5,7 +5,8 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.engines.base.training import OptimizerMode, Training
-from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.settings.experiment import Data, Engine, Train
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import partition_layers
 
@@ -32,7 +33,15 @@ def training_of(resolved: Resolved) -> Training:
         optimizer_mode=update_mode(resolved.train),
         **{name: getattr(engine, name) for name in _SHARED},
         **traits_of(engine, engine.name, resolved.cluster.device),
+        document_mask=has_mask(resolved.data, engine, model, dtype, resolved.cluster.device),
     )
+
+
+def has_mask(data: Data, engine: Engine, shape: ModelShape, dtype: str, device: str | None) -> bool:
+    """Whether attention adds a mask of documents to its scores: it needs none in 16 bits from sm_80 on, with heads of
+    up to 256 (train/engines/attention.py)."""
+    takes_rows = dtype != "fp32" and shape.head_width <= 256 and not (device or "cpu").startswith(("v100", "cpu"))
+    return data.mask_documents and not (takes_rows and engine.attention in ("auto", "flash"))
 
 
 def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:

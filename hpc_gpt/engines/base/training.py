@@ -56,6 +56,7 @@ class Training:
     compiled: bool = False  # torch.compile fuses the passes over activations
     compiled_loss: bool = False  # our own loss is compiled, too
     compiled_head: bool = False  # with the head in one piece, so that the gradient of the logits overwrites them
+    document_mask: bool = False  # seq x seq numbers of each sample that attention adds to its scores
     activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
     on_nvme: bool = False  # what is offloaded is on NVMe, not in the host's memory
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
