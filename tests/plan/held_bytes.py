@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
@@ -68,7 +69,23 @@ def _case(
     )
 
 
+def _masked() -> Resolved:
+    """Sequences so long that the masks of documents are a tenth of what is held, all but 2 % of the rest."""
+    return resolve(
+        Experiment(
+            name="held",
+            model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512),
+            data=Data(mask_documents=True, end_token=0),
+            engine=Engine(name="ddp"),
+            layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=4, micro_batches=2),
+            train=Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2),
+        ),
+        ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
+    )
+
+
 CASES = {
+    "ddp fp32 of documents": _masked(),
     "ddp bf16 foreach": _case("ddp", mode="foreach"),
     "ddp bf16 for-loop": _case("ddp", mode="for-loop"),
     "zero 1 bf16 for-loop": _case("deepspeed-zero", zero_stage=1, mode="for-loop"),
@@ -151,11 +168,13 @@ SHORT = (
 TOO_LONG = [name for name in CASES | COMPILED | OFFLOADED | LOGITS | INDUCTOR if name not in SHORT]
 
 
-def _batches(resolved: Resolved, count: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(resolved: Resolved, count: int | None = None) -> Iterator[MicroBatch]:
     generator, size = torch.Generator().manual_seed(0), (resolved.batch.micro_batch, resolved.model.seq + 1)
     for _ in range(count or resolved.batch.micro_batches):
         tokens = torch.randint(0, resolved.model.vocab, size, generator=generator)
-        yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        own, wanted = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        end = resolved.data.end_token
+        yield (own, wanted) if end is None else (own, wanted, Boundaries.of(own, end))
 
 
 def _live_bytes() -> int:

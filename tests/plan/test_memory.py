@@ -11,8 +11,8 @@ from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.engines.base.training import OptimizerMode, Training
 from hpc_gpt.plan.memory import StageMemory, fits_in_memory, predict_memory, stage_params
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import traits_of
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.plan.training import has_mask, traits_of
+from hpc_gpt.settings.experiment import Data, Engine
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA, SMALL, trainings
@@ -391,6 +391,34 @@ def test_activations_on_the_host_are_counted_there() -> None:
     assert there.activations == 0
     assert there.host == pytest.approx(24 * 2 * 2048 * 8 * 2048 / GIB)
     assert there.allocated < here.allocated
+
+
+def test_a_mask_of_documents_is_held_for_each_micro_batch_in_flight() -> None:
+    plain = Training(SMALL, pp=4, micro_batch=2, micro_batches=8, dtype="bf16", engine="deepspeed-3d")
+    for training, width in ((plain, 2), (replace(plain, dtype="fp32"), 4), (replace(plain, recompute="full"), 2)):
+        without, masked = (predict_memory(replace(training, document_mask=mask)).stages for mask in (False, True))
+        bytes_held = [(a.buffers - b.buffers) * GIB for a, b in zip(masked, without, strict=True)]
+        assert bytes_held == pytest.approx([count * width * 2 * SMALL.seq**2 for count in (4, 3, 2, 1)])
+        assert masked[0].evaluation - without[0].evaluation == pytest.approx(width * 2 * SMALL.seq**2 / GIB)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "attention", "has"),
+    [
+        ("a100-80g", "bf16", "auto", False),
+        ("h100-80g", "fp16", "flash", False),
+        ("a100-80g", "bf16", "efficient", True),
+        ("a100-80g", "fp32", "auto", True),
+        ("v100-32g", "fp16", "auto", True),
+        ("cpu", "bf16", "auto", True),
+    ],
+)
+def test_only_what_cannot_take_documents_in_a_row_has_a_mask(device, dtype, attention, has) -> None:
+    engine, shape = Engine("ddp", attention=attention), replace(SMALL, heads=8)
+    assert has_mask(Data(mask_documents=True), engine, shape, dtype, device) is has
+    assert not has_mask(Data(), engine, shape, dtype, device)
+    wide = ModelShape(hidden=1024, layers=2, heads=2)
+    assert has_mask(Data(mask_documents=True), engine, wide, dtype, device)
 
 
 def test_layers_of_stages_as_given() -> None:
