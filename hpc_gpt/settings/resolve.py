@@ -270,8 +270,9 @@ def _check_data(data: Data) -> None:
             f"data.end_token is {data.end_token}, but data.mask_documents is false, and nothing else reads it",
             "set data.mask_documents = true, or leave data.end_token out",
         )
-    if data.mask_documents and data.end_token is None and data.source in ("megatron", "random"):
-        what = "Megatron's pairs" if data.source == "megatron" else "random tokens"
+    kinds = {one.source for one in data.mix.values()} if data.mix else {data.source}
+    if data.mask_documents and data.end_token is None and kinds & {"megatron", "random"}:
+        what = "random tokens" if "random" in kinds else "Megatron's pairs"
         raise ConfigError(
             f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN
         )

@@ -78,3 +78,10 @@ def test_a_vocabulary_of_which_the_data_use_less_than_a_tenth_is_said(vocab, sai
 def test_random_tokens_are_said_to_be_random():
     (line,) = describe_data(run_of(data__source="random"))
     assert line == "data: random tokens, to measure speed; nothing is learnt from them"
+
+
+def test_the_token_that_ends_a_document_is_said():
+    (line,) = describe_data(run_of(data__mask_documents=True))
+    assert line.endswith("; attention within documents, which token 0 ends")
+    (line,) = describe_data(run_of(data__source="random", data__mask_documents=True, data__end_token=7))
+    assert line.endswith("; attention within documents, which token 7 ends")
