@@ -14,9 +14,11 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
     token that ends a document if they are kept apart; and whether they use less than a tenth of the model's
     vocabulary."""
-    first, *others = _lines(resolved)
-    end = end_token(resolved)
-    return (first if end is None else f"{first}; attention within documents, which token {end} ends", *others)
+    lines, end = _lines(resolved), end_token(resolved)
+    if end is None:
+        return lines
+    first, *others = lines
+    return (f"{first}; attention within documents, which token {end} ends", *others)
 
 
 def _lines(resolved: Resolved) -> tuple[str, ...]:
