@@ -18,13 +18,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model import bias_gradients
+from hpc_gpt.model.collectives import apply
 from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Documents
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import HeadNorm
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, apply
+from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.experiment import RopeScaling
 from hpc_gpt.settings.model_shape import ModelShape
 
@@ -134,6 +135,7 @@ class Attention(nn.Module):
         self.key_heads = max(1, shape.key_heads // tp.size)
         self.expands = False
         self.recompute = techniques.recompute == "selective"
+        self.is_recomputed = techniques.recompute != "none"
         self.context = tp.context
         self.rotation = rotation_of(shape, layer, tp.context.part)
         self.qkv = QkvLinear(f"{name}.qkv", shape, tp, initial, techniques)
@@ -167,7 +169,8 @@ class Attention(nn.Module):
             rotation = self.rotation if documents is None else documents.rotation
             assert rotation is not None
             query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
-        return self.context.attend(query, key, value, partial(mix, expands=self.expands, documents=documents))
+        core = partial(mix, expands=self.expands, documents=documents)
+        return self.context.attend(query, key, value, core, self.is_recomputed)
 
 
 class ProjectionLinear(RowParallelLinear):
@@ -258,8 +261,9 @@ def split_heads(
 
 
 def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False, documents: Documents | None = None) -> Tensor:
-    """The core of attention: [batch, seq, heads, width], twice [batch, seq, key heads, width] -> [batch, seq, heads x
-    width]. `expands`: see `Attention`. `documents`: of the micro-batch, none of which sees another."""
+    """The core of attention: [batch, seq, heads, width], twice [batch, keys, key heads, width] -> [batch, seq, heads x
+    width]. The queries are those of the last positions of the keys. `expands`: see `Attention`. `documents`: of the
+    micro-batch, none of which sees another."""
     batch, seq, heads, _ = query.shape
     if documents is not None and documents.kernel is not None:
         if expands:
@@ -268,15 +272,50 @@ def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False, docume
     mask = None if documents is None else documents.mask
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     groups = heads // key.shape[1]
+    grouped = groups > 1 and not expands
     if groups > 1 and expands:
         key, value = expand_heads(key, value, heads)
-    elif groups > 1:
+    if seq < key.shape[2]:
+        mixed = _mix_last(query, key, value, grouped)
+    elif grouped:
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
-        return mixed.transpose(1, 2).reshape(batch, seq, -1)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+    else:
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return mixed.transpose(1, 2).reshape(batch, seq, -1)
+
+
+def _mix_last(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> Tensor:
+    """Causal attention of the last positions to all: [batch, heads, seq, width], twice [batch, heads, keys, width] ->
+    the query's shape.
+
+    To torch's SDPA `is_causal` means that the queries are those of the first positions. Its flash kernel for CUDA takes
+    them as the last, and is called by itself; the others, and that of a CPU, take a mask. (torch has a mask that stands
+    for this, `nn.attention.bias`, whose module imports its compiler.)
+    """
+    if calls_flash(query) and torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
+        width = query.shape[-1]
+        # The kernel takes widths that are multiples of 8.
+        query, key, value = (F.pad(part, (0, -width % 8)) for part in (query, key, value))
+        mixed: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, is_causal=True, scale=1 / math.sqrt(width)
+        )[0]
+        return mixed[..., :width]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=last_mask(query, key), enable_gqa=grouped)
+
+
+def calls_flash(query: Tensor) -> bool:
+    """Whether the flash kernel for CUDA takes such queries."""
+    return query.is_cuda and query.dtype != torch.float32
+
+
+def last_mask(query: Tensor, key: Tensor) -> Tensor:
+    """[..., seq, width], [..., keys, width] -> what is added to the scores, [seq, keys]: -inf if a query, one of the
+    last positions, does not see a key."""
+    seq, keys = query.shape[-2], key.shape[-2]
+    hidden = torch.ones(seq, keys, dtype=torch.bool, device=query.device).triu(keys - seq + 1)
+    return torch.zeros(seq, keys, dtype=query.dtype, device=query.device).masked_fill(hidden, -torch.inf)
 
 
 def expand_heads(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:

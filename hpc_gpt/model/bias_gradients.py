@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import apply
+from hpc_gpt.model.collectives import apply
 
 
 def gelu(outputs: Tensor, bias: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import TensorParallel, apply
+from hpc_gpt.model.collectives import apply
+from hpc_gpt.model.tensor_parallel import TensorParallel
 
 
 class SequenceParallel(TensorParallel):

@@ -16,7 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, apply
+from hpc_gpt.model.collectives import apply
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
 from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
 from hpc_gpt.settings.experiment import Engine
 

@@ -16,12 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpc_gpt.model.collectives import all_gather, apply, reduce_scatter
 from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.initial_weights import InitialWeights, PutLater
-
-# torch 2.13 renamed them, and warns about the old names.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -265,13 +262,6 @@ class _SumBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         # In place: a linear layer's backward pass has just made this gradient, and nothing else uses it.
         return ctx.tp.all_reduce(gradients[0].contiguous()), None
-
-
-def apply(function: Any, *arguments: Any) -> Tensor:
-    """The result of an autograd function that has one."""
-    result = function.apply(*arguments)
-    assert isinstance(result, Tensor)
-    return result
 
 
 class VocabParallelEmbedding(nn.Module):

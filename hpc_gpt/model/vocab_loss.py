@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import TensorParallel, apply, local_index
+from hpc_gpt.model.collectives import apply
+from hpc_gpt.model.tensor_parallel import TensorParallel, local_index
 
 
 class VocabParallelLoss(nn.Module):

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.ends.end_policy import REASONS
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import LayoutError
 from hpc_gpt.files import write_once
-from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, SequencePart
+from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
@@ -247,12 +247,9 @@ def context_of(resolved: Resolved, rank: int) -> ContextParallel:
     layout = resolved.layout
     if layout.cp == 1:
         return ContextParallel()
-    if resolved.engine.cp_exchange != "heads":
-        raise ConfigError(
-            f"engine.cp_exchange is {resolved.engine.cp_exchange}, which does not train yet",
-            'use engine.cp_exchange = "heads"',
-        )
-    return HeadsExchanged(SequencePart(layout.coordinate(rank).cp, layout.cp), own_group(layout, "cp", rank))
+    keys = resolved.engine.cp_exchange == "keys"
+    part = SequencePart(layout.coordinate(rank).cp, layout.cp, paired=keys)
+    return (KeysGathered if keys else HeadsExchanged)(part, own_group(layout, "cp", rank))
 
 
 def leave(code: int, message: str = "") -> NoReturn:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.engines import engines
+from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -172,6 +173,7 @@ def _context(cp: int, engine: Engine, model: str = "gpt2", tp: int = 1, pp: int 
     return Case(Layout(tp, pp, dp, cp), engine, **{"clip": CLIP, "model": model, "tied": model != "llama"} | rest)
 
 
+_KEYS = Engine(name="ddp", cp_exchange="keys")
 # With qwen3 at cp 4 and smollm3 at cp 2 there are fewer heads of keys than ranks. Without clipping and Adam a gradient
 # that is cp times too large shows in the losses.
 CONTEXT = [
@@ -208,6 +210,19 @@ CONTEXT = [
     *(_context(2, zero(stage), model, pp=2) for stage, model in ((0, "gpt2"), (1, "llama"), (1, "qwen3"))),
     _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=8),
     _context(2, Engine(name="ddp"), "llama", documents=True),
+    *(_context(2, replace(_KEYS, recompute=recompute)) for recompute in RECOMPUTES),
+    _context(2, _KEYS, "smollm3"),
+    _context(2, _KEYS, optimizer="sgd", clip=0.0),
+    *(_context(2, replace(_KEYS, compile=how, compile_backend="aot_eager"), "qwen3") for how in ("block", "whole")),
+    _context(2, replace(_KEYS, name="fsdp", activation_offload=True), "llama"),
+    *(_context(2, replace(_KEYS, name=_ZERO, zero_stage=stage), "qwen3") for stage in (1, 2, 3)),
+    _context(2, replace(_KEYS, name=_ZERO, zero_stage=3, tiles=2, offload="full", recompute="full"), "llama"),
+    _context(4, _KEYS, "qwen3"),
+    _context(4, replace(_KEYS, name="fsdp"), "llama"),
+    _context(2, replace(_KEYS, name="fsdp"), "qwen3", dp=2),
+    _context(2, replace(_KEYS, name=_ZERO, zero_stage=1, sequence_parallel=True), tp=2),
+    _context(2, zero(1, cp_exchange="keys"), "llama", tp=2),
+    *(_context(2, zero(1, cp_exchange="keys", recompute=recompute), "qwen3", pp=2) for recompute in ("none", "full")),
     _context(4, Engine(name="fsdp"), "qwen3", documents=True),
     _context(2, Engine(name=_ZERO, zero_stage=1, sequence_parallel=True), tp=2, documents=True),
     _context(2, zero(1, recompute="full"), "qwen3", pp=2, micro_batches=4, documents=True),

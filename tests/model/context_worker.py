@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.model.attention import mix
-from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, SequencePart
+from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
@@ -32,7 +32,7 @@ SHAPES = {
     "qwen3": ModelShape(heads=8, kv_heads=4, qk_norm=True, **_PLAIN, **_LLAMA),
 }
 RECOMPUTES = ("none", "selective", "full")
-EXCHANGES = {"heads": HeadsExchanged}
+EXCHANGES = {"heads": HeadsExchanged, "keys": KeysGathered}
 
 
 def name_of(exchange: str, heads: int, key_heads: int, cp: int) -> str:
@@ -40,7 +40,7 @@ def name_of(exchange: str, heads: int, key_heads: int, cp: int) -> str:
 
 
 def context(exchange: str, cp: int, groups: dict[int, dist.ProcessGroup | None]) -> ContextParallel:
-    return EXCHANGES[exchange](SequencePart(dist.get_rank() % cp, cp), groups[cp])
+    return EXCHANGES[exchange](SequencePart(dist.get_rank() % cp, cp, exchange == "keys"), groups[cp])
 
 
 def attention(own: ContextParallel, heads: int, key_heads: int) -> dict[str, float]:

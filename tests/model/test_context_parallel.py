@@ -32,6 +32,14 @@ def test_attention_with_some_heads_has_the_bits_of_one_process(
     assert far["value"] <= limit
 
 
+@pytest.mark.parametrize(("heads", "key_heads", "cp"), HEADS)
+def test_attention_of_two_chunks_is_that_of_one_process(
+    found: dict[str, Any], heads: int, key_heads: int, cp: int
+) -> None:
+    # The kernel sums over as many keys as a chunk sees.
+    assert max(found[name_of("keys", heads, key_heads, cp)].values()) <= 3e-6
+
+
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.attention import Attention, expand_heads, mix, rotation_of, split_heads
+from hpc_gpt.model.attention import Attention, calls_flash, expand_heads, last_mask, mix, rotation_of, split_heads
 from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
 from hpc_gpt.settings.resolved import Resolved
@@ -193,6 +193,8 @@ class _Trial:
         values = values + torch.linspace(-1, 1, shape.seq, device=device)[:, None]
         self._qkv = values.to(_DTYPES[resolved.train.dtype]).repeat(batch, 1, 1).requires_grad_()
         self._sizes = batch, shape.seq
+        # Fewer than keys, if each rank has some of the queries.
+        self._queries = context.queries_of(shape.seq)
         self.documents: Documents | None = None
 
     def boundaries(self) -> Boundaries:
@@ -201,22 +203,31 @@ class _Trial:
         tokens[:, 0] = 1
         return Boundaries.of(tokens, 1).to(self._qkv.device)
 
+    def _split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value as `mix` gets them: the last of the queries."""
+        query, key, value = split_heads(self._qkv, self._heads, self._key_heads)
+        return query[:, -self._queries :], key, value
+
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value as the kernel gets them."""
-        parts = split_heads(self._qkv, self._heads, self._key_heads)
-        query, key, value = (part.transpose(1, 2) for part in parts)
+        query, key, value = (part.transpose(1, 2) for part in self._split())
         return (query, *expand_heads(key, value, self._heads)) if self.expands else (query, key, value)
 
     def choice(self, kernels: list[SDPBackend]) -> SDPBackend:
         """torch's choice among the kernels. Raises _NoKernelError if it takes none."""
         if not private_parts.can_use(private_parts.ATTENTION):
             return kernels[0]
+        parts = self._parts()
         mask = None if self.documents is None else self.documents.mask
+        if self._queries < self._sizes[1]:
+            if SDPBackend.FLASH_ATTENTION in kernels and calls_flash(parts[0]):
+                return SDPBackend.FLASH_ATTENTION
+            mask = last_mask(*parts[:2])
         with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
             warnings.simplefilter("always")
             try:
                 choice, reason = (
-                    private_parts.chosen_attention(*self._parts(), self.grouped and not self.expands, mask),
+                    private_parts.chosen_attention(*parts, self.grouped and not self.expands, mask),
                     "",
                 )
             except RuntimeError as failure:
@@ -232,7 +243,7 @@ class _Trial:
         try:
             with warnings.catch_warnings(), sdpa_kernel([kernel]), torch.enable_grad():
                 warnings.simplefilter("ignore")
-                mixed = mix(*split_heads(self._qkv, self._heads, self._key_heads), self.expands, self.documents)
+                mixed = mix(*self._split(), self.expands, self.documents)
                 # A scalar: gradients that are given make torch import what only its compiler needs.
                 (gradient,) = torch.autograd.grad((mixed * mixed.detach()).sum(), self._qkv)
                 # It waits for the device, which is where a kernel fails.
@@ -271,7 +282,9 @@ def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
     if name != "auto":
         return [_KERNELS[name]]
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    if device.type == "cuda" and not resolved.train.deterministic:
+    # (Of ranks that gather keys flash alone takes the last of the queries without a mask.)
+    gathers_keys = resolved.layout.cp > 1 and resolved.engine.cp_exchange == "keys"
+    if device.type == "cuda" and not resolved.train.deterministic and not gathers_keys:
         order.insert(0 if _cudnn_first(device) else 1, SDPBackend.CUDNN_ATTENTION)
     return order
 
