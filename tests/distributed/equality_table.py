@@ -141,6 +141,8 @@ _SHORT_CONTEXT = {
     "ddp tp1-pp1-cp4-dp1 fp32 adamw m2 clip0.25 qwen3",
     "fsdp tp1-pp1-cp2-dp2 fp32 adamw m2 clip0.25 qwen3",
     "ddp tp1-pp1-cp2-dp1 fp32 adamw m2 clip0.25 untied llama documents",
+    "ddp tp1-pp1-cp2-dp1 cp_exchange=keys fp32 sgd m2",
+    "deepspeed-3d tp1-pp2-cp2-dp1 zero1 cp_exchange=keys fp32 adamw m2 clip0.25 qwen3",
     "deepspeed-zero tp2-pp1-cp2-dp1 zero1 sequence_parallel fp32 adamw m2 clip0.25",
     "deepspeed-3d tp1-pp2-cp2-dp1 zero1 fp32 adamw m2 clip0.25 untied llama",
 }

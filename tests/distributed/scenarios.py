@@ -74,6 +74,10 @@ MOVES = {
         (Layout(1, 1, 2), Engine(name="hf-deepspeed", zero_stage=1)),
     ),
     "ddp cp2 to dp2": ((Layout(1, 1, 1, 2), Engine(name="ddp")), (Layout(1, 1, 2), Engine(name="ddp"))),
+    "ddp cp2 of heads to keys": (
+        (Layout(1, 1, 1, 2), Engine(name="ddp")),
+        (Layout(1, 1, 1, 2), Engine(name="ddp", cp_exchange="keys")),
+    ),
     "fsdp dp2 to cp2": ((Layout(1, 1, 2), Engine(name="fsdp")), (Layout(1, 1, 1, 2), Engine(name="fsdp"))),
     "ZeRO-3 tp2 to ZeRO-1 cp2": ((Layout(2, 1, 1), _ZERO(zero_stage=3)), (Layout(1, 1, 1, 2), _ZERO(zero_stage=1))),
     "cp2 to pp2": ((Layout(1, 1, 1, 2), zero(1)), (Layout(1, 2, 1), zero(1))),

@@ -45,17 +45,22 @@ def test_no_layout_and_no_restart_changes_a_steps_samples(tokens: Path) -> None:
     assert rows(one, 0) != rows(one, 1)
 
 
+@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_ranks_of_a_replica_have_parts_of_the_same_samples(tokens: Path, size: int) -> None:
+def test_the_ranks_of_a_replica_have_parts_of_the_same_samples(tokens: Path, size: int, paired: bool) -> None:
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2})
     samples = open_samples(resolved)
     whole = DataStream(samples, resolved, 1, torch.device("cpu"))
-    parts = [DataStream(samples, resolved, 1, torch.device("cpu"), SequencePart(rank, size)) for rank in range(size)]
+    parts = [SequencePart(rank, size, paired) for rank in range(size)]
+    # Each position once.
+    places = torch.cat([part.of(torch.arange(resolved.model.seq)) for part in parts])
+    assert places.sort().values.tolist() == list(range(resolved.model.seq))
+    streams = [DataStream(samples, resolved, 1, torch.device("cpu"), part) for part in parts]
     for read in (lambda stream: stream.step(3), lambda stream: stream.evaluation(1)):
-        for pair, *shares in zip(read(whole), *map(read, parts), strict=True):
+        for pair, *shares in zip(read(whole), *map(read, streams), strict=True):
             for number, expected in enumerate(pair):  # tokens and targets
-                joined = torch.cat([share[number] for share in shares], 1)
-                assert torch.equal(joined, expected)
+                for part, share in zip(parts, shares, strict=True):
+                    assert torch.equal(share[number], part.of(expected, 1))
 
 
 def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:

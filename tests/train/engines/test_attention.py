@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.context_parallel import HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
@@ -102,7 +103,15 @@ class Breakable:
         self.how, self.broken = how, broken
         self.shapes: list[tuple[int, ...]] = []
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         self.shapes.append(tuple(query.shape))
         torch.rand(3)
         mixed = SDPA(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
@@ -122,6 +131,19 @@ REASONS = {
     "values": "it computes values that are not finite",
     "memory": "the GPU has not enough memory for it",
 }
+
+
+@pytest.mark.parametrize(
+    ("context", "heads", "queries"),
+    [(HeadsExchanged(SequencePart(1, 2)), 2, 32), (KeysGathered(SequencePart(1, 2, True)), 4, 8)],
+)
+def test_the_trial_has_the_shape_of_a_rank_with_parts_of_the_sequences(monkeypatch, context, heads, queries):
+    counting = Breakable("none")
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
+    resolved = asking("auto")
+    assert AttentionKernels(resolved, CPU, context).chosen == "flash"
+    assert (resolved.model.heads, resolved.model.seq) == (4, 32)
+    assert set(counting.shapes) == {(resolved.batch.micro_batch, heads, queries, resolved.model.head_width)}
 
 
 @pytest.mark.parametrize("how", REASONS)

@@ -221,6 +221,19 @@ def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
     assert "2.13" in refusal.value.hint
 
 
+@pytest.mark.parametrize(("version", "cp"), [("2.13.0", 2), ("2.11.0", 1), ("2.11.0", 2)])
+def test_parts_of_sequences_are_compiled_by_a_torch_that_was_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, cp: int
+) -> None:
+    engine = Engine(compile="block", compile_backend="aot_eager")
+    monkeypatch.setattr(torch, "__version__", version)
+    if version >= "2.13" or cp == 1:
+        check_compilers(engine, CPU, cp)
+        return
+    with pytest.raises(ConfigError, match="cp 2 with engine.compile = block is not tested on torch 2.11.0"):
+        check_compilers(engine, CPU, cp)
+
+
 def compiler() -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
