@@ -230,7 +230,7 @@ def test_parts_of_sequences_are_compiled_by_a_torch_that_was_tested(
     if version >= "2.13" or cp == 1:
         check_compilers(engine, CPU, cp)
         return
-    with pytest.raises(ConfigError, match="cp 2 with engine.compile = block is not tested on torch 2.11.0"):
+    with pytest.raises(ConfigError, match=r"cp 2 with engine\.compile = block is not tested on torch 2\.11\.0"):
         check_compilers(engine, CPU, cp)
 
 
