@@ -48,6 +48,7 @@ _NEAR = {
     "status": "ls list ps queue info",
     "submit": "run train start launch",
     "submit --resume RUN": "resume continue",
+    "submit --branch RUN@STEP": "branch fork",
     "cancel": "kill delete",
     "logs": "log tail",
     "doctor": "check validate",

@@ -137,5 +137,6 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
             break
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
-    said = [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
+    said = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
+    said += [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
     return table + [plain(f"{run}: {words}") for run, words in said]

@@ -37,6 +37,9 @@ PLACE = 50
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
               help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip
+@click.option("--branch", metavar="RUN[@STEP]", envvar="HPC_GPT_BRANCH", shell_complete=completers.runs,
+              help="A new run from RUN's checkpoint of that step, or its newest; it may have another learning rate, "
+              "schedule, weight decay and [data]. RUN may be training.")  # fmt: skip
 @click.option("--from-start", is_flag=True, envvar="HPC_GPT_FROM_START",
               help="With --resume: train RUN's experiment again from step 0, as a new run.")  # fmt: skip
 def submit(
@@ -50,6 +53,7 @@ def submit(
     skip_unfit: bool,
     until: tuple[str, ...],
     resume: str | None,
+    branch: str | None,
     from_start: bool,
 ) -> None:
     """Submit EXPERIMENT or a job script to Slurm, or start it here.
@@ -75,12 +79,13 @@ def submit(
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
+    hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
     from hpc_gpt.cli.submitting import submit_one, submit_sweep
 
     if here:
         request = replace(request, here=True)
-    if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
+    if resume is branch is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:
-        submit_one(request, until, resume, from_start, dry_run, script, yes, wait)
+        submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait)

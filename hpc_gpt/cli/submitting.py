@@ -11,6 +11,7 @@ import click
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.branching import prepare_branch, split_branch
 from hpc_gpt.launch.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepared import PreparedRun
@@ -68,13 +69,14 @@ def submit_one(
     request: Request,
     until: tuple[str, ...],
     resume: str | None,
+    branch: str | None,
     from_start: bool,
     dry_run: bool,
     script: bool,
     yes: bool,
     wait: bool,
 ) -> None:
-    """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
+    """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
     how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None)
     if how.allocation is not None and request.script is not None:
@@ -83,8 +85,13 @@ def submit_one(
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
         raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
+    if resume is not None and branch is not None:
+        words = "--resume continues a run, and --branch begins another one from its checkpoint"
+        raise ConfigError(words, "give one of the two")
     if resume is not None:
         submitted = _resume(resume, request, from_start, how)
+    elif branch is not None:
+        submitted = _branch(branch, request, how)
     else:
         prepared = prepare(request, queueing=not dry_run, faster=True)
         if not (dry_run or yes or request.names_experiment or request.sized):
@@ -218,7 +225,27 @@ def _agrees(question: str) -> bool:
 def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None as of `_submit`."""
-    given = on_command_line("resume", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
+    request = _of_a_run(request, "--resume")
+    resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
+    _print_lines(resumption.notes)
+    if isinstance(resumption, NewRun):
+        return _submit(resumption.prepared, resumption.parent, how)
+    return _start(resumption, how)
+
+
+def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | None:
+    """Submits a new run from a checkpoint of the run that `text` names. None as of `_submit`."""
+    request = _of_a_run(request, "--branch")
+    name, step = split_branch(text)
+    branch = prepare_branch(find_run(name, logs_folder()), step, request)
+    _print_lines(branch.notes)
+    return _submit(branch.prepared, branch.parent, how)
+
+
+def _of_a_run(request: Request, option: str) -> Request:
+    """The request as it is of a run's own experiment. ConfigError if the command line names another one."""
+    ours = ("resume", "branch", "from_start", "wait", "here", "dry_run", "script", "yes", "force", "until")
+    given = on_command_line(*ours)
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)
         for one in given
@@ -226,16 +253,12 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
     ]
     if others:
         raise ConfigError(
-            f"--resume continues a run's own experiment; {', '.join(others)} would be another",
+            f"{option} continues a run's own experiment; {', '.join(others)} would be another",
             "leave them out, or submit a new run",
         )
     if "cluster" not in [one.name for one in given]:
         request = replace(request, cluster=None)  # HPC_GPT_* variables were read when the run was submitted
-    resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
-    _print_lines(resumption.notes)
-    if isinstance(resumption, NewRun):
-        return _submit(resumption.prepared, resumption.parent, how)
-    return _start(resumption, how)
+    return request
 
 
 def _print_start(start: ExpectedStart) -> None:

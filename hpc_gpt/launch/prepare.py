@@ -236,13 +236,15 @@ def finish(
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
     planner: ClusterProfile | None = None,
+    data_from: int = 0,
 ) -> PreparedRun:
     """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
     lead, then its settings and its script. Nothing changes these.
 
     `file` has the experiment's text, and `row` is one of its rows; without a file it is the settings' text under a
     `title`. `planner`: the profile with the planner's keys, if `profile` lacks them. `refuse`: LayoutError if it is
-    predicted not to fit. Raises LayoutError, ConfigError and RenderError as `resolve` and `render_script` do.
+    predicted not to fit. `data_from`: the step of a branch to other data. Raises LayoutError, ConfigError and
+    RenderError as `resolve` and `render_script` do.
     """
     trial = resolve(experiment, profile)
     prediction, forecast = predict(trial, planner or profile, refuse), None
@@ -250,7 +252,8 @@ def finish(
         forecast = forecast_chain(trial, prediction, inputs)
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
-    resolved = resolve(experiment, profile, file.name if file is not None and row is not None else None, row)
+    sweep = file.name if file is not None and row is not None else None
+    resolved = replace(resolve(experiment, profile, sweep, row), data_from=data_from)
     return PreparedRun(
         resolved,
         render_script(resolved, template),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.plan.prediction import Prediction
+from hpc_gpt.runs.branches import CheckpointHold
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
 
@@ -46,6 +47,7 @@ class PreparedRun:
     unread: tuple[str, ...] = ()
     faster: Sequence[str] = ()
     job_script: SbatchRequest | None = None
+    hold: CheckpointHold | None = None
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -26,12 +26,14 @@ from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
+    branched_at,
     check_resumable,
     descend,
     find_ancestors,
     newest_step,
     parent_of,
     resume_point,
+    saved_steps,
 )
 from hpc_gpt.runs.lock import RunLocked, check_free, holder
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
@@ -41,6 +43,7 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profil
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.schedule import describe_schedule, first_difference, learning_rate
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.watch.status import read_own_status
@@ -95,11 +98,8 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     settings = run.resolved()
     if settings.script is not None:
         return _script_again(run, request, from_start, dry)
-    profile = load_profile(request.cluster) if request.cluster is not None else None
-    if request.here and not way_of(settings.cluster).why_not(settings.cluster):
-        # Its job.sh would requeue the allocation.
-        profile = replace(profile or settings.cluster, chain="none")
-    changed = from_start or request.template or _changed_length(settings, request.until, request.given)
+    profile = profile_of(settings, request)
+    changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
         return _same_again(run, request.until, dry)
     prepared, parent = prepare_resumption(
@@ -107,6 +107,15 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     )
     words = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     return NewRun(prepared, parent, (*prepared.notes, f"{words}, as {prepared.resolved.layout}"))
+
+
+def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
+    """The profile of a new run that continues one with these settings; None for its own."""
+    profile = load_profile(request.cluster) if request.cluster is not None else None
+    if request.here and not way_of(settings.cluster).why_not(settings.cluster):
+        # Its job.sh would requeue the allocation.
+        profile = replace(profile or settings.cluster, chain="none")
+    return profile
 
 
 def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
@@ -190,6 +199,23 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: 
     raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
 
+def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached: int) -> None:
+    """ConfigError if a wsd of another length would have had another rate in a step that `run` has trained."""
+    if resolved.train.decay != "wsd":
+        return
+    step = first_difference(settings.train, resolved.train, range(branched_at(run), reached))
+    if step is None:
+        return
+    steps = [each for each in saved_steps(run) if each <= step]
+    raise ConfigError(
+        f"step {step + 1} of run {run.run_id} was trained at a rate of {learning_rate(settings.train, step):.4g} and "
+        f"would have {learning_rate(resolved.train, step):.4g}: the run's schedule is "
+        f"{describe_schedule(settings.train)}; the other is {describe_schedule(resolved.train)}",
+        f"hpc-gpt submit --branch {run.run_id}@{max(steps, default=reached)} --set train.steps={resolved.train.steps} "
+        f"begins {'before that step' if steps else 'after the decay: no earlier checkpoint is left'}",
+    )
+
+
 def prepare_resumption(
     run: RunFolder,
     changes: Mapping[str, Any],
@@ -209,12 +235,13 @@ def prepare_resumption(
     check_not_live(run)
     settings = run.resolved()
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
-    length = _changed_length(settings, until, changes)
+    length = changed_length(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
     title = f"Trains run {run.run_id} again from step 0."
     if parent is not None:
         check_resumable(resolved)
         check_unfinished(run, resolved, point.step)
+        _check_rates(run, settings, resolved, point.step)
         title = f"Resumes run {run.run_id} after step {point.step}."
     words = until.words(resolved.batch, resolved.model.seq)
     notes = [*(f"note: {note}" for note in point.notes), *([f"until: {words}"] if words else [])]
@@ -229,17 +256,39 @@ def prepare_resumption(
             f"note: the {fall} of the learning rate was over {before} steps and is over {steps} from step "
             f"{point.step} on: the rate differs from that of an unbroken run of either length"
         )
+    resolved = replace(resolved, data_from=0) if from_start else resolved
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
-    here = profile or settings.cluster
-    if profile is None:
-        with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
-            here = load_profile(here.name, of_a_run=True)
-    own, refuse = experiment_of(resolved), not force
-    prepared = finish(own, resolved.cluster, title, refuse=refuse, template=template, inputs=inputs, planner=here)
+    prepared = prepare_child(run, resolved, title, inputs, profile, template, force)
     return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside), parent
 
 
-def _changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
+def prepare_child(
+    run: RunFolder,
+    resolved: Resolved,
+    title: str,
+    inputs: ForecastInputs,
+    profile: ClusterProfile | None,
+    template: Path | None,
+    force: bool,
+) -> PreparedRun:
+    """The new run of settings that descend from those of `run`; the rest is as in `prepare_resumption`."""
+    here = profile or run.resolved().cluster
+    if profile is None:
+        with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
+            here = load_profile(here.name, of_a_run=True)
+    return finish(
+        experiment_of(resolved),
+        resolved.cluster,
+        title,
+        refuse=not force,
+        template=template,
+        inputs=inputs,
+        planner=here,
+        data_from=resolved.data_from,
+    )
+
+
+def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
     length = length_settings(until, settings, changes)
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}

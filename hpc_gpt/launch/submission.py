@@ -4,7 +4,7 @@ be and ask for, in a screen of lines."""
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +219,10 @@ def write_run(
         prepared.text,
         engine_named(resolved.engine.name).config_files(resolved),
         {**provenance, **beside},
-        resumed_from=asdict(parent) if parent is not None else None,
+        resumed_from=parent.note if parent is not None else None,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,
-        archives=[archive for archive in (take_snapshot(), work) if archive is not None],
+        archives=[each for each in (take_snapshot(), work, prepared.hold) if each is not None],
     )
 
 

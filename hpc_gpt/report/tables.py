@@ -215,7 +215,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     return [
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
-        ("begins from", str(record.settings.get("train", {}).get("init") or NOTHING)),
+        ("begins from", _begin(record)),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),

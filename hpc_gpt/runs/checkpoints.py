@@ -91,10 +91,15 @@ def stored_bytes(path: Path) -> int:
     return sum(size for size in sizes if isinstance(size, int))
 
 
-def newest_sound(folder: Path, most_bytes: float = math.inf) -> tuple[Path | None, dict[str, CheckpointFault]]:
-    """(the newest sound checkpoint, {name of a newer one that is not: its first fault}), as the trainer chooses it."""
+def newest_sound(
+    folder: Path, most_bytes: float = math.inf, step: int | None = None
+) -> tuple[Path | None, dict[str, CheckpointFault]]:
+    """(the newest sound checkpoint, {name of a newer one that is not: its first fault}), as the trainer chooses it; of
+    `step` alone unless that is None."""
     passed: dict[str, CheckpointFault] = {}
     for path in list_complete(folder):
+        if step is not None and path.name != checkpoint_folder_name(step):
+            continue
         fault = next((fault for _, fault in faults_of(path, most_bytes)), None)
         if fault is None:
             return path, passed

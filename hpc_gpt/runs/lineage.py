@@ -1,7 +1,8 @@
 """A run that resumes from the checkpoint of another run, its parent: which settings may differ, and which run it is.
 
 It has its own folder and script, and its `resumed_from.json` names the parent. As long as it has no checkpoint its
-trainer loads the parent's newest one, and continues the parent's steps, data and schedule.
+trainer loads the parent's newest one, and continues the parent's steps, data and schedule. A branch loads the one of a
+step, and may have another schedule and other data.
 """
 
 import math
@@ -12,19 +13,27 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, raise_faults
-from hpc_gpt.runs.checkpoints import command_of, newest_checkpoint, newest_sound, read_marker, saved_step, stored_bytes
+from hpc_gpt.runs.checkpoints import (
+    command_of,
+    list_complete,
+    newest_checkpoint,
+    newest_sound,
+    read_marker,
+    saved_step,
+    stored_bytes,
+)
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment, Job, key_rules
-from hpc_gpt.settings.experiment_file import OF_A_MODEL
+from hpc_gpt.settings.experiment_file import OF_A_MODEL, schedule_faults
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import flat
 from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.weights.config import read_config
-from hpc_gpt.words import and_more
+from hpc_gpt.words import and_more, some
 
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
@@ -33,11 +42,18 @@ _MOST_READ_BYTES = 32 << 30
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another run resumes from, and the step of its newest checkpoint at that submission."""
+    """The run that another run resumes from, and the step of its newest checkpoint at that submission; for a `branch`
+    the step that it begins after."""
 
     run: str
     path: str
     step: int
+    branch: bool = False
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """The text of resumed_from.json as a table."""
+        return {key: value for key, value in vars(self).items() if key != "branch" or value}
 
 
 def convertible(saved: str, wanted: str) -> frozenset[str]:
@@ -73,6 +89,33 @@ def find_ancestors(run: RunFolder) -> list[RunFolder]:
     return ancestors
 
 
+def checkpoint_sources(run: RunFolder, only: int | None = None) -> list[tuple[RunFolder, int | None]]:
+    """(run, the step that alone counts there; None for the newest): where a trainer looks for a run's checkpoint, the
+    run itself first, then its ancestors. A branch begins after one step of its parent; `only` asks for one likewise.
+
+    An ancestor has that step only if the training left it later.
+    """
+    sources = [(run, only)]
+    for parent in find_ancestors(run):
+        note = read_stored(run.path / RESUMED_FROM)
+        left, is_branch = int(note.get("step") or 0), bool(note.get("branch"))
+        if only is not None and (only > left or (is_branch and only != left)):
+            break
+        only = left if is_branch else only
+        sources.append((parent, only))
+        run = parent
+    return sources
+
+
+def branched_at(run: RunFolder) -> int:
+    """The step after which a run, or the nearest of its ancestors that is a branch, began with its schedule; else 0."""
+    for each in (run, *find_ancestors(run)):
+        note = read_stored(each.path / RESUMED_FROM)
+        if note.get("branch"):
+            return int(note.get("step") or 0)
+    return 0
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The checkpoint that a run resumes from: its own newest sound one, else that of its nearest ancestor.
@@ -84,16 +127,17 @@ class ResumePoint:
     notes: tuple[str, ...] = ()
 
 
-def resume_point(run: RunFolder) -> ResumePoint | None:
-    """Where a run resumes, as the trainer finds it; None if neither it nor an ancestor has a checkpoint.
+def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
+    """Where a run resumes, as the trainer finds it; None if neither it nor an ancestor has a checkpoint, with `only` of
+    that step.
 
     Files are read as `verify` reads them, but for a very large checkpoint. ConfigError if no checkpoint is sound.
     """
     if (command := command_of(run)) is not None:
         return ResumePoint(saved_step(run, command)) if newest_checkpoint(run, command) is not None else None
     notes: list[str] = []
-    for each in (run, *find_ancestors(run)):
-        sound, passed = newest_sound(each.checkpoints, _MOST_READ_BYTES)
+    for each, step in checkpoint_sources(run, only):
+        sound, passed = newest_sound(each.checkpoints, _MOST_READ_BYTES, step)
         notes += [f"checkpoint {name} is not sound, and is passed over: {fault.text}" for name, fault in passed.items()]
         if sound is None:
             continue
@@ -125,18 +169,45 @@ def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
     return Parent(run.run_id, str(run.path), point.step), point
 
 
+def branch_of(run: RunFolder, step: int | None) -> tuple[Parent, ResumePoint]:
+    """`run` as the parent of a branch after `step`, None for its newest checkpoint. ConfigError without a sound
+    checkpoint of that step."""
+    point = resume_point(run, step)
+    if point is None:
+        steps = saved_steps(run)
+        what = f"of step {step}" if step is not None else "to branch from"
+        there = f"; there are those of steps {some(list(map(str, steps)), 8)}" if steps else ""
+        near = min(steps, key=lambda each: abs(each - (step or 0)), default=None)
+        raise ConfigError(
+            f"run {run.run_id} has no checkpoint {what}{there}",
+            "hpc-gpt save makes one of a run that trains" if near is None else f"--branch {run.run_id}@{near}",
+        )
+    return Parent(run.run_id, str(run.path), point.step, branch=True), point
+
+
+def saved_steps(run: RunFolder) -> list[int]:
+    """The steps after which a branch of the run can begin, by the names of its checkpoints and its ancestors'."""
+    found = set()
+    for each, _ in checkpoint_sources(run):
+        names = [path.name.removeprefix("step-") for path in list_complete(each.checkpoints)]
+        steps = {int(name) for name in names if name.isdigit()}
+        found |= {step for step in steps if each in [source for source, _ in checkpoint_sources(run, step)]}
+    return sorted(found)
+
+
 def descend(
     parent: Resolved,
     changes: Mapping[str, Any],
     profile: ClusterProfile,
     step: int,
     length: Mapping[str, Any] | None = None,
+    branch: bool = False,
 ) -> Resolved:
     """The settings of a run that resumes after `step`: the parent's with `changes` ({dotted key: value}) laid over.
 
     The number of GPUs stays unless GPUs, nodes or dp are given; then dp follows from the others. The global batch
-    stays, and micro_batches follows. `length` has the keys of [train] that say when the training ends. Raises
-    LayoutError or ConfigError for what cannot run, and for what would be another training.
+    stays, and micro_batches follows. `length` has the keys of [train] that say when the training ends. `branch`: it may
+    be another training. Raises LayoutError or ConfigError for what cannot run, and for what would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
     for each in (parent.engine.name, name):
@@ -163,16 +234,21 @@ def descend(
         if table != "layout":
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
+    if tables["train"]["decay"] != parent.train.decay:  # the parts of wsd are another schedule's
+        stays = {f"train.{key}" for key in ("decay_steps", "decay_shape")} - changes.keys()
+        tables["train"] |= {key.removeprefix("train."): None for key in stays}
     given = {
         name: {key: value for key, value in table.items() if value is not None}
         for name, table in tables.items()
         if isinstance(table, dict)
     }
     everything = {"name": parent.name, **tables, **given}
-    experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
+    where = "the parent's settings and yours"
+    faults = schedule_faults(given["train"], where, changes, steps_elsewhere=False) if branch else {}
+    experiment = check_tables(everything, Experiment, where, changes, faults)
     resolved = resolve(experiment, profile)
-    check_same_training(parent, resolved)
-    return resolved
+    check_same_training(parent, resolved, branch)
+    return replace(resolved, data_from=step if reads_other_data(parent, resolved) else parent.data_from)
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
@@ -268,25 +344,36 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def check_same_training(parent: Resolved, resolved: Resolved) -> None:
-    """ConfigError for changes that the checkpoint cannot be converted to, or that make it another training."""
-    faults = []
+def reads_other_data(parent: Resolved, resolved: Resolved) -> bool:
+    """Whether a branch reads other data than its parent, from their first sample."""
+    rules = parent.key_rules("data")
+    before, after = vars(parent.data), vars(resolved.data)
+    return any(before[key] != after[key] for key in before if rules[key].resume == "never")
+
+
+def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
+    """ConfigError for changes that the checkpoint cannot be converted to, or that make it another training; a `branch`
+    may be one with other data and another schedule."""
+    faults = {}
     may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
         of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
-            if of_keys[key].resume == "never":
-                faults += [
-                    f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
-                    for part, of_before, of_after in _parts_that_differ(key, before[key], after[key])
-                ]
+            may_branch = of_keys[key].branch or name == "data"
+            if of_keys[key].resume == "never" and not (branch and may_branch):
+                is_free = may_branch and not branch
+                hint = "or submit --branch, which may change it" if is_free else "or submit a new run"
+                for part, of_before, of_after in _parts_that_differ(key, before[key], after[key]):
+                    fault = f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
+                    faults[fault] = f"leave these out, {hint}"
             elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
-                faults.append(
+                fault = (
                     f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
                     f"{before[key]} cannot be converted to that"
                 )
-    raise_faults(dict.fromkeys(faults, "leave these out, or submit a new run"))
+                faults[fault] = "leave these out, or submit a new run"
+    raise_faults(faults)
 
 
 def _parts_that_differ(key: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:

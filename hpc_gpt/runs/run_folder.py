@@ -14,11 +14,12 @@ import platform
 import pwd
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.files import append_line, try_folder, write_once
@@ -26,9 +27,6 @@ from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.words import plain
-
-if TYPE_CHECKING:
-    from hpc_gpt.runs.snapshot import Archive
 
 # In place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
@@ -299,6 +297,13 @@ class CachedRun(RunFolder):
         return [CachedAttempt(attempt.folder) for attempt in super().attempts()]
 
 
+class Placed(Protocol):
+    """What a new run folder has beside its texts: archives, and a branch's hold on its checkpoint."""
+
+    def place(self, folder: Path) -> None:
+        """Puts it there, before the folder is a run to others. Raises OSError or RunFolderError."""
+
+
 def create_run(
     logs: Path,
     resolved: Resolved,
@@ -309,7 +314,7 @@ def create_run(
     resumed_from: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
     predicted: Mapping[str, Any] | None = None,
-    archives: Sequence[Archive] = (),
+    archives: Sequence[Placed] = (),
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
 
@@ -332,9 +337,7 @@ def create_run(
             (run.path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         write_once(run.path / "resolved.json", resolved.to_json())
     except (RunFolderError, OSError) as fault:
-        for path in run.path.iterdir():
-            path.unlink(missing_ok=True)
-        run.path.rmdir()
+        shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(fault, OSError):
             raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", "is the disk full?") from None
         raise

@@ -33,7 +33,8 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "complete": {"step": int, "files": dict, "data": str},
     "sweep": {"id": str},
     "provenance": {"data_beside": str, "experiment_file": str, "versions": dict, "init": dict},
-    "resumed_from": {"path": str, "step": int},
+    "resumed_from": {"path": str, "step": int, "branch": bool},
+    "branch": {"path": str, "step": int},
     "predicted": {
         "calibrated": bool, "memory_gib": {"stages": [{"allocated": float}]}, "step": {"step_s": float, "band": float},
     },

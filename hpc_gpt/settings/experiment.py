@@ -43,6 +43,8 @@ class KeyRules:
 
     `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
     converts its checkpoints accordingly (`converts` in `engines`).
+    `branch`: whether a branch, another training from that checkpoint, may change what a resumption may not; it may
+    change all of [data].
     `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
     "nothing" keys are not in `config_hash`.
     `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have.
@@ -59,6 +61,7 @@ class KeyRules:
     below: int | None = None
     of_site: bool = False
     of_our_loop: bool = False
+    branch: bool = False
     unhashed: tuple[Any, ...] = ()
 
     def fault(self, value: Any) -> str:
@@ -303,19 +306,23 @@ class Train:
         None, resume="free", decides="speed"
     )
     "How the update is computed; host is for offloaded states, compiled one pass (ddp, bf16 or fp16)."
-    lr: float = key(3e-4, resume="never", decides="schedule", least=0)
+    lr: float = key(3e-4, resume="never", decides="schedule", branch=True, least=0)
     "Learning rate after the warm-up; for example 3e-4."
-    min_lr: float = key(0.0, resume="never", decides="schedule", least=0)
+    min_lr: float = key(0.0, resume="never", decides="schedule", branch=True, least=0)
     "Learning rate at the end of the decay; for example 3e-5."
     warmup_steps: int = key(0, resume="never", decides="schedule", least=0)
     "Steps in which the learning rate rises from 0; for example 200."
-    decay: Literal["cosine", "linear", "constant", "wsd"] = key("cosine", resume="never", decides="schedule")
+    decay: Literal["cosine", "linear", "constant", "wsd"] = key(
+        "cosine", resume="never", decides="schedule", branch=True
+    )
     "After the warm-up the learning rate falls to min_lr as a cosine or a line, stays, or falls in the last steps: wsd."
-    decay_steps: int | None = key(None, resume="never", decides="schedule", added=True, least=1)
+    decay_steps: int | None = key(None, resume="never", decides="schedule", branch=True, added=True, least=1)
     "The last steps, in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
-    decay_shape: Literal["linear", "1-sqrt"] = key("linear", resume="never", decides="schedule", added=True)
+    decay_shape: Literal["linear", "1-sqrt"] = key(
+        "linear", resume="never", decides="schedule", branch=True, added=True
+    )
     "How wsd falls: as a line, or as 1 less the square root of its share of decay_steps."
-    weight_decay: float = key(0.1, resume="never", decides="schedule", least=0)
+    weight_decay: float = key(0.1, resume="never", decides="schedule", branch=True, least=0)
     "AdamW's weight decay, of matrices and embeddings alone; for example 0.1."
     beta1: float = key(0.9, resume="never", decides="schedule", below=1)
     "AdamW's decay of the first moment, from 0 to 1."

@@ -151,7 +151,7 @@ def load_experiment(
     file = read_experiment(name) if isinstance(name, str) else name
     tables, given = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
-    faults = _schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
+    faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
     return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
 
@@ -332,7 +332,7 @@ def _default_name(path: Path) -> str:
 # --- the learning rate's schedule
 
 
-def _schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
+def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
     """{fault: hint} of contradictions in a table [train] as TOML has it.
 
     A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: something else

@@ -51,6 +51,8 @@ class Resolved:
 
     `command` is None unless the engine starts the program that it says. Of such a run the model (NO_MODEL), the batch
     (NO_BATCH) and the number of steps (0) may be unknown. `script` is what is known of `command.script`.
+
+    `data_from` is the step after which the run, a branch to other data, reads these from their first sample.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Resolved:
     row: str | None = None
     command: Command | None = None
     script: ScriptFacts | None = None
+    data_from: int = 0
     version: str = __version__
     schema: int = SCHEMA
 
@@ -92,6 +95,11 @@ class Resolved:
         """`command` of a run that starts one."""
         assert self.command is not None
         return self.command
+
+    @property
+    def data_steps(self) -> int:
+        """The steps whose samples are of `data`."""
+        return self.train.steps - self.data_from
 
     @property
     def tasks_per_node(self) -> int:
@@ -124,8 +132,8 @@ class Resolved:
             for key in [key for key in tables[name] if key not in _WRITTEN]:
                 if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
                     del tables[name][key]
-        for name in ("command", "script"):
-            if tables[name] is None:
+        for name, none in (("command", None), ("script", None), ("data_from", 0)):
+            if tables[name] == none:
                 del tables[name]
         return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
 
@@ -184,6 +192,8 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
             for key, value in table.items()
             if of_keys[key].decides in decides and value not in of_keys[key].unhashed
         }
+    if resolved.data_from and "schedule" in decides:
+        kept["data_from"] = resolved.data_from
     if resolved.script is not None:
         kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=asdict).encode()).hexdigest()[:16]

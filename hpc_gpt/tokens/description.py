@@ -48,7 +48,7 @@ def _lines(resolved: Resolved) -> tuple[str, ...]:
         length, unknown = f"{training:,} tokens to train on", ""
         samples = (training - 1) // resolved.model.seq
     by = f" by tokenizer {data.tokenizer}" if used is not None else ""
-    steps, each = resolved.train.steps, resolved.batch.global_batch
+    steps, each = resolved.data_steps, resolved.batch.global_batch
     epochs = (
         f"{show_short(steps * each / samples)} epochs in {counted(steps, 'step')} of {counted(each, 'sample')}"
         if samples
@@ -66,10 +66,11 @@ def _describe_mixture(resolved: Resolved) -> tuple[str, ...]:
     """A line on the mixture as a whole, and one on each source: shares, tokens, epochs in all steps."""
     data, seq = resolved.data, resolved.model.seq
     assert data.mix is not None
-    steps, each = resolved.train.steps, resolved.batch.global_batch
+    steps, each = resolved.data_steps, resolved.batch.global_batch
     begins = phase_steps(data.phases, each * seq)
     phases = [
-        f"phase {number} from step {begin + 1:,} on" + (", which is not reached" if begin >= steps else "")
+        f"phase {number} from step {resolved.data_from + begin + 1:,} on"
+        + (", which is not reached" if begin >= steps else "")
         for number, begin in enumerate(begins[1:], 2)
     ]
     in_steps = f"{steps * each * seq:,} tokens in {counted(steps, 'step')} of {counted(each, 'sample')}"

@@ -258,8 +258,8 @@ class SourceUse(NamedTuple):
 
 def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
     """{name: what a run reads of this source of its mixture}. Raises DataError as `open_file` does."""
-    found, steps = {}, resolved.train.steps
-    samples = mixture_order(resolved).counts(steps * resolved.batch.global_batch)
+    found = {}
+    samples = mixture_order(resolved).counts(resolved.data_steps * resolved.batch.global_batch)
     for name, alone in sources_alone(resolved).items():
         path = data_path(alone)
         assert path is not None
@@ -280,7 +280,7 @@ def _check_epochs(resolved: Resolved) -> None:
             for name, use in often.items()
         ]
         raise DataError(
-            f"{counted(resolved.train.steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
+            f"{counted(resolved.data_steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
             f"{'; '.join(words)}",
             "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
         )

@@ -90,14 +90,14 @@ class DataStream(Stream):
         self._dp_rank = dp_rank
         self._device = device
         self._end = end_token(resolved)
-        self._last_step = resolved.train.steps - 1
+        self._first_step, self._last_step = resolved.data_from, resolved.train.steps - 1
         self._reader = _reading_thread(device) if device.type == "cuda" else None
         self._ahead: dict[tuple[int, int], Future[MicroBatch]] = {}
 
     def step(self, step: int) -> Iterator[MicroBatch]:
         if self._reader is None:
             for index in range(self._batch.micro_batches):
-                yield self._read(self._samples.train, step, index)
+                yield self._read_train(step, index)
             return
         self._ahead = {key: future for key, future in self._ahead.items() if key >= (step, 0)}
         for index in range(self._batch.micro_batches):
@@ -123,7 +123,11 @@ class DataStream(Stream):
         step, index = step + index // self._batch.micro_batches, index % self._batch.micro_batches
         if (step, index) not in self._ahead and step <= self._last_step:
             assert self._reader is not None
-            self._ahead[step, index] = self._reader.submit(self._read, self._samples.train, step, index)
+            self._ahead[step, index] = self._reader.submit(self._read_train, step, index)
+
+    def _read_train(self, step: int, index: int) -> MicroBatch:
+        """A branch to other data has begun them at their first sample."""
+        return self._read(self._samples.train, step - self._first_step, index)
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)

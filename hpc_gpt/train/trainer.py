@@ -14,7 +14,7 @@ from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
 from hpc_gpt.network import use_interface
 from hpc_gpt.runs.checkpoints import list_complete
-from hpc_gpt.runs.lineage import find_ancestors
+from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
 from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -150,16 +150,20 @@ class Trainer:
         return end.exit_code
 
     def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
-        """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues."""
-        runs = ranks.broadcast([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
-        for run in runs:
+        """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues; a
+        branch from the one that it begins after. Other data than the checkpoint's begin at their first sample."""
+        sources = ranks.broadcast(checkpoint_sources(self._run) if ranks.is_first else [])
+        for run, step in sources:
             is_own = run.path == self._run.path
-            progress = (own if is_own else Checkpoints(run.checkpoints, ranks)).resume(engine, own=is_own)
+            progress = (own if is_own else Checkpoints(run.checkpoints, ranks)).resume(engine, is_own, step)
             if progress.step:
-                return progress
-        if len(runs) > 1:
+                of_others = progress.step <= resolved.data_from
+                return replace(progress, data="", positions={}) if of_others else progress
+        if len(sources) > 1:
+            run, step = sources[1]
+            of = "" if step is None else f" of step {step}"
             raise CheckpointError(
-                f"the run continues {runs[1].path}, which no longer has a sound checkpoint",
+                f"the run continues {run.path}, which no longer has a sound checkpoint{of}",
                 "submit a new run instead of starting this one from step 0",
             )
         if resolved.train.init is not None and engine.given is None:

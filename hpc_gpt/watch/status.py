@@ -24,9 +24,11 @@ from hpc_gpt.ends.run_state import (
 )
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.runs.heartbeats import gpus_of
+from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
+from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.slurm.clients import (
     TIMEOUT_S,
     Answer,
@@ -59,7 +61,7 @@ class RunStatus:
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
-    all its attempts.
+    all its attempts. `branch_of`: RUN@STEP that a branch begins from.
     """
 
     run: str
@@ -86,6 +88,7 @@ class RunStatus:
     age_s: float | None = None
     left_s: float | None = None
     gpu_hours: float | None = None
+    branch_of: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -237,6 +240,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     if restarts is not None and (state in LIVE or restarts.is_too_much):
         pace = restarts.words(left)
     step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
+    parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
     past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
     return RunStatus(
@@ -264,6 +268,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s is not None and state == "running" else None,
         gpu_hours=gpu_hours(past) if past else None,
+        branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
     )
 
 

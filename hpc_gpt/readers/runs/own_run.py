@@ -107,7 +107,9 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         model = {key: value for key, value in table.items() if key not in asked}
         settings["model"] = {**model, "preset": resolved.preset}
     if parent := read_stored(run.path / RESUMED_FROM):
-        settings["resumed_from"] = {"run": parent.get("run"), "step": parent.get("step")}
+        settings["resumed_from"] = {key: parent[key] for key in ("run", "step", "branch") if key in parent}
+    if resolved.data_from:
+        settings["data_from"] = resolved.data_from
     if resolved.sweep is not None:
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row}
     facts = engine_named(resolved.engine.name)

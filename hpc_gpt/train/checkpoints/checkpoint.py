@@ -188,20 +188,20 @@ class Checkpoints:
         """Waits until the removal is over, at most `patience_s`. To be called on rank 0."""
         self._removal.wait(patience_s)
 
-    def resume(self, engine: TrainingEngine, own: bool = False) -> Progress:
-        """Loads the newest sound checkpoint and returns its progress; `Progress()` if there is none.
+    def resume(self, engine: TrainingEngine, own: bool = False, step: int | None = None) -> Progress:
+        """Loads the newest sound checkpoint, or that of `step`, and returns its progress; `Progress()` without one.
 
         A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
         `own`. Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not start
         from step 0 beside it.
         """
-        for path, marker in self.sound(own=own):
+        for path, marker in self.sound(step, own):
             engine.load(path)
-            step = int(marker["step"])
-            if engine.step != step:
-                raise CheckpointError(f"{path} says step {step}, but holds step {engine.step}", REMOVE_IT)
+            found = int(marker["step"])
+            if engine.step != found:
+                raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
             self._newest = path.name if own else ""
-            return Progress(step, float(marker["train_s"]), str(marker["data"]), read_positions(path))
+            return Progress(found, float(marker["train_s"]), str(marker["data"]), read_positions(path))
         return Progress()
 
     def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:

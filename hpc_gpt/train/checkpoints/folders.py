@@ -19,7 +19,7 @@ import pickle
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import torch
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.files import json_in, sync
+from hpc_gpt.runs.branches import reserved_steps
 from hpc_gpt.runs.checkpoints import COMPLETE, has_all_bytes, list_complete
 
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
@@ -77,8 +78,8 @@ def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
 
 @dataclass(frozen=True)
 class Retention:
-    """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), and
-    those of the steps `keep_at`."""
+    """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), those
+    of the steps `keep_at`, and those that branches of the run begin from."""
 
     keep_last: int = 0
     keep_every: int = 0
@@ -93,12 +94,13 @@ class Retention:
             return []
         sound = 0
         gone = []
+        reserved = reserved_steps(folder.parent)
         found = [path for path in list_complete(folder) if path.name <= newest]
         for path in found:
             if sound < self.keep_last:
                 # One that lacks bytes does not count, and stays: a resume renames it.
                 sound += has_all_bytes(path)
-            elif not self._is_kept(path):
+            elif not self._is_kept(path, reserved):
                 set_aside(path, DELETING)
                 gone.append(path.name)
         if sound == self.keep_last:
@@ -110,9 +112,9 @@ class Retention:
                 gone.append(path.name)
         return gone
 
-    def _is_kept(self, path: Path) -> bool:
+    def _is_kept(self, path: Path, reserved: Collection[int]) -> bool:
         number = path.name.removeprefix("step-")
-        if not number.isdigit() or int(number) in self.keep_at:
+        if not number.isdigit() or int(number) in self.keep_at or int(number) in reserved:
             return True
         return bool(self.keep_every and int(number) % self.keep_every == 0)
 

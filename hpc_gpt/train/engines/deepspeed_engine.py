@@ -158,8 +158,11 @@ class DeepspeedEngine(TrainingEngine):
         if others:
             load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
         else:
+            own = [group["weight_decay"] for group in self._optimizer.param_groups]
             with quiet():
                 self._engine.load_checkpoint(str(folder), tag=TAG)
+            for group, decay in zip(self._optimizer.param_groups, own, strict=True):
+                group["weight_decay"] = decay  # a branch's own, where DeepSpeed has put the checkpoint's
             check_states(self._engine, folder)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()

@@ -1,0 +1,93 @@
+"""The checkpoint that a branch begins from is kept, whatever its run's keep_last says, until the branch has its own.
+
+`branches/branch.<run id>.json` in the folder of the run that has the checkpoint says which run begins after which step,
+and that run's retention reads it. The code of a run made by an earlier version does not: its checkpoint is then in the
+branch's own folder, too, as hard links.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import write_once
+from hpc_gpt.runs.checkpoints import COMPLETE, checkpoint_folder_name, has_all_bytes, list_complete
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.snapshot import read_archive
+from hpc_gpt.runs.stored import read_stored
+
+BRANCHES = "branches"
+_OWN_NAME = "hpc_gpt/runs/branches.py"
+
+
+def reserved_steps(run: Path) -> frozenset[int]:
+    """The steps of a run's checkpoints that branches without a checkpoint of their own begin from."""
+    notes = [read_stored(path) for path in run.glob(f"{BRANCHES}/branch.*.json")]
+    return frozenset(note["step"] for note in notes if note.get("path") and "step" in note and _waits(note["path"]))
+
+
+def _waits(branch: str) -> bool:
+    """Whether a branch still needs the checkpoint: it has none, and its folder was not removed. One in a folder that
+    this host does not see may need it."""
+    folder = Path(branch)
+    if not folder.is_dir():
+        return not folder.parent.is_dir()
+    return not any(has_all_bytes(path) for path in list_complete(RunFolder(folder).checkpoints))
+
+
+def knows_reservations(run: RunFolder) -> bool:
+    """Whether the code that a run was submitted with reads them."""
+    try:
+        return _OWN_NAME in read_archive(run.path)[1]
+    except RunFolderError:
+        return False
+
+
+class CheckpointHold:
+    """Keeps the checkpoint of `step` of `run` for a branch. `is_live`: its run may remove checkpoints."""
+
+    def __init__(self, run: RunFolder, step: int, is_live: bool) -> None:
+        self._run, self._name, self._step, self._is_live = run, checkpoint_folder_name(step), step, is_live
+
+    def place(self, folder: Path) -> None:
+        """Keeps it for the branch that `folder` is made for. RunFolderError if it was removed, or may be."""
+        checkpoint = self._run.checkpoints / self._name
+        refusal = self._reserve(folder) if knows_reservations(self._run) else "its code is of an earlier version"
+        if refusal:
+            refusal = self._link(checkpoint, folder) and refusal
+        if not (checkpoint / COMPLETE).is_file():
+            raise RunFolderError(
+                f"checkpoint {self._name} of run {self._run.run_id} was removed just now", "branch from a later one"
+            )
+        if refusal and self._is_live:
+            raise RunFolderError(
+                f"run {self._run.run_id} trains and may remove its checkpoint {self._name}: {refusal}, and no hard "
+                "link can be made",
+                "branch once the run has ended, or set HPC_GPT_LOGS to a folder on the disk of that run",
+            )
+
+    def _reserve(self, folder: Path) -> str:
+        """Notes the branch beside the checkpoints; returns why it could not."""
+        note = {"path": str(folder.resolve()), "step": self._step}
+        try:
+            write_once(self._run.path / BRANCHES / f"branch.{folder.name}.json", json.dumps(note) + "\n")
+        except RunFolderError as fault:
+            return str(fault)
+        return ""
+
+    def _link(self, checkpoint: Path, folder: Path) -> str:
+        """Links the checkpoint's files into the branch's own folder; returns why it could not, with nothing left."""
+        target = RunFolder(folder).checkpoints / self._name
+        aside = target.with_name(f".writing-{self._name}")
+        try:
+            for path in sorted(checkpoint.rglob("*")):
+                place = aside / path.relative_to(checkpoint)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_file():
+                    os.link(path, place)
+            aside.rename(target)
+        except OSError as fault:
+            shutil.rmtree(aside, ignore_errors=True)
+            return str(fault.strerror)
+        return ""

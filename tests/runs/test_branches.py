@@ -1,0 +1,167 @@
+"""Which checkpoint a branch begins from, and that its run keeps it as long as the branch needs it."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.files import write_once
+from hpc_gpt.runs.branches import CheckpointHold, knows_reservations, reserved_steps
+from hpc_gpt.runs.checkpoints import newest_sound
+from hpc_gpt.runs.lineage import (
+    RESUMED_FROM,
+    Parent,
+    branch_of,
+    branched_at,
+    checkpoint_sources,
+    resume_point,
+    saved_steps,
+)
+from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.runs.snapshot import take_snapshot
+from hpc_gpt.train.checkpoints.folders import Retention
+from tests.made_runs import add_checkpoint, make_run
+
+
+def begun_from(
+    tmp_path: Path, parent: RunFolder | None, step: int = 0, branch: bool = False, **saved: bool
+) -> RunFolder:
+    """A run with checkpoints `step_N`, damaged ones False."""
+    run = make_run(tmp_path, submit=False)
+    if parent is not None:
+        write_once(run.path / RESUMED_FROM, json.dumps(Parent(parent.run_id, str(parent.path), step, branch).note))
+    for name, sound in saved.items():
+        add_checkpoint(run, int(name.removeprefix("step_")), not sound)
+    return run
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunFolder:
+    return begun_from(tmp_path, None, step_4=True, step_8=True, step_12=True)
+
+
+def test_a_branch_begins_after_its_step_alone_until_it_has_its_own(tmp_path, first):
+    own = begun_from(tmp_path, first, 8, branch=True)
+    assert checkpoint_sources(own) == [(own, None), (first, 8)]
+    assert (resume_point(own).step, branched_at(own), branched_at(first)) == (8, 8, 0)
+    assert newest_sound(first.checkpoints, step=8)[0] == first.checkpoints / "step-00000008"
+    shutil.rmtree(first.checkpoints / "step-00000008")
+    assert resume_point(own) is None, "an earlier one is of another training"
+    add_checkpoint(own, 10)
+    assert resume_point(own).step == 10
+
+
+def test_a_run_that_resumes_a_branch_goes_back_no_further(tmp_path, first):
+    own = begun_from(tmp_path, first, 8, branch=True)
+    resumed = begun_from(tmp_path, own, 8)
+    assert checkpoint_sources(resumed) == [(resumed, None), (own, None), (first, 8)]
+    assert branched_at(resumed) == 8
+    plain = begun_from(tmp_path, first, 12)
+    assert checkpoint_sources(plain) == [(plain, None), (first, None)]
+
+
+def test_the_checkpoint_of_a_step_may_be_an_ancestors(tmp_path, first):
+    resumed = begun_from(tmp_path, first, 8, step_16=True)
+    assert saved_steps(resumed) == [4, 8, 16], "12 is of another run, which went on"
+    assert [branch_of(resumed, step)[1].step for step in (None, 4, 16)] == [16, 4, 16]
+    # Of a branch only the step that it begins from: what was before is its parent's.
+    own = begun_from(tmp_path, first, 8, branch=True, step_10=True)
+    assert saved_steps(own) == [8, 10]
+    assert checkpoint_sources(own, 4) == [(own, 4)]
+    further = begun_from(tmp_path, own, 8, branch=True)
+    assert checkpoint_sources(further) == [(further, None), (own, 8), (first, 8)]
+    assert resume_point(further).step == 8
+
+
+def test_a_step_without_a_sound_checkpoint_is_named_with_those_there_are(tmp_path, first):
+    with pytest.raises(ConfigError, match="has no checkpoint of step 7; there are those of steps 4, 8, 12") as refused:
+        branch_of(first, 7)
+    assert refused.value.hint == f"--branch {first.run_id}@8"
+    with pytest.raises(ConfigError, match=r"has no checkpoint to branch from$"):
+        branch_of(begun_from(tmp_path, None), None)
+    damaged = begun_from(tmp_path, None, step_4=True, step_8=False)
+    with pytest.raises(ConfigError, match="step-00000008: weights has 300 bytes, not 700"):
+        branch_of(damaged, 8)
+    assert branch_of(damaged, None)[0] == Parent(damaged.run_id, str(damaged.path), 4, branch=True)
+
+
+@pytest.fixture
+def knowing(first: RunFolder) -> RunFolder:
+    take_snapshot().place(first.path)
+    assert knows_reservations(first)
+    return first
+
+
+def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
+    own = begun_from(tmp_path, None)
+    CheckpointHold(knowing, 4, is_live=True).place(own.path)
+    assert reserved_steps(knowing.path) == {4}
+    assert not own.checkpoints.exists()
+    keeps_one = Retention(keep_last=1)
+    assert keeps_one.apply(knowing.checkpoints, "step-00000012") == ["step-00000008"]
+    place = add_checkpoint(own, 6, damaged=True)
+    assert reserved_steps(knowing.path) == {4}, "what the branch could not load is none"
+    shutil.rmtree(place)
+    add_checkpoint(own, 6)
+    assert reserved_steps(knowing.path) == set()
+    assert keeps_one.apply(knowing.checkpoints, "step-00000012") == ["step-00000004"]
+
+
+def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
+    own = begun_from(tmp_path, None)
+    CheckpointHold(knowing, 4, is_live=True).place(own.path)
+    shutil.rmtree(own.path)
+    assert reserved_steps(knowing.path) == set()
+    note = {"path": "/not/mounted/here/run", "step": 8}
+    write_once(knowing.path / "branches" / "branch.far.json", json.dumps(note))
+    assert reserved_steps(knowing.path) == {8}
+    write_once(knowing.path / "branches" / "branch.damaged.json", "{")
+    write_once(knowing.path / "branches" / "branch.other.json", json.dumps({"path": 3, "step": "x"}))
+    assert reserved_steps(knowing.path) == {8}
+
+
+def test_a_run_of_an_earlier_version_does_not_read_them_so_its_files_are_linked(tmp_path, first):
+    assert not knows_reservations(first)
+    own = begun_from(tmp_path, None)
+    CheckpointHold(first, 8, is_live=True).place(own.path)
+    assert not (first.path / "branches").exists()
+    before, linked = (run.checkpoints / "step-00000008" / "weights" for run in (first, own))
+    assert before.samefile(linked)
+    Retention(keep_last=1).apply(first.checkpoints, "step-00000012")
+    assert not before.exists()
+    assert resume_point(own).step == 8
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        pytest.skip("no second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_what_can_be_neither_reserved_nor_linked_is_refused_of_a_run_that_trains(first, other_disk):
+    logs = other_disk / "logs"
+
+    def made(is_live: bool) -> RunFolder:
+        hold = CheckpointHold(first, 8, is_live)
+        return create_run(logs, first.resolved(), "#!/bin/sh\n", "", {}, archives=[hold])
+
+    with pytest.raises(RunFolderError, match="trains and may remove its checkpoint step-00000008: its code") as refused:
+        made(is_live=True)
+    assert "HPC_GPT_LOGS" in refused.value.hint
+    assert list(logs.glob("*/*")) == [], "nothing is left of it"
+    assert list(made(is_live=False).checkpoints.glob("*")) == []
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_leaves_no_run(tmp_path, knowing):
+    hold = CheckpointHold(knowing, 8, is_live=True)
+    shutil.rmtree(knowing.checkpoints / "step-00000008")
+    with pytest.raises(RunFolderError, match=r"checkpoint step-00000008 of run .* was removed just now"):
+        create_run(tmp_path / "new", knowing.resolved(), "#!/bin/sh\n", "", {}, archives=[take_snapshot(), hold])
+    assert list((tmp_path / "new").glob("*/*")) == []
