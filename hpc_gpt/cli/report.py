@@ -19,6 +19,7 @@ from hpc_gpt.report.tables import (
     predictions_of,
     predictions_text,
     records_text,
+    show_begin,
     show_name,
     sort_records,
 )
@@ -185,7 +186,11 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
 
 
 def _print_notes(gathered: GatheredRuns, form: str) -> None:
-    """Prints to stderr what looks wrong; in JSON the flags are in the records."""
+    """Prints to stderr which runs are branches, and what looks wrong; in JSON both are in the records."""
+    for record in gathered.records if form not in ("json", "jsonl") else []:
+        parent = record.settings.get("resumed_from")
+        if isinstance(parent, dict) and parent.get("branch"):
+            click.echo(plain(f"note: {show_name(record)}: begins from {show_begin(record)}"), err=True)
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
     if gathered.unwritten:

@@ -80,7 +80,7 @@ def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int
     for name, train in ((f"run {run.run_id}", before.train), ("the branch", resolved.train)):
         rate = learning_rate(train, step)
         yield f"schedule of {name}: {describe_schedule(train)}; {rate:.4g} in step {step + 1}"
-    if reads_other_data(before, resolved):
+    if reads_other_data(before, resolved.data):
         yield "other data: they begin at their first sample"
     elif resolved.data.source != "random":
         yield f"the same data: their order continues after {counted(step - resolved.data_from, 'step')}"

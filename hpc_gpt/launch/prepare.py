@@ -246,14 +246,14 @@ def finish(
     predicted not to fit. `data_from`: the step of a branch to other data. Raises LayoutError, ConfigError and
     RenderError as `resolve` and `render_script` do.
     """
-    trial = resolve(experiment, profile)
+    trial = resolve(experiment, profile, data_from=data_from)
     prediction, forecast = predict(trial, planner or profile, refuse), None
     if inputs is not None and wants_forecast(trial, inputs.until):
         forecast = forecast_chain(trial, prediction, inputs)
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
     sweep = file.name if file is not None and row is not None else None
-    resolved = replace(resolve(experiment, profile, sweep, row), data_from=data_from)
+    resolved = resolve(experiment, profile, sweep, row, data_from=data_from)
     return PreparedRun(
         resolved,
         render_script(resolved, template),

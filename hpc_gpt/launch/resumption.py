@@ -256,7 +256,6 @@ def prepare_resumption(
             f"note: the {fall} of the learning rate was over {before} steps and is over {steps} from step "
             f"{point.step} on: the rate differs from that of an unbroken run of either length"
         )
-    resolved = replace(resolved, data_from=0) if from_start else resolved
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
     prepared = prepare_child(run, resolved, title, inputs, profile, template, force)
     return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside), parent

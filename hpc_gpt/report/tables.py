@@ -188,6 +188,14 @@ def as_block(record: Record, width: int | None = None) -> str:
     return text
 
 
+def show_begin(record: Record) -> str:
+    """The checkpoint or the weights that the run began from; empty if it began from random ones."""
+    parent = record.settings.get("resumed_from")
+    if isinstance(parent, dict):
+        return f"step {parent.get('step')} of run {parent.get('run')}{', as a branch' if parent.get('branch') else ''}"
+    return str(record.settings.get("train", {}).get("init") or "")
+
+
 def print_record(record: Record) -> None:
     """Prints one record as a block, as at the end of a run."""
     heading, _, rest = as_block(record, terminal.width()).partition("\n")
@@ -215,7 +223,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     return [
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
-        ("begins from", _begin(record)),
+        ("begins from", show_begin(record) or NOTHING),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),

@@ -25,7 +25,7 @@ from hpc_gpt.runs.checkpoints import (
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Experiment, Job, key_rules
+from hpc_gpt.settings.experiment import Data, Experiment, Job, key_rules
 from hpc_gpt.settings.experiment_file import OF_A_MODEL, schedule_faults
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
@@ -246,9 +246,10 @@ def descend(
     where = "the parent's settings and yours"
     faults = schedule_faults(given["train"], where, changes, steps_elsewhere=False) if branch else {}
     experiment = check_tables(everything, Experiment, where, changes, faults)
-    resolved = resolve(experiment, profile)
+    is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
+    resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
     check_same_training(parent, resolved, branch)
-    return replace(resolved, data_from=step if reads_other_data(parent, resolved) else parent.data_from)
+    return resolved
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
@@ -344,10 +345,10 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def reads_other_data(parent: Resolved, resolved: Resolved) -> bool:
-    """Whether a branch reads other data than its parent, from their first sample."""
+def reads_other_data(parent: Resolved, data: Data) -> bool:
+    """Whether a branch with these data begins them at their first sample, as other ones than its parent's."""
     rules = parent.key_rules("data")
-    before, after = vars(parent.data), vars(resolved.data)
+    before, after = vars(parent.data), vars(data)
     return any(before[key] != after[key] for key in before if rules[key].resume == "never")
 
 

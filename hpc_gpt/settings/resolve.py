@@ -53,11 +53,12 @@ def resolve(
     sweep: str | None = None,
     row: str | None = None,
     script: ScriptFacts | None = None,
+    data_from: int = 0,
 ) -> Resolved:
     """The experiment with a value for every key, for one cluster profile; nothing changes it afterwards.
 
-    `sweep` and `row` name the row that it is; `script` is what is known of a job script. Raises LayoutError or
-    ConfigError for what cannot run, before anything is written or queued.
+    `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
+    branch to other data. Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
     """
     command = engine_named(experiment.engine.name).program_of(experiment.command)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
@@ -112,6 +113,7 @@ def resolve(
         row=row,
         command=command,
         script=script,
+        data_from=data_from,
     )
     facts.check_resolved(resolved)
     return resolved

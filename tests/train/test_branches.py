@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.resumption import prepare_resumption
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.launch.until import Until
+from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.snapshot import take_snapshot
 from hpc_gpt.settings.experiment import Engine
@@ -50,6 +52,12 @@ def trained(run: RunFolder, ranks: int = 1) -> RunFolder:
     return run
 
 
+def weights(run: RunFolder) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a run's newest checkpoint."""
+    resolved = run.resolved()
+    yield from module_of(resolved.engine.name).read_weights(list_complete(run.checkpoints)[0], resolved)
+
+
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("name", ["ddp", "deepspeed-3d", "fsdp"])
 def test_a_run_of_20_steps_branched_at_8_is_one_of_12_to_the_last_digit(tmp_path, tokens, name):
@@ -63,7 +71,10 @@ def test_a_run_of_20_steps_branched_at_8_is_one_of_12_to_the_last_digit(tmp_path
     own = trained(branched(long, 8, 12), ranks)
     assert figures(own) == figures(short)[8:]
     assert len(figures(own)) == 4
-    assert sums(own)["step-00000012"] == sums(short)["step-00000012"]
+    for (key, weight), (_, expected) in zip(weights(own), weights(short), strict=True):
+        assert torch.equal(weight, expected), key
+    if name != "fsdp":  # DCP writes the same tensors in another order
+        assert sums(own)["step-00000012"] == sums(short)["step-00000012"]
     assert "resumed after step 8 of 12" in own.attempts()[0].log.read_text()
 
 
@@ -75,11 +86,7 @@ def test_another_weight_decay_is_that_of_the_branch(tmp_path, tokens, name):
     ranks = layout["tp"] * layout["pp"] * layout["dp"]
     start = trained(new_run(tmp_path, settings(tokens, layout, engine, steps=4, decay="constant")), ranks)
     runs = [trained(branched(start, 4, 5, train__weight_decay=decay), ranks) for decay in (0.0, 0.5)]
-    read = module_of(engine.name).read_weights
-    before, without, decayed = (
-        dict(read(run.checkpoints / f"step-{step:08d}", run.resolved()))
-        for run, step in zip((start, *runs), (4, 5, 5), strict=True)
-    )
+    before, without, decayed = (dict(weights(run)) for run in (start, *runs))
     matrices = [key for key, weight in before.items() if weight.dim() == 2]
     assert len(matrices) > 8
     for key in matrices:

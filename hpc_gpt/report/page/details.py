@@ -17,6 +17,7 @@ from hpc_gpt.report.page.anomalies import ENDED_TEXTS, ended_text, is_history
 from hpc_gpt.report.page.charts import SERIES, ChartMarks, ChartSeries, Points, line_chart, swatch
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
+from hpc_gpt.report.tables import show_begin
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import NOTHING, and_more, counted, show_digits
 
@@ -95,7 +96,8 @@ def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
 
 def _facts(record: Record) -> list[dict[str, str]]:
     """The record's figures as text, and where each is from."""
-    facts = []
+    begin = safe(show_begin(record), 400)
+    facts = [{"key": "begins from", "text": begin, "source": "resumed_from.json, resolved.json"}] if begin else []
     for key in RECORD_KEYS:
         value = getattr(record, key)
         source = safe(record.sources.get(key, ""), 400)

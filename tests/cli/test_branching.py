@@ -1,0 +1,179 @@
+"""What --branch prints, what it takes of another run, what it refuses, and when --resume sends its user there."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.lineage import Parent
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolved import Resolved
+from tests.cli.command import error_of, in_process
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+
+WSD = {"train__decay": "wsd", "train__decay_steps": 4, "train__warmup_steps": 2, "train__lr": 1e-3}
+
+
+def saved(*steps: int, ended: str | None = "done", **settings: object) -> RunFolder:
+    """A run of 20 steps of random tokens with checkpoints of these."""
+    run = unsubmitted_run(**{"train__steps": 20, "data__source": "random", "train__warmup_steps": 2, **settings})
+    add_attempt(run, [metrics_line(steps[-1] if steps else 20)], ended)
+    for step in steps:
+        add_checkpoint(run, step)
+    return run
+
+
+def settings_of(*words: str) -> Resolved:
+    """The settings that a dry run would submit."""
+    done = in_process("submit", *words, "--dry-run", "--script")
+    assert done.code == 0, done.stderr
+    text = done.stdout.partition("# --- settings: ")[2]
+    return Resolved.from_json(text[text.index("\n{") : text.index("\n}\n") + 3])
+
+
+def test_both_schedules_are_printed_first():
+    run = saved(4, 8, 20, **WSD)
+    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run")
+    assert done.code == 0, done.stderr
+    up = "up to 0.001 in 2 steps, constant to step"
+    assert done.stderr.splitlines()[:2] == [
+        f"schedule of run {run.run_id}: wsd over 20 steps: {up} 16, then linear to 0 in the last 4; 0.001 in step 9",
+        f"schedule of the branch: wsd over 12 steps: {up} 8, then linear to 0 in the last 4; 0.001 in step 9",
+    ]
+    assert f"branches from {run.run_id} after step 8, as tp2-pp2-dp1" in done.stderr
+    assert done.stdout.startswith("run ")
+    assert done.stderr.endswith("dry run: nothing was written or submitted\n")
+    assert not (run.path / "branches").exists()
+
+
+def test_the_newest_checkpoint_is_meant_without_a_step_and_the_run_may_be_training():
+    run = saved(4, 8, ended=None, **WSD)
+    done = in_process("submit", "--branch", run.run_id, "--dry-run", environment={"HPC_GPT_UNTIL": "steps=12"})
+    assert done.code == 0, done.stderr
+    assert f"branches from {run.run_id} after step 8, as " in done.stderr
+
+
+def test_a_branch_changes_its_schedule_and_data_and_what_is_not_named_stays():
+    run = saved(8, **WSD, train__min_lr=1e-5)
+    changes = {"lr": 5e-4, "min_lr": 1e-4, "decay": "cosine", "weight_decay": 0.2, "steps": 30}
+    words = [word for key, value in changes.items() for word in ("--set", f"train.{key}={value}")]
+    found = settings_of("--branch", f"{run.run_id}@8", *words, "--set", "data.eval_fraction=0.1")
+    before = run.resolved().train
+    assert {key: getattr(found.train, key) for key in changes} == changes
+    assert (found.train.decay_steps, found.train.decay_shape) == (None, "linear"), "parts of the other schedule"
+    assert (found.train.warmup_steps, found.train.seed, found.train.save_every) == (2, before.seed, before.save_every)
+    assert (found.data.source, found.data.eval_fraction, found.data_from) == ("random", 0.1, 8)
+    same = settings_of("--branch", f"{run.run_id}@8", "--set", "train.decay_shape=1-sqrt", "--pp", "1")
+    assert (same.train.decay_steps, same.train.decay_shape, same.data_from) == (4, "1-sqrt", 0)
+    assert (same.layout.pp, same.batch.global_batch) == (1, run.resolved().batch.global_batch)
+    assert '"data_from"' not in same.to_json()
+
+
+def test_a_run_from_step_0_begins_its_data_there():
+    run = saved(8)
+    resolved = json.loads((run.path / "resolved.json").read_text())
+    (run.path / "resolved.json").write_text(json.dumps(resolved | {"data_from": 4}))
+    assert settings_of("--resume", run.run_id, "--until", "steps=40").data_from == 4
+    assert settings_of("--resume", run.run_id, "--from-start").data_from == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["RUN@7"], "has no checkpoint of step 7; there are those of steps 4, 8", "--branch RUN@8"),
+        (["RUN@8x"], "--branch RUN@8x: '8x' is no step", "RUN@8000"),
+        (["RUN@8", "--until", "steps=8"], "train.steps is 8, and the branch begins after step 8", "more than 8 steps"),
+        (["RUN@8", "--set", "train.decay_steps=19"], "train.warmup_steps is 2 and train.decay_steps 19", "shorter"),
+        (["RUN@8", "--set", "train.min_lr=1.0"], "train.min_lr is 1, above train.lr, which is 0.001", "or a larger"),
+        (["RUN@8", "--set", "train.warmup_steps=3"], "train.warmup_steps would be 3, but is 2", "leave these out"),
+        (["RUN@8", "--set", "train.beta2=0.9"], "train.beta2 would be 0.9, but is 0.95", "or submit a new run"),
+        (["RUN@8", "--set", "model.layers=8"], "model.layers would be 8, but is 4", "leave these out"),
+        (["RUN@8", "--gbs", "64"], "the run has read 8 steps x 32", "keep --global-batch-size 32"),
+        (["RUN@8", "--set", "data.source=tokens"], 'data.source is "tokens", but data.path names no file', "make one"),
+        (["RUN@8", "--set", "train.minutes=1.0"], "train.minutes is 1, and step 8 came after 2 minutes", "minutes=4"),
+        (["RUN@8", "--resume", "RUN"], "--resume continues a run, and --branch begins another", "one of the two"),
+        (["RUN@8", "--from-start"], "--from-start needs --resume RUN", "every run begins at step 0"),
+        (["RUN@8", "demo", "--smoke"], "--branch continues a run's own experiment; EXPERIMENT, --smoke", "leave them"),
+    ],
+)  # fmt: skip
+def test_what_no_branch_can_be_is_one_line_and_writes_nothing(words, message, hint):
+    run = saved(4, 8, **WSD)
+    marker = run.checkpoints / "step-00000008" / "complete.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"train_s": 120.0}))
+    before = sorted(run.path.parent.rglob("*"))
+    done = in_process("submit", "--branch", *(word.replace("RUN", run.run_id) for word in words))
+    found = error_of(done)
+    assert (done.code, done.stdout) == (2, "")
+    assert message.replace("RUN@", f"{run.run_id}@") in found[0]
+    assert hint.replace("--branch RUN", f"--branch {run.run_id}") in found[1]
+    assert "\n" not in found[0]
+    assert sorted(run.path.parent.rglob("*")) == before
+
+
+def test_no_such_run_and_runs_whose_checkpoints_are_a_programs(tmp_path):
+    done = in_process("submit", "--branch", "nothing@8")
+    assert (done.code, error_of(done)[0].startswith("no run 'nothing'")) == (5, True)
+    (tmp_path / "own.toml").write_text('[engine]\nname = "command"\n[command]\nrun = "sleep 1"\n')
+    program = unsubmitted_run(experiment=str(tmp_path / "own.toml"))
+    megatron = unsubmitted_run(engine__name="megatron-lm", layout__pp=1)
+    for run, name in ((program, "command"), (megatron, "megatron-lm")):
+        done = in_process("submit", "--branch", f"{run.run_id}@8")
+        assert done.code == 2
+        assert error_of(done)[0].startswith(f"run {run.run_id} is of engine {name}: its checkpoints are its program's")
+
+
+def test_a_longer_wsd_resumes_if_no_trained_step_gets_another_rate():
+    run = saved(8, 16, ended="stopped", **WSD)
+    found = settings_of("--resume", run.run_id, "--until", "steps=40")
+    assert (found.train.steps, found.train.decay_steps) == (40, 4)
+    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
+    assert "rate differs" not in done.stderr
+
+
+def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
+    run = saved(8, 16, 20, **WSD)
+    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40")
+    message, hint = error_of(done)
+    assert done.code == 2
+    assert message.startswith(f"step 18 of run {run.run_id} was trained at a rate of 0.00075 and would have 0.001: ")
+    assert "wsd over 20 steps: up to 0.001 in 2 steps, constant to step 16" in message
+    assert "wsd over 40 steps: up to 0.001 in 2 steps, constant to step 36" in message
+    assert hint == f"hpc-gpt submit --branch {run.run_id}@16 --set train.steps=40 begins before that step"
+    assert settings_of(*hint.partition(" begins")[0].split()[2:]).train.steps == 40
+    only = saved(20, **WSD)
+    assert (
+        "@20 --set train.steps=40 begins after the decay"
+        in error_of(in_process("submit", "--resume", only.run_id, "--until", "steps=40"))[1]
+    )
+
+
+def test_a_change_that_only_a_branch_may_make_names_it():
+    run = saved(8)
+    message, hint = error_of(in_process("submit", "--resume", run.run_id, "--set", "train.lr=0.01"))
+    assert message == "train.lr would be 0.01, but is 0.001 in the checkpoint's run"
+    assert hint == "leave these out, or submit --branch, which may change it"
+
+
+def test_a_line_has_the_note_of_a_cosine():
+    run = saved(8, train__decay="linear", ended="stopped")
+    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
+    assert "note: the line of the learning rate was over 20 steps and is over 40 from step 8 on" in done.stderr
+
+
+def test_status_and_report_name_the_parent():
+    run, own = saved(8), saved(12)
+    note = Parent(run.run_id, str(run.path), 8, branch=True).note
+    (own.path / "resumed_from.json").write_text(json.dumps(note))
+    assert f"{own.run_id}: a branch of {run.run_id}@8" in in_process("status").stdout
+    rows = {row["run"]: row["branch_of"] for row in json.loads(in_process("status", "--json").stdout)["runs"]}
+    assert rows == {run.run_id: None, own.run_id: f"{run.run_id}@8"}
+    said = f"note: demo/{own.run_id}: begins from step 8 of run {run.run_id}, as a branch"
+    assert said in in_process("report", own.path).stderr
+    [record] = json.loads(in_process("report", own.path, "--json").stdout)["records"]
+    assert record["settings"]["resumed_from"] == {"run": run.run_id, "step": 8, "branch": True}
+
+
+def test_its_words_are_found_by_those_who_say_fork():
+    assert "submit --branch RUN@STEP" in in_process("fork").stderr
+    assert Path(os.environ["HPC_GPT_LOGS"]).exists() is False
