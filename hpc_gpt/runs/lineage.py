@@ -231,6 +231,8 @@ def descend(
         tables["train"]["optimizer_mode"] = None  # it follows from where the states are
     for key, value in changes.items():
         table, _, name = key.rpartition(".")
+        if branch and (source := table.removeprefix("data.mix.")) != table:  # it may be new
+            tables["data"]["mix"] = {source: {}} | (tables["data"]["mix"] or {})
         if table != "layout":
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.lineage import Parent
+from hpc_gpt.runs.lineage import Parent, descend
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from tests.cli.command import error_of, in_process
@@ -68,6 +68,20 @@ def test_a_branch_changes_its_schedule_and_data_and_what_is_not_named_stays():
     assert (same.train.decay_steps, same.train.decay_shape, same.data_from) == (4, "1-sqrt", 0)
     assert (same.layout.pp, same.batch.global_batch) == (1, run.resolved().batch.global_batch)
     assert '"data_from"' not in same.to_json()
+
+
+def test_a_branch_may_begin_a_mixture():
+    before = saved(8, data__source="stdlib").resolved()
+    sources = {"web.path": "a.tokens", "web.weight": 0.9, "code.path": "b.tokens", "code.weight": 0.1}
+    changes = {"data.source": "mix", **{f"data.mix.{key}": value for key, value in sources.items()}}
+    found = descend(before, changes, before.cluster, 8, branch=True)
+    assert found.data.mix is not None
+    assert {name: (each.path, each.weight) for name, each in found.data.mix.items()} == {
+        "web": ("a.tokens", 0.9), "code": ("b.tokens", 0.1)
+    }  # fmt: skip
+    assert (found.data_from, found.data_steps) == (8, 12)
+    again = descend(found, {"data.mix.web.weight": 0.5}, before.cluster, 10, branch=True)
+    assert (again.data.mix["web"].weight, again.data.mix["code"].weight, again.data_from) == (0.5, 0.1, 10)
 
 
 def test_a_run_from_step_0_begins_its_data_there():
