@@ -61,6 +61,8 @@ def test_what_is_a_fault_of_a_new_file_is_none_of_a_run_that_was_made_with_it():
         ({"layout.pp": 1}, Layout(2, 1, 4), 2, 4),
         ({"layout.tp": 1, "layout.pp": 1, "layout.dp": 2}, Layout(1, 1, 2), 1, 8),
         ({"layout.dp": 1}, Layout(2, 2, 1), 1, 16),
+        ({"layout.cp": 2}, Layout(2, 2, 1, cp=2), 2, 16),
+        ({"layout.cp": 2, "layout.tp": 1, "layout.dp": 2}, Layout(1, 2, 2, cp=2), 2, 8),
         ({"layout.gpus": 16}, Layout(2, 2, 4), 4, 4),
         ({"layout.nodes": 1, "layout.gpus": None}, Layout(2, 2, 1), 1, 16),
         ({"layout.tp": 4, "layout.pp": 4, "layout.gpus": 16}, Layout(4, 4, 1), 4, 16),
@@ -75,6 +77,15 @@ def test_what_is_not_given_follows_and_the_step_keeps_its_samples(changes, layou
     assert resolved.batch.global_batch == 32
     assert (resolved.model, resolved.data, resolved.train) == (parent().model, parent().data, parent().train)
     assert resolved.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("cp", "layout"), [(1, Layout(2, 2, 2)), (2, Layout(2, 2, 1, cp=2)), (None, Layout(2, 2, 1, cp=2))]
+)
+def test_a_run_with_cp_resumes_with_it_or_with_another(cp, layout):
+    wide = parent(dp=1, cp=2)
+    resolved = descend(Resolved.from_json(wide.to_json()), {"layout.cp": cp} if cp else {}, SITE, 20)
+    assert (resolved.layout, resolved.batch.global_batch) == (layout, 32)
 
 
 def test_nothing_changed_is_the_same_run_but_for_what_belonged_to_its_moment():
