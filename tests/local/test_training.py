@@ -1,5 +1,6 @@
 """Real trainings on this machine: to the end, at once, by hand, interrupted and taken up again, in odd places."""
 
+import json
 import os
 import signal
 import subprocess
@@ -72,4 +73,23 @@ def test_a_stream_and_its_tokenizer_are_found_beside_the_experiment_wherever_it_
     given = ("--cluster", "local", "--set", "train.steps=2", "--set", "train.eval_every=2", "--wait")
     done = hpc_gpt("submit", "../mine.toml", *given, cwd=tmp_path / "elsewhere")
     assert done.code == 0, done.stderr
+    assert len(losses(newest())) == 2
+
+
+@pytest.mark.long
+def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_one():
+    settings = ("--cluster", "local", "--set", "train.steps=6", "--set", "train.log_every=1", "--wait",
+                "--set", "layout.micro_batch=4")  # fmt: skip
+    alone = hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings)
+    assert alone.code == 0, alone.stderr
+    one = losses(newest())
+    shared = hpc_gpt("submit", "llama-tiny", "--cp", "2", *settings)
+    assert shared.code == 0, shared.stderr
+    run = newest()
+    assert losses(run) == pytest.approx(one, abs=2e-6)
+    record = json.loads((run.path / "record.json").read_text())
+    assert (record["gpus"], record["cp"], record["dp"], record["tokens_total"]) == (2, 2, 1, 6 * 4 * 128)
+    again = hpc_gpt("submit", "--resume", run.run_id, "--cp", "1", "--gpus", "1", "--until", "steps=8", "--wait")
+    assert again.code == 0, again.stderr
+    assert "after step 6, as tp1-pp1-dp1" in again.stderr
     assert len(losses(newest())) == 2
