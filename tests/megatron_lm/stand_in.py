@@ -79,7 +79,8 @@ def main():
     if iteration:
         weight = json.loads((Path(args.load) / f"iter_{iteration:07d}" / "model.json").read_text())
     if args.data_path:
-        assert Path(f"{args.data_path[0]}.idx").is_file()
+        for prefix in args.data_path[1::2] or args.data_path:  # of several each follows its weight
+            assert Path(f"{prefix}.idx").is_file()
     peers = meet()
     if RANK == 0:
         print(f"[before the start of training step] datetime: {datetime.now()}", flush=True)

@@ -15,6 +15,7 @@ from hpc_gpt.engines.megatron_lm import ENGINE
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile, Container
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.settings.mixture import MixedSource
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout
@@ -104,6 +105,15 @@ def test_random_tokens_are_its_own_mock_data():
     words = megatron_arguments(settle(data=Data(source="random")), "c", None)
     assert "--mock-data" in words
     assert "--data-path" not in words
+
+
+def test_a_mixture_is_a_weight_and_a_prefix_for_each_source():
+    mix = {"web": MixedSource("web", "megatron", 3.0), "code": MixedSource("code", "megatron", 1.0)}
+    resolved = settle(data=Data(source="mix", mix=mix))
+    words = megatron_arguments(resolved, "c", ["0.25", "/data/code", "0.75", "/data/web"])
+    first = words.index("--data-path") + 1
+    assert words[first : first + 5] == ["0.25", "/data/code", "0.75", "/data/web", "--optimizer"]
+    assert "--mock-data" not in words
 
 
 @given(

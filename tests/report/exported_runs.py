@@ -11,12 +11,14 @@ from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 from tests.report.step_tables import step_table
 
 
-def restarted_run(logs: Path, **overrides) -> RunRead:
-    """Steps 1 to 6, then from the checkpoint of step 4 again 5 to 8; evaluated at 8."""
+def restarted_run(logs: Path, by_source: dict[str, float] | None = None, **overrides) -> RunRead:
+    """Steps 1 to 6, then from the checkpoint of step 4 again 5 to 8; evaluated at 8, of a mixture also `by_source`."""
     run = make_run(logs, **overrides)
     add_attempt(run, [metrics_line(step, time=STARTED + step) for step in range(1, 7)], ended="walltime")
     again = [metrics_line(step, loss=9.0 - step, time=STARTED + 100 + step) for step in range(5, 8)]
     again.append(metrics_line(8, loss=1.0, loss_eval=1.5, time=STARTED + 108))
+    if by_source is not None:
+        again = [{**line, "loss_eval_by": None} for line in again[:-1]] + [{**again[-1], "loss_eval_by": by_source}]
     add_attempt(run, again, resumed_step=4, started=STARTED + 100)
     return read_own(run)
 

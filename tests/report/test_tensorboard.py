@@ -56,6 +56,13 @@ def test_every_curve_is_there_under_its_name(tmp_path):
     assert scalars(path, "tflops_model")[0] == (1, run.record.tflops_model / 10)
 
 
+def test_a_mixture_has_a_curve_for_each_source(tmp_path):
+    run = restarted_run(tmp_path / "logs", by_source={"web": 1.25, "code": float("nan"), "<b>": 2.5})
+    (path,) = write_events([run], tmp_path / "out")
+    by_source = {tag: scalars(path, tag) for tag in read_back(path).Tags()["scalars"] if tag.startswith("loss_eval_by")}
+    assert by_source == {"loss_eval_by/web": [(8, 1.25)], "loss_eval_by/<b>": [(8, 2.5)]}
+
+
 def test_a_log_without_times_of_day_counts_on_from_its_start(tmp_path):
     run = log_run(tmp_path, started="2026-01-01T00:00:00Z", global_batch=8, seq=128)
     (path,) = write_events([run], tmp_path / "out")

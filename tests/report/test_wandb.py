@@ -55,7 +55,8 @@ def network(monkeypatch):
 
 
 def test_a_run_over_its_restarts_is_one_run_made_without_a_network(tmp_path, network):
-    run, log = restarted_run(tmp_path / "logs"), log_run(tmp_path, run="../../x", name="<b>")
+    by_source = {"web": 1.25, "code": 2.5}
+    run, log = restarted_run(tmp_path / "logs", by_source), log_run(tmp_path, run="../../x", name="<b>")
     environment = dict(os.environ)
     own, other = write_offline_runs([run, log], tmp_path / "out")
     assert network == []
@@ -65,6 +66,7 @@ def test_a_run_over_its_restarts_is_one_run_made_without_a_network(tmp_path, net
     assert [row["_step"] for row in history] == list(range(1, 9))
     assert [row["loss"] for row in history[4:]] == [4, 3, 2, 1]
     assert history[7]["loss_eval"] == 1.5
+    assert {name: history[7][f"loss_eval_by/{name}"] for name in by_source} == by_source
     assert history[7]["_timestamp"] == 1_700_000_108
     assert history[1]["tflops_model"] == pytest.approx(run.record.tflops_model)
     assert {"lr", "grad_norm", "skipped", "step_s", "tokens_per_s"} <= set(history[0])

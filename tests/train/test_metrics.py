@@ -58,7 +58,7 @@ def test_the_tokens_of_context_parallel_ranks_count_once(tmp_path: Path) -> None
     metrics.write()
     line = json.loads(path.read_text().splitlines()[-1])
     assert line["tokens"] == wide.batch.global_batch * 32 == 2 * 2 * 2 * 32
-    assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_s"], rel=1e-2)
+    assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_s"], rel=0.1)  # of some microseconds
 
 
 def test_the_seconds_of_the_first_ten_steps(tmp_path: Path) -> None:

@@ -37,10 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def mixing(folder: Path, layout: Mapping[str, int], engine: str = "ddp", **more: Any) -> Resolved:
+def mixing(
+    folder: Path, layout: Mapping[str, int], engine: str = "ddp", zero: int | None = None, **more: Any
+) -> Resolved:
     """16 samples a step; three upper to one lower, then only lower from step HALF + 2 on, counted from 0."""
     keys = {"steps": STEPS, "eval_every": HALF, "eval_batches": 1, "save_every": HALF, **more}
-    plain = settings(folder, {"global_batch": 16, "micro_batches": None, **layout}, Engine(name=engine), **keys)
+    plain = settings(folder, {"global_batch": 16, "micro_batches": None, **layout}, Engine(engine, zero), **keys)
     weights = {"lower": (0.25, 1.0), "upper": (0.75, 0.0)}
     mix = {name: MixedSource(str(folder / f"{name}.tokens"), weight=weight) for name, weight in weights.items()}
     phases = ((HALF + 1.5) * 16 * plain.model.seq,)
@@ -107,6 +109,31 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
         assert own["loss"] == pytest.approx(one["loss"], abs=2e-6)
         if one["loss_eval_by"]:
             assert own["loss_eval_by"] == pytest.approx(one["loss_eval_by"], abs=2e-6)
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize(
+    ("engine", "layout", "zero"),
+    [
+        ("deepspeed-3d", {"tp": 1, "pp": 2, "dp": 1}, 0),
+        ("deepspeed-3d", {"tp": 2, "pp": 2, "dp": 1}, 1),
+        ("fsdp", {"tp": 1, "pp": 1, "dp": 2}, None),
+        ("deepspeed-zero", {"tp": 2, "pp": 1, "dp": 2}, 2),
+        ("hf-deepspeed", {"tp": 1, "pp": 1, "dp": 2}, 3),
+    ],
+)
+def test_every_engine_trains_and_evaluates_on_it(
+    unbroken: RunFolder, folder: Path, tmp_path: Path, engine: str, layout: dict[str, int], zero: int | None
+) -> None:
+    """The same seeds, the same samples: the same losses, but of transformers' own model."""
+    run = new_run(tmp_path, mixing(folder, layout, engine, zero))
+    launch = train(run, layout["tp"] * layout["pp"] * layout["dp"])
+    assert launch.ended == ("done", STEPS, False), launch.log
+    for own, one in zip(lines(run), lines(unbroken), strict=True):
+        assert [*(own["loss_eval_by"] or {})] == [*(one["loss_eval_by"] or {})]
+        if engine != "hf-deepspeed":
+            assert own["loss"] == pytest.approx(one["loss"], abs=1e-5)
+            assert own["loss_eval_by"] == (one["loss_eval_by"] and pytest.approx(one["loss_eval_by"], abs=1e-5))
 
 
 def rows(resolved: Resolved, step: int) -> list[tuple[int, ...]]:
