@@ -81,6 +81,7 @@ def main():
     if args.data_path:
         for prefix in args.data_path[1::2] or args.data_path:  # of several each follows its weight
             assert Path(f"{prefix}.idx").is_file()
+        print("reads", *args.data_path, flush=True)
     peers = meet()
     if RANK == 0:
         print(f"[before the start of training step] datetime: {datetime.now()}", flush=True)

@@ -13,6 +13,7 @@ from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.tokens.build import build_megatron
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout
@@ -70,6 +71,23 @@ def test_from_submit_to_the_record(submit, checkout):
     assert "own format, which hpc-gpt does not read" in error_of(hpc_gpt("export", run.run_id))[0]
     table = json.loads(in_process("report", run.run_id, "--json").stdout)["records"]
     assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
+
+
+@pytest.mark.long
+def test_a_mixture_of_pairs_reaches_it_with_their_weights(submit, tmp_path):
+    options = []
+    for name, weight in (("web", 3), ("code", 1)):
+        (tmp_path / f"{name}.txt").write_text(f"some {name}, " * 2000)
+        build_megatron(tmp_path / f"{name}.txt", tmp_path / name)
+        mix = {"path": str(tmp_path / name), "source": "megatron", "weight": weight}
+        options += [word for key, value in mix.items() for word in ("--set", f"data.mix.{name}.{key}={value}")]
+    done = submit(*options)
+    assert "data: web: 75 %, " in done.stderr
+    run = newest()
+    status = ended(run)
+    [attempt] = run.attempts()
+    assert (status.state, status.step) == ("done", 20), attempt.log.read_text()
+    assert f"reads 0.25 {tmp_path}/code 0.75 {tmp_path}/web\n" in attempt.log.read_text()
 
 
 @pytest.mark.long
