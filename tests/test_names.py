@@ -8,13 +8,8 @@ from tests.test_imports import MODULES
 # Each module that is found by being there has its own: of dialects, engines, ways to requeue, verbs, programs, and
 # what has a version; and the type variable of a function.
 FOUND_BY_NAME = {"DIALECT", "ENGINE", "WAY", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
-# The two sides of one thing: an engine without torch and its training; a kernel and the plain function that it equals;
-# the weights of each kind of checkpoint.
-TWINS = {
-    "Ddp", "Fsdp", "DeepspeedZero", "HfDeepspeed",
-    "gelu_gradient", "join_gradients", "losses_of", "overwrite_with_gradient",
-    "read_weights",
-}  # fmt: skip
+# The two sides of one thing: a kernel and the plain function that it equals; the weights of each kind of checkpoint.
+TWINS = {"gelu_gradient", "join_gradients", "losses_of", "overwrite_with_gradient", "read_weights"}
 
 
 def public_names() -> dict[str, set[str]]:
@@ -32,7 +27,8 @@ def public_names() -> dict[str, set[str]]:
                 continue
             for name in names:
                 if not name.startswith("_"):
-                    found[name].add(module)
+                    # An engine without torch and its training are two sides of one thing, too.
+                    found[name].add(module.removeprefix("train.") if module.startswith("train.engines.") else module)
     return found
 
 
