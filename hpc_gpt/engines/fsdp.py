@@ -52,11 +52,11 @@ class Fsdp(EngineFacts):
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """The current layer and the next one, and the root's own weights (embeddings, head) through the backward pass;
-        reduced in fp32."""
+        reduced in fp32 unless stated otherwise."""
         shape, width = training.shape, 4 if training.dtype == "fp32" else 2
         layer = layer_params(shape, training.tp)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
-        reduced = width + 4 if gradients else 0
+        reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0
         return width * (2 * layer + outer) + reduced * layer, width * (layer + outer) + reduced * outer
 
 

@@ -190,7 +190,8 @@ class MegatronLm(EngineFacts):
         return 16.0 if training.dtype == "fp32" else 10.0
 
     def reduced_bytes(self, training: Training) -> float:
-        return 4.0 if training.dtype == "bf16" else 2.0
+        summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")
+        return 4.0 if summed == "fp32" else 2.0
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
         return "deepspeed-3d" if has_stages else "deepspeed-zero"

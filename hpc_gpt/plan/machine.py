@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.devices import DEVICES, Device
 from hpc_gpt.tables import close_matches, read_toml
@@ -215,13 +217,6 @@ def _node_gb_s(name: str, rate: str, text: str) -> float:
     return gbit_s / 8
 
 
-# W per TFLOP/s of peak below which power limits a card's clock (an A100 has so many, and keeps its clock in large
-# products), and the exponent by which the clock falls there. Source: H100 at 500 and 700 W, torchtitan's and
-# Megatron-LM's tables.
-_COOL_W = 1.28
-_CLOCK = 0.2
-# The same exponent for a limit below the die's own: near the lowest voltage the clock falls almost like the power.
-_LIMITED = 0.6
 _TILE = 128  # rows and columns of a product's tile: a partial tile takes as long (cuBLAS, CUTLASS)
 # Attention's products do not run on the matrix units if the head's width is not a multiple of 8; this part of the fp32
 # rate is left. Source: BigScience's chronicles-prequel.md, heads of 150 against 128.
@@ -246,16 +241,16 @@ class Constants:
     possible value, if it has one.
     """
 
-    gemm: float = field(default=0.765, metadata={"spread": 0.08, "most": 0.98})
-    memory: float = field(default=0.88, metadata={"spread": 0.15, "most": 1.0})
-    attention: float = field(default=0.43, metadata={"spread": 0.25, "most": 1.5})
-    host_s: float = field(default=1.1e-3, metadata={"spread": 0.6})
-    node: float = field(default=0.75, metadata={"spread": 0.25, "most": 1.2})
-    network: float = field(default=0.75, metadata={"spread": 0.3, "most": 1.2})
-    latency: float = field(default=1.1, metadata={"spread": 0.6})
-    exposed: float = 0.22  # not fitted: a step's time hardly distinguishes it from the rates
-    reduction: float = field(default=0.60, metadata={"spread": 1.0, "most": 1.2})
-    step_s: float = field(default=0.025, metadata={"spread": 0.8})
+    gemm: float = field(default=VALUES["machine.gemm"], metadata={"spread": 0.08, "most": 0.98})
+    memory: float = field(default=VALUES["machine.memory"], metadata={"spread": 0.15, "most": 1.0})
+    attention: float = field(default=VALUES["machine.attention"], metadata={"spread": 0.25, "most": 1.5})
+    host_s: float = field(default=VALUES["machine.host_s"], metadata={"spread": 0.6})
+    node: float = field(default=VALUES["machine.node"], metadata={"spread": 0.25, "most": 1.2})
+    network: float = field(default=VALUES["machine.network"], metadata={"spread": 0.3, "most": 1.2})
+    latency: float = field(default=VALUES["machine.latency"], metadata={"spread": 0.6})
+    exposed: float = VALUES["machine.exposed"]  # not fitted: a step's time hardly distinguishes it from the rates
+    reduction: float = field(default=VALUES["machine.reduction"], metadata={"spread": 0.5, "most": 1.2})
+    step_s: float = field(default=VALUES["machine.step_s"], metadata={"spread": 0.8})
 
 
 DEFAULT = Constants()
@@ -273,34 +268,83 @@ def constants_from(tables: Mapping[str, float]) -> Constants:
 
 
 class Rates:
-    """A device's rates under `constants` for one dtype, in FLOP/s and bytes/s."""
+    """A device's rates under `constants` for one training, in FLOP/s and bytes/s.
 
-    def __init__(self, machine: Machine, constants: Constants, dtype: str) -> None:
-        peaks = machine.peak_tflops
+    `flops`: of large products in 16 bits (or the dtype's); `layer_flops`: of those in a layer, in the training's
+    format, whose operands have `operand` bytes. `forward`, `backward`: of attention that keeps no
+    scores, over long sequences.
+    """
+
+    def __init__(self, machine: Machine, constants: Constants, training: Training) -> None:
+        peaks, dtype, matmul = machine.peak_tflops, training.dtype, training.matmul
         peak = (
             peaks.get(dtype)
             or peaks.get("fp16" if dtype == "bf16" else "bf16")
             or peaks.get("fp32")
             or max(peaks.values(), default=1.0)
         )
-        self.flops = peak * 1e12 * constants.gemm * _clock(machine, peak)
+        generation = (
+            "blackwell" if "fp4" in peaks else "hopper" if "fp8" in peaks else "ampere" if "bf16" in peaks else "volta"
+        )
+        scale = 1e12 * _limit(machine) * constants.gemm / DEFAULT.gemm
+        self.flops = (
+            peak * scale * _achievable(machine, generation, "bf16", peak) * VALUES[f"products.{generation}.none"]
+        )
+        self.layer_flops, self.operand = self.flops, 2.0
+        if matmul != "none":
+            bits = "fp4" if matmul == "nvfp4" else "fp8"
+            low = peaks.get(bits) or peaks.get("fp8") or peak
+            share = VALUES.get(f"products.{generation}.{matmul}") or VALUES[f"products.{generation}.none"]
+            self.layer_flops = low * scale * _achievable(machine, generation, bits, low) * share
+            self.operand = 0.5 if bits == "fp4" else 1.0
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory
-        self.attention = self.flops * constants.attention
+        kernel = _kernel(training.attention, generation)
+        shares = VALUES[f"kernels.{kernel.removesuffix('-fp8')}.{generation}"]
+        faster = VALUES["attention.eight_bits"] if kernel.endswith("-fp8") else 1.0
+        if peaks.get("fp4", 0.0) > 2.5 * peaks.get("fp8", 0.0):
+            faster *= VALUES["kernels.ultra.faster"]
+        scale = peak * 1e12 * _limit(machine) * constants.attention / DEFAULT.attention * faster
+        self.forward, self.backward = (scale * share for share in shares)
         self.plain = min(self.flops, (peaks.get("fp32") or peak / 16) * 1e12 * _OFF_UNITS)
 
     def product_s(self, m: float, n: float, k: float, batch: float = 1.0) -> float:
-        """Seconds of `batch` products of m x k by k x n."""
+        """Seconds of `batch` products of m x k by k x n in 16 bits."""
+        return self._product_s(m, n, k, batch, self.flops, 2.0)
+
+    def layer_product_s(self, m: float, n: float, k: float) -> float:
+        """Seconds of a product of m x k by k x n in the format of a layer's."""
+        return self._product_s(m, n, k, 1.0, self.layer_flops, self.operand)
+
+    def _product_s(self, m: float, n: float, k: float, batch: float, flops: float, operand: float) -> float:
         tiled = math.ceil(m / _TILE) * math.ceil(n / _TILE) * (_TILE * _TILE)
-        return batch * (2 * tiled * k / self.flops + 2 * (m * n + n * k + m * k) / self.bytes)
+        return batch * (2 * tiled * k / flops + (2 * m * n + operand * (n * k + m * k)) / self.bytes)
 
 
-def _clock(machine: Machine, peak: float) -> float:
-    """The share of the peak's clock that a card holds in large products."""
-    if machine.power_w is None:
-        return 1.0 if machine.sustained is None else machine.sustained
-    full = machine.full_power_w or machine.power_w
-    own = machine.sustained or min(1.0, float((full / peak / _COOL_W) ** _CLOCK))
-    return own * float((machine.power_w / full) ** _LIMITED)
+def _kernel(attention: str, generation: str) -> str:
+    """The kernel that runs, if it is chosen at run time."""
+    if attention == "te":
+        return "cudnn" if generation in ("hopper", "blackwell") else "fa2"
+    return "fa2" if attention in ("sdpa", "unfused") else attention
+
+
+def _achievable(machine: Machine, generation: str, bits: str, peak: float) -> float:
+    """The share of the peak that the best product reaches: as published, else by the card's power."""
+    if (known := VALUES.get(f"achievable.{bits}.{machine.device}")) is not None:
+        return float(known)
+    most = float(VALUES["power.most"])
+    alike = VALUES.get(f"power.{generation}.{bits}")
+    if machine.power_w is None or machine.sustained is not None or alike is None:
+        return most * (machine.sustained or 1.0)
+    power_w, alike_peak, share = alike
+    per_tflop = (machine.full_power_w or machine.power_w) / peak
+    return min(most, float(share * (per_tflop * alike_peak / power_w) ** VALUES["power.exponent"]))
+
+
+def _limit(machine: Machine) -> float:
+    """The share of the clock that is left under a power limit below the die's own."""
+    if machine.power_w is None or machine.full_power_w is None:
+        return 1.0
+    return float((machine.power_w / machine.full_power_w) ** VALUES["power.exponent"])
 
 
 class Links:

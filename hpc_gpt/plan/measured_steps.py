@@ -113,6 +113,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         zero_stage=zero_stage,
         dtype=record.get("dtype") or "bf16",
         flash=device.startswith(_HOPPER_ON) if attention is None else attention != "math",
+        attention="fa2" if attention in ("flash", "efficient") else "te",
         engine=facts.name,
         sharded_optimizer=bool(_setting(settings, "engine.sharded_optimizer")),
         offload=_one_of(get_args(Offload), _setting(settings, "engine.offload"), "none"),

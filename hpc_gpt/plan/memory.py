@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, overload
 
 from hpc_gpt.engines import engine_of, states_of
-from hpc_gpt.engines.base.training import Training
+from hpc_gpt.engines.base.training import Training, stated_states
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.plan.machine import Machine
@@ -99,14 +99,21 @@ def layer_bytes(training: Training) -> LayerBytes:
     key = kv_width(shape, tp) * training.key_copies
     stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
     scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
-    fused = engine_of(training).has_fused_gate or training.compiled
+    unfused = states_of(training).is_unfused
+    fused = (engine_of(training).has_fused_gate if unfused is None else not unfused) or training.compiled
+    # A product in 8 or 4 bits keeps its input in that format; attention keeps its output for its own backward pass.
+    narrow = {"none": 2.0, "nvfp4": 0.5}.get(training.matmul, 1.0)
     ffn, queries = shape.mlp_width / tp, shape.query_width / tp
+    copies = 0.0
+    if unfused:  # Q and K before and after rotation, made contiguous; and the MLP's whole input
+        whole = 2 * tokens * shape.hidden
+        copies = 4 * whole / tp + (whole - stream)
     return LayerBytes(
         stream=stream,
-        around=stream * (5 if dropout else 4),
-        attention=2 * tokens * (2 * queries + 2 * key),
+        around=copies + stream * ((3 if dropout else 2) + narrow),
+        attention=tokens * (4 * queries + 4 * key + (0.0 if narrow == 2 else narrow * queries)),
         scores=0.0 if training.flash else scores,
-        mlp=((6 if fused else 8) if shape.is_gated else 4) * tokens * ffn,
+        mlp=(((4 if fused else 6) if shape.is_gated else 2) + narrow) * tokens * ffn,
         products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * ffn) + 2 * stream,
         dropout=dropout,
     )
@@ -123,7 +130,8 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
         return layer.stream
     if training.recompute == "selective":
         if engine_of(training).selects_operators and training.flash:
-            return min(layer.kept, layer.stream * 2 + layer.products / 2)
+            # Compiled, the block's input alone is kept of the residual stream.
+            return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
         return layer.kept - layer.scores
     return layer.kept
 
@@ -157,7 +165,7 @@ REPEATED_SLACK = 0.03
 LEAST_SLACK = 0.02
 # CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs
 # and workspaces. And the channel buffers of one NCCL communicator: 2 x 4 MiB x 16 to 24 channels and up.
-CONTEXT_GIB = 0.75
+CONTEXT_GIB, VOLTA_CONTEXT_GIB = 0.75, 1.1
 COMMUNICATOR_GIB = 0.4
 
 
@@ -206,7 +214,7 @@ def predict_memory(training: Training, machine: Machine | None = None) -> Memory
     card as long as allocated memory does.
     """
     layers = layers_of_stages(training)
-    return Memory(_Stages(training, layers, machine.memory_gib if machine else None), _extremes(layers))
+    return Memory(_Stages(training, layers, machine), _extremes(layers))
 
 
 @lru_cache(maxsize=4096)
@@ -233,15 +241,17 @@ def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float
 class _Stages(Sequence[StageMemory]):
     """The stages of one training. What they share is computed once, in bytes."""
 
-    def __init__(self, training: Training, layers: Sequence[int], card_gib: float | None) -> None:
+    def __init__(self, training: Training, layers: Sequence[int], machine: Machine | None) -> None:
         shape, tp = training.shape, training.tp
-        self._training, self._layers, self._card_gib = training, layers, card_gib
+        self._training, self._layers = training, layers
+        self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
-        self._state_bytes = self._states.state_bytes(training)
+        self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
         self._layer = layer = layer_bytes(training)
         gathered_in_layers, gathered_in_loss = self._facts.gathered(training)
         kept = kept_of_layer(training, layer)
-        self._on_gpu, self._on_host = (0.0, kept) if training.activations_on_host else (kept, 0.0)
+        offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
+        self._on_gpu, self._on_host = (1 - offloaded) * kept, offloaded * kept
         self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
@@ -254,9 +264,11 @@ class _Stages(Sequence[StageMemory]):
             # in one pass is in fp32.
             summed = 0 if training.loss_chunks == 1 else 4 if training.one_pass_loss else half
             self._loss_work += (half + summed) * rows * shape.hidden
+        elif not ours and self._facts.sharding(training) < 3:
+            self._loss_work += half * rows * shape.hidden  # the gradient of the head's weight
         # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
         self._step_work = 4 * self._matrix if self._state_bytes.step_gradients > self._state_bytes.gradients else 0.0
-        logits = training.tokens / training.loss_chunks * rows
+        logits = training.tokens / training.loss_chunks * (vocab_rows(shape, 1) if training.whole_logits else rows)
         self._logits = logits * self._states.logit_bytes(training)
         self._keeps_logits = self._states.keeps_logits(training)
         self._evaluates = ours and self._facts.counts_evaluation
@@ -266,7 +278,7 @@ class _Stages(Sequence[StageMemory]):
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
         # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
         self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
-        self._context = context_gib(training)
+        self._context = context_gib(training, machine)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)
 
@@ -357,8 +369,9 @@ def sent_between_stages(training: Training, layer: LayerBytes, flying: float, st
     return flying * layer.stream / (training.tp if engine_of(training).keeps_partitioned_outputs else 1)
 
 
-def context_gib(training: Training) -> float:
+def context_gib(training: Training, machine: Machine | None = None) -> float:
     """GiB that nvidia-smi shows in addition to PyTorch's reserved memory: CUDA's context, and NCCL's buffers for the
     world and for every axis that is split."""
     split = sum(size > 1 for size in (training.tp, training.pp, training.data_ranks))
-    return CONTEXT_GIB + COMMUNICATOR_GIB * (split + 1 if split > 1 else split)
+    context = VOLTA_CONTEXT_GIB if machine is not None and "bf16" not in machine.peak_tflops else CONTEXT_GIB
+    return context + COMMUNICATOR_GIB * (split + 1 if split > 1 else split)

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
+from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates
-from hpc_gpt.plan.memory import kv_width, layers_of_stages
+from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages
 from hpc_gpt.settings.shape_split import layer_params
 
+_HALF = ("bf16", "fp16")
 _COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)
 _ODD_WIDTH = 1.1  # multiples of 8 but not of 64 (NVIDIA, "Matrix multiplication background", tile quantisation)
 # Of our loss, compiled: bytes of a 16-bit logit that its kernels read and write (inductor's code for GPT-2, sm_90).
@@ -34,7 +36,8 @@ _PER_PARAMETER_S = 6e-3
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one optimizer step; the parts sum up to `step_s`. `dp_s`: communication over dp that is not hidden.
+    """Seconds of one optimizer step; the parts sum up to `step_s`. `dp_s`, `cp_s`: communication over dp and within
+    context parallelism that is not hidden.
 
     `band`: half the width of the range in which the true time is expected, relative to `step_s`.
     """
@@ -48,11 +51,12 @@ class StepTime:
     optimizer_s: float
     offload_s: float
     band: float
+    cp_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         passes = self.compute_s + self.recompute_s + self.tp_s + self.bubble_s + self.p2p_s
-        return passes + self.dp_s + self.optimizer_s + self.offload_s
+        return passes + self.cp_s + self.dp_s + self.optimizer_s + self.offload_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class LayerTime:
     forward_s: float
     backward_s: float
     again_s: float
+    core_s: float  # of attention, in all of these
 
 
 def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
@@ -77,10 +82,10 @@ class _StepModel:
     def predict(self, training: Training) -> StepTime:
         shape, constants, pp, vp = training.shape, self.constants, training.pp, training.vp
         micro_batches = training.micro_batches
-        rates = Rates(self.machine, constants, training.dtype)
+        rates = Rates(self.machine, constants, training)
         layer, head = layer_time(training, rates), head_s(training, rates)
-        comm = self._tensor_parallel_s(training)
-        busy = layer.forward_s + layer.backward_s + layer.again_s + comm
+        tensor, context = self._tensor_parallel_s(training), self._context_parallel_s(training, layer)
+        busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context
         # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
         launching = constants.host_s * (3 if training.recompute == "full" else 2)
         waited = max(0.0, launching * (_COMPILED_LAUNCHES if training.compiled else 1) - busy)
@@ -88,8 +93,9 @@ class _StepModel:
         per_layer = busy + waited + gathers
         first, most, at_end = _slowest(training, per_layer, head)
         compute = most * (layer.forward_s + layer.backward_s + waited) + head * at_end
-        again, tensor, sends = most * layer.again_s, most * comm, self._sends_s(training)
-        slot = compute + again + tensor + sends + most * gathers
+        again, tensor, context = most * layer.again_s, most * tensor, most * context
+        sends = self._sends_s(training)
+        slot = compute + again + tensor + context + sends + most * gathers
         bubble = max(0.0, shape.layers * per_layer + head + pp * sends - slot) / vp if pp > 1 else 0.0
         params = _stage_params(training, first)
         hiding = (layer.forward_s + layer.backward_s) * first
@@ -98,7 +104,13 @@ class _StepModel:
         if training.activations_on_host:  # each layer's input is copied to the host and back
             kept = 2.0 * training.tokens * shape.hidden
             offload += 2 * micro_batches * most * kept / self.links.host_b_s
+        if training.offloaded_layers:  # what they keep is copied beside other layers' passes, back in the backward pass
+            kept = kept_of_layer(training, layer_bytes(training)) * most * training.offloaded_layers / shape.layers
+            copied = kept / self.links.host_b_s
+            waits = max(0.0, copied - most * layer.forward_s) + max(0.0, copied - most * layer.backward_s)
+            offload += micro_batches * waits
         across = dp + micro_batches * sends + (micro_batches * tensor if training.tp > self.links.per_node else 0.0)
+        across += micro_batches * context if training.tp * training.cp > self.links.per_node else 0.0
         return StepTime(
             compute_s=micro_batches * compute,
             recompute_s=micro_batches * again,
@@ -108,6 +120,7 @@ class _StepModel:
             dp_s=dp,
             optimizer_s=optimizer + constants.step_s * states_of(training).synchronizations,
             offload_s=offload,
+            cp_s=micro_batches * context,
             band=self._band(training, waited > 0, across / (across + micro_batches * slot + bubble)),
         )
 
@@ -118,7 +131,31 @@ class _StepModel:
             return 0.0
         size = 2.0 * training.tokens * training.shape.hidden
         times = 6 if training.recompute == "full" else 4
-        return times * 2 * self.links.ring_s(size, training.tp)
+        shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
+        return shown * times * 2 * self.links.ring_s(size, training.tp)
+
+    def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
+        """Seconds a layer in which the ranks of cp exchange what attention needs, as far as it is not hidden.
+
+        A ring sends (cp - 1)/cp of all keys and values once forward and twice backward, as gradients go around, too,
+        beside attention; gathered keys are as many bytes, before it. Ranks that exchange heads for tokens do so with Q,
+        K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
+        """
+        if training.cp == 1:
+            return 0.0
+        shape, tp, passes = training.shape, training.tp, 4 if training.recompute == "full" else 3
+        keys = 2 * 2.0 * training.tokens * training.cp * kv_width(shape, tp)
+        if training.cp_exchange == "heads":
+            whole = 2.0 * training.tokens * 2 * (shape.query_width / tp + kv_width(shape, tp))
+            return (passes - 1) * self.links.ring_s(whole, training.cp, tp)
+        takes = passes * self.links.ring_s(keys, training.cp, tp)
+        if training.cp_exchange == "keys":
+            return takes
+        return self._shown_s(takes, layer.core_s)
+
+    def _shown_s(self, takes: float, hiding: float) -> float:
+        """The part of `takes` seconds that `hiding` seconds of other work do not hide."""
+        return max(0.0, takes - hiding) + self.constants.exposed * min(takes, hiding)
 
     def _sends_s(self, training: Training) -> float:
         """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage.
@@ -132,7 +169,8 @@ class _StepModel:
             size /= training.tp
         stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
-        return (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
+        shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
+        return shown * (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
 
     def _gathers_s(self, training: Training, busy: float) -> float:
         """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
@@ -140,11 +178,14 @@ class _StepModel:
         one_by_one = engine_of(training).gathers_one_by_one
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
-        size = 2.0 * layer_params(training.shape, training.tp)
-        takes = 3 * self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
+        params = layer_params(training.shape, training.tp)
+        size = params * (2 * 2.0 + engine_of(training).reduced_bytes(training))
+        if training.whole_gradients:  # weights stay gathered, and gradients are reduced once
+            size /= training.micro_batches
+        takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return takes * _PER_PARAMETER_COST + _PER_PARAMETER_S
-        return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
+        return self._shown_s(takes, busy)
 
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
         """Seconds a step of the all-reduce of a stage's gradients, or of their reduce-scatter and the all-gather of
@@ -153,13 +194,15 @@ class _StepModel:
         if facts.sharding(training) >= 3 or training.data_ranks == 1:
             return 0.0
         summed = params * facts.reduced_bytes(training)
+        if training.vp > 1:  # each chunk's, while the others' last micro-batches run
+            hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
         takes = self.links.ring_s(summed, training.data_ranks, training.tp, self.links.reduction_b_s)
         takes += self.links.ring_s(back, training.data_ranks, training.tp, self.links.reduction_b_s)
         if facts.overlaps_reduction or training.sharded_optimizer:
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
-            return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)
+            return self._shown_s(takes, hidden_s)
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
@@ -208,20 +251,36 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
     shape, tp = training.shape, training.tp
     tokens = training.tokens
     products = sum(
-        rates.product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
+        rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
         for parts in shape.products.values()
     )
     core, core_back = _attention(training, rates, tokens)
     passes = tokens * _pass_bytes(training) / rates.bytes
-    weights = sum(matrix.size for matrix in shape.matrices) / tp * 8 / rates.bytes
-    forward = products + passes + core
+    # Gradients of weights are added to their sums.
+    weights = (
+        sum(matrix.size for matrix in shape.matrices) / tp * (4 if training.grad_sum in _HALF else 8) / rates.bytes
+    )
+    cast, cast_back = _casts_s(training, rates)
+    forward = products + passes + core + cast
     again = 0.0
     if training.recompute == "full":
         again = forward
     elif training.recompute == "selective":
         # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
         again = products / 2 + passes if engine_of(training).selects_operators else core
-    return LayerTime(forward, 2 * products + 2 * passes + core_back + weights, again)
+    return LayerTime(forward, 2 * products + 2 * passes + core_back + weights + cast_back, again, core + core_back)
+
+
+def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
+    """(forward, backward) seconds in which the operands of a layer's products are cast to 8 or 4 bits: inputs and
+    weights, and in the backward pass the gradients of outputs."""
+    if training.matmul == "none":
+        return 0.0, 0.0
+    tp, each = training.tp, VALUES[f"casts.{training.matmul}"] / rates.bytes
+    products = training.shape.products.values()
+    inputs = sum(parts[0].columns_on(tp) for parts in products)
+    outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
+    return each * training.tokens * inputs, each * training.tokens * outputs
 
 
 def _moved_bytes(training: Training) -> float:
@@ -273,10 +332,14 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
     width, head = shape.query_width / training.tp, shape.head_width
     flops = 4 * tokens * shape.seq * width
     if training.flash:
-        # Half of it for causality; backward has five products, forward two (Dao 2022, arXiv:2205.14135). With heads of
-        # 64 the matrix units wait for exponentials.
-        forward = flops / 2 / rates.attention * (1.25 if head < 128 else 1.0)
-        return forward, 2.5 * forward
+        # Half of it for causality; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
+        # sequences more of the work is on the diagonal, half of which is masked. With heads of 64 the matrix units wait
+        # for exponentials.
+        length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
+        half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
+        narrow = head < 128
+        forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
+        return forward, 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
     heads = shape.heads / training.tp * training.micro_batch
     products = rates.product_s(shape.seq, shape.seq, head, heads) + rates.product_s(shape.seq, head, shape.seq, heads)
     if head % 8:

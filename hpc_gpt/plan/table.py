@@ -33,6 +33,9 @@ PARTS = (
     StepPart("compute_s", "c", "compute", "forward and backward passes"),
     StepPart("recompute_s", "r", "recompute", "repeated forward passes"),
     StepPart("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
+    StepPart(
+        "cp_s", "x", "cp", "keys, values or heads that ranks of cp exchange, as far as attention does not hide it"
+    ),
     StepPart("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
     StepPart("p2p_s", "p", "p2p", "activations sent from stage to stage"),
     StepPart("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),

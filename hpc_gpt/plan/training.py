@@ -59,7 +59,8 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "loss_chunks": engine.loss_chunks if "loss_chunks" in facts.switches else 1,
         "one_pass_loss": engine.one_pass_loss and "one_pass_loss" in facts.switches,
         "cp_exchange": engine.cp_exchange,
-        "attention": "te" if name == "megatron-lm" else "sdpa",
+        # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
+        "attention": {"flash": "fa2", "efficient": "fa2", "cudnn": "cudnn"}.get(engine.attention, "te"),
     }
 
 

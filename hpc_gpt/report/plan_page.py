@@ -26,7 +26,7 @@ _WIDEST = 99.0  # percent of a chart's width
 _CARD, _MOST = 40.0, 110.0  # a card in the table's bar, and the longest bar: a longer one ends in a tip
 # The hatching of each part, by its place; the first has none.
 _HATCHES = (
-    "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1",
+    "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1", "M0 2H8M0 6H8",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 # The figures' own module lies among the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hpc_gpt.errors import UserError
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import search
@@ -134,4 +135,8 @@ def _search(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as fault:
+        print(f"Error: {fault}\n\nhint: {fault.hint}", file=sys.stderr)
+        sys.exit(fault.exit_code)

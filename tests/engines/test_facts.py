@@ -51,7 +51,7 @@ def test_a_module_trains(facts: EngineFacts) -> None:
 
 @EACH
 def test_its_switches_are_keys_and_what_to_use_instead_is_of_others(facts: EngineFacts) -> None:
-    assert facts.axes <= {"tp", "pp"}
+    assert facts.axes <= {"tp", "pp", "cp"}
     assert facts.switches <= SWITCHES
     assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
     assert not ("zero_stage" in facts.alternatives and facts.has_zero)

@@ -227,8 +227,10 @@ OTHERS = [
     ("deepspeed-fp16", 4, 1, False, 7, 8),
     ("deepspeed-fp16", 4, 3, False, 4, 5),
     ("bf16-optimizer", 4, 1, False, 11, 11),
+    ("nanotron", 1, 0, False, 18, 18),
     ("ddp", 1, 0, False, 18, 18),
     ("fsdp", 4, 0, False, 4, 4),
+    ("megatron-fsdp", 4, 0, False, 4, 4),
 ]
 OURS = [
     ("megatron-lm", "bf16", 4, 0, True, 9, 9),

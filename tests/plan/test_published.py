@@ -12,11 +12,12 @@ from tests.plan.published.figures import (
     DATA_SHEETS,
     WITHOUT_ROW,
     WITHOUT_SOURCE,
+    Files,
     all_scores,
     as_tables,
     read_files,
 )
-from tests.plan.published.rows import LeftOut, Rows
+from tests.plan.published.rows import LeftOut
 from tests.plan.published.validation import Scores, choosing, predict_rows, predicted_only
 
 pytestmark = pytest.mark.xdist_group("published-figures")
@@ -25,13 +26,13 @@ SLACK = 0.004  # of a mean error: what may be lost before the committed figures 
 
 
 @pytest.fixture(scope="module")
-def _read() -> dict[Path, tuple[tuple[Rows, Rows], dict[str, Scores]]]:
+def _read() -> dict[Path, tuple[Files, dict[str, Scores]]]:
     return {}
 
 
 @pytest.fixture
-def read(shared: Path, _read) -> tuple[tuple[Rows, Rows], dict[str, Scores]]:
-    """Both files and all scores, worked out once."""
+def read(shared: Path, _read) -> tuple[Files, dict[str, Scores]]:
+    """The files and all scores, worked out once."""
     if shared not in _read:
         files = read_files(shared / "planner")
         _read[shared] = files, all_scores(files)
@@ -39,7 +40,7 @@ def read(shared: Path, _read) -> tuple[tuple[Rows, Rows], dict[str, Scores]]:
 
 
 @pytest.fixture
-def files(read) -> tuple[Rows, Rows]:
+def files(read) -> Files:
     return read[0]
 
 
@@ -51,10 +52,10 @@ def scores(read) -> dict[str, Scores]:
 @pytest.mark.shared
 def test_every_row_is_predicted_or_left_out_with_a_reason(files):
     reasons = {entry.id: entry.reason for rows in files for entry in rows.entries if isinstance(entry, LeftOut)}
-    assert sum(len(rows.entries) for rows in files) == 233
-    assert len(reasons) == 27
-    # What is not stated: a micro-batch, a sequence length, a shape.
-    assert all(" missing" in reason for reason in reasons.values())
+    assert sum(len(rows.entries) for rows in files) == 393
+    assert len(reasons) == 33
+    # What is not stated: a micro-batch, a sequence length, a shape. What is not modelled: experts.
+    assert all(" missing" in reason or "MoE" in reason for reason in reasons.values())
     for rows in files:
         assert len(predicted_only(predict_rows(rows, choosing(())))) == len(rows.rows)
 
@@ -62,18 +63,18 @@ def test_every_row_is_predicted_or_left_out_with_a_reason(files):
 @pytest.mark.shared
 def test_goals_of_memory(scores):
     found = scores[DATA_SHEETS]
-    assert found.memory.rows == 22
+    assert found.memory.rows == 49
     assert found.memory.mean <= 0.045
-    assert found.memory.within_10 >= 0.95
+    assert found.memory.within_10 >= 0.90
     assert max(each.memory.mean for each in found.sources if each.memory.rows) <= 0.065
-    assert found.fits_judged >= 176
+    assert found.fits_judged >= 332
     assert found.said_to_fit == found.said_not_to == ()
 
 
 @pytest.mark.shared
 def test_goals_of_step_time(scores):
-    assert scores[DATA_SHEETS].time.rows == 157
-    assert scores[DATA_SHEETS].time_mean < 0.10
+    assert scores[DATA_SHEETS].time.rows == 263
+    assert scores[DATA_SHEETS].time_mean < 0.08
     for name in (CALIBRATED, WITHOUT_ROW):
         assert scores[name].time_mean <= 0.08
         assert scores[name].time.within_15 >= 0.85

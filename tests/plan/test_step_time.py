@@ -97,7 +97,7 @@ def test_interleaved_chunks_divide_the_bubble() -> None:
     plain = Training(GPT3, tp=8, pp=8, micro_batches=64, recompute="full")
     one, three = (predict_step(replace(plain, vp=vp), SELENE) for vp in (1, 3))
     assert three.bubble_s == pytest.approx(one.bubble_s / 3, rel=0.1)
-    assert three.p2p_s == pytest.approx(3 * one.p2p_s)
+    assert one.p2p_s < three.p2p_s < 3 * one.p2p_s  # other chunks run beside a send
 
 
 def test_compute_follows_the_work() -> None:

@@ -272,8 +272,8 @@ class EngineFacts(States):
     # --- communication
 
     def reduced_bytes(self, training: Training) -> float:
-        """Bytes a parameter in which gradients are reduced over dp."""
-        return 2.0
+        """Bytes a parameter in which gradients are reduced over dp and cp."""
+        return 4.0 if training.grad_sum == "fp32" else 2.0
 
     # --- other programs of its kind
 

@@ -1,7 +1,7 @@
 """A model's shape, its layout, and how it is trained, by us or by others: the input of every prediction;
 and the bytes a parameter that a program holds: weights, gradients and optimizer states."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.errors import ConfigError, LayoutError
@@ -65,7 +65,7 @@ class Training:
     # How it runs, as the layout does not show it.
     cp_exchange: CpExchange = "heads"
     matmul: Matmul = "none"
-    attention: AttentionKernel = "sdpa"  # the kernel, if `flash`
+    attention: AttentionKernel = "te"  # the kernel, if `flash`; te: as is best on the device
     grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
     tp_overlap: bool = False  # communication of tensor parallelism beside the products that it serves
     fused_loss: Loss | None = None  # None: as the engine does
@@ -161,6 +161,8 @@ class States:
     name: ClassVar[str]
     # Whether layers of GPT-2's kind keep dropout masks.
     has_dropout: ClassVar[bool] = True
+    # Whether a layer's operators are apart, for want of kernels of its own; None: as in the engine.
+    is_unfused: ClassVar[bool | None] = None
     synchronizations: ClassVar[float] = 1.0  # of a step, as a share of DeepSpeed's as its documentation sets it up
 
     def __init_subclass__(cls) -> None:
@@ -214,7 +216,7 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     parameters = weight / dp if stage == 3 else float(weight)
     gradients = gradient / dp if stage >= 2 else float(gradient)
     optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)
-    copy = (4 / dp if stage >= 1 else 4.0) if gradient == 2 else 0.0
+    copy = (4 / dp if stage >= 1 or training.sharded_optimizer else 4.0) if gradient == 2 else 0.0
     host = 0.0
     if training.offload != "none" and stage >= 1:
         # The host has master weights, moments and fp32 gradients; under ZeRO-2 and -3 each gradient is sent at once.
@@ -223,6 +225,40 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
         if training.offload == "full":
             host, parameters = host + parameters, 0.0
     return StateBytes(parameters, gradients, optimizer, gradients + copy, gradients + copy, host)
+
+
+# Bytes a parameter of `Training.states`: the weight, and what the optimizer has of it without its moments, which are 8.
+_HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4)}
+
+
+def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBytes:
+    """The states as the training states them; `own` are those of its program, `sharding` is as a ZeRO stage.
+
+    Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit ones to fp32. Without sharding of
+    the sums, weights stay gathered in 16 bits too (FSDP2 in a pipeline).
+    """
+    ranks, found = training.data_ranks, own
+    width = 4 if training.grad_sum == "fp32" else 2
+    if training.states is not None or (training.grad_sum is not None and sharding < 3):
+        weight, master = _HELD[training.states or "mixed"]
+        if training.grad_sum is None:
+            width = 2 if training.states == "bf16" else 4
+        staged = replace(training, zero_stage=sharding)
+        found = zero_states(staged, weight, width, master)
+        if training.states == "fp32" and sharding in (1, 2):
+            found = replace(found, parameters=found.parameters / ranks + 2)
+        copied = (
+            0.0
+            if training.states is not None and training.states != "mixed"
+            else found.step_gradients - found.gradients
+        )
+        found = replace(
+            found, step_gradients=found.gradients + copied, renewed=copied if sharding < 2 else found.renewed
+        )
+    if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
+        gathered = 2.0 if training.pp > 1 else 0.0
+        found = replace(found, parameters=found.parameters + gathered, gradients=found.gradients + width)
+    return found
 
 
 def plain_states(training: Training) -> StateBytes:

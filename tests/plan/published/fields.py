@@ -306,7 +306,9 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
         engine = "megatron-lm"
         sharded = sharded or zero == 1
     sums_in_fp32 = bool(re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype))
-    return Stack(engine, zero, program_states(engine, dtype, sharded, sums_in_fp32), _offload_of(row), sharded)
+    return Stack(
+        engine, zero, program_states(engine, dtype, sharded, sums_in_fp32, row.stack), _offload_of(row), sharded
+    )
 
 
 def _zero_of_sharding(sharding: str, zero: int | None) -> int:

@@ -29,16 +29,20 @@ WITHOUT_SOURCE = "fitted without the source"
 WITHOUT_ROW = "fitted without the row, within its cluster"
 
 
-def read_files(folder: Path) -> tuple[Rows, Rows]:
-    """open.json and calibration.json."""
-    return read_rows(folder / "open.json"), read_rows(folder / "calibration.json")
+Files = tuple[Rows, Rows, Rows]
 
 
-def by_data_sheets(files: tuple[Rows, Rows]) -> list[Predicted]:
+def read_files(folder: Path) -> Files:
+    """open.json, calibration.json and open2.json."""
+    first, second, third = (read_rows(folder / f"{name}.json") for name in ("open", "calibration", "open2"))
+    return first, second, third
+
+
+def by_data_sheets(files: Files) -> list[Predicted]:
     return [entry for rows in files for entry in predicted_only(predict_rows(rows, choosing(())))]
 
 
-def all_scores(files: tuple[Rows, Rows]) -> dict[str, Scores]:
+def all_scores(files: Files) -> dict[str, Scores]:
     """The scores by whose constants they are predicted with."""
     every = [row for rows in files for row in rows.rows]
     choose = choosing(calibrate_clusters(files[1].rows))
@@ -51,7 +55,7 @@ def all_scores(files: tuple[Rows, Rows]) -> dict[str, Scores]:
     }
 
 
-def as_tables(files: tuple[Rows, Rows], scores: dict[str, Scores]) -> dict[str, Any]:
+def as_tables(files: Files, scores: dict[str, Scores]) -> dict[str, Any]:
     """What is committed: a line of the table for each source, and step seconds, GiB and fit of every row."""
     return {
         "scores": {name: _of_scores(each) for name, each in scores.items()},

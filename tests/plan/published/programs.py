@@ -4,7 +4,7 @@
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_gpt.engines.base.ds_config import PREFETCH_ELEMENTS
 from hpc_gpt.engines.base.training import LOGIT_BYTES, StateBytes, States, Training, zero_states
@@ -25,6 +25,8 @@ class Kind:
     sequence_parallel: bool = False  # with tp
     fused_loss: bool = False  # with flash attention
     loss_bytes: float = 14.0  # of a logit in 16 bits at the peak, if no kernel fuses the loss
+    loss_compiled: float | None = None  # the same, compiled, if it is not LOGIT_BYTES's
+    loss_over_tp: float | None = None  # the same by operators, over tp, if it is more
     keeps_logits: bool = False  # until the step
 
     def logit_bytes(self, training: Training) -> float:
@@ -36,11 +38,15 @@ class Kind:
         a compiled model. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
         gradients. A fused kernel holds the logits and their gradient alone.
         """
+        if training.fused_loss == "jit" and self.loss_compiled is not None:
+            return self.loss_compiled
         if training.fused_loss in LOGIT_BYTES:
             return LOGIT_BYTES[training.fused_loss]
+        if self.loss_over_tp is not None and training.tp > 1 and training.dtype != "fp32":
+            return self.loss_over_tp
         if training.dtype == "fp32":
             return 16.0
-        return min(self.loss_bytes, 10.0) if training.compiled else self.loss_bytes
+        return min(self.loss_bytes, 10.0) if training.compiled and training.fused_loss is None else self.loss_bytes
 
 
 KINDS = defaultdict(Kind) | {
@@ -50,6 +56,8 @@ KINDS = defaultdict(Kind) | {
         pads_vocabulary=False,
         flash=True,  # it came with PyTorch 2's fused attention
         sequence_parallel=True,  # PyTorch's parallel styles do
+        loss_compiled=5.0,  # logits and gradient in 16 bits, rows' sums (torchtitan, June 2025)
+        loss_over_tp=20.0,  # torch.distributed.tensor.parallel.loss: four fp32 tensors in its backward pass
         fused_loss=True,  # flash_attn.losses.cross_entropy, the default of llm-foundry and others
     ),
     "hf-deepspeed": Kind(loss_bytes=10.0),
@@ -75,11 +83,30 @@ class OthersFsdp(Program, Fsdp):
     """PyTorch's FSDP: it holds what our engine holds."""
 
 
+class MegatronFsdp(OthersFsdp):
+    """Megatron-Core's FSDP: its layers are Megatron's."""
+
+    is_unfused = False
+
+
 class Megatron(Program):
     """Megatron-LM: as our engine of that name does, and an update that is counted whole."""
 
     def state_bytes(self, training: Training) -> StateBytes:
         return one_gradient_buffer(training)
+
+
+class Nanotron(Megatron):
+    """nanotron: operators apart, a loss on fp32 copies, and 16-bit gradients beside their fp32 sums."""
+
+    is_unfused = True
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        beside = 2 if training.micro_batches > 1 else 0
+        return replace(one_gradient_buffer(training), gradients=4 + beside, step_gradients=4, renewed=beside)
+
+    def logit_bytes(self, training: Training) -> float:
+        return LOGIT_BYTES.get(training.fused_loss or "none", 14.0)
 
 
 class Megatron2021Fp16(Program):
@@ -129,18 +156,24 @@ class Bf16Optimizer(Program):
 PROGRAMS: dict[str, States] = {
     "ddp": OthersDdp(),
     "fsdp": OthersFsdp(),
+    "megatron-fsdp": MegatronFsdp(),
     "megatron": Megatron(),
+    "nanotron": Nanotron(),
     "megatron-2021-fp16": Megatron2021Fp16(),
     "deepspeed-fp16": DeepspeedFp16(),
     "bf16-optimizer": Bf16Optimizer(),
 }
 
 
-def program_states(engine: str, dtype: str, sharded: bool, sums_in_fp32: bool) -> States:
+def program_states(engine: str, dtype: str, sharded: bool, sums_in_fp32: bool, stack: str = "") -> States:
     """How a program of the engine's kind holds its states. `sums_in_fp32`: whether the source says that gradients are
     summed in fp32; before BF16_Optimizer a pipeline in bf16 held the same as in fp16."""
+    if engine == "fsdp" and "megatron" in stack:
+        return PROGRAMS["megatron-fsdp"]
     if engine in ("ddp", "fsdp"):
         return PROGRAMS[engine]
+    if "nanotron" in stack:
+        return PROGRAMS["nanotron"]
     if engine == "megatron-lm":
         return PROGRAMS["megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"]
     return PROGRAMS["bf16-optimizer" if engine == "deepspeed-3d" and sums_in_fp32 else "deepspeed-fp16"]

@@ -1,0 +1,144 @@
+"""Context parallelism, products in 8 and 4 bits, and the traits of a run: what each changes, and what is refused."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.plan.memory import layers_of_stages, predict_memory
+from hpc_gpt.plan.step_time import StepTime, predict_step
+from tests.conftest import REPOSITORY
+from tests.engines.trainings import LLAMA
+from tests.plan.machines import machine_named
+from tests.plan.published.files import rows_of
+from tests.plan.row_examples import row
+
+H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
+GB200 = machine_named("gb200", 4, "infiniband 4x400G")
+LONG = Training(
+    replace(LLAMA, seq=65536), tp=2, pp=2, dp=4, micro_batches=8, flash=True, sharded_optimizer=True,
+    sequence_parallel=True,
+)  # fmt: skip
+
+
+def allocated(training: Training) -> float:
+    return max(stage.allocated for stage in predict_memory(training).stages)
+
+
+def step(training: Training) -> StepTime:
+    return predict_step(training, H100)
+
+
+def test_cp_divides_tokens_and_shares_states_as_dp_does() -> None:
+    halved, doubled = replace(LONG, cp=2), replace(LONG, dp=8)
+    assert halved.gpus == doubled.gpus == 2 * LONG.gpus
+    first, other, whole = (predict_memory(each).stages[0] for each in (halved, doubled, LONG))
+    assert first.optimizer == other.optimizer == whole.optimizer / 2
+    assert first.activations == pytest.approx(whole.activations / 2)
+    # A rank's products and attention are half, and there are as many micro-batches.
+    assert step(halved).compute_s == pytest.approx(step(LONG).compute_s / 2, rel=0.05)
+
+
+def test_a_ring_hides_what_gathered_keys_and_exchanged_heads_show() -> None:
+    ring, keys, heads = (step(replace(LONG, cp=4, cp_exchange=way)).cp_s for way in ("ring", "keys", "heads"))
+    assert 0 < ring < heads
+    assert ring < keys
+    # Eight key heads of 32: Q and the output are most of what heads exchange. Without groups a ring sends more.
+    assert step(replace(LONG, shape=replace(LONG.shape, kv_heads=None), cp=4, cp_exchange="ring")).cp_s > ring
+    assert step(LONG).cp_s == 0
+
+
+@pytest.mark.parametrize("exchange", ["ring", "keys"])
+def test_a_ring_over_nodes_waits_where_attention_is_short(exchange: Any) -> None:
+    short = replace(LONG, shape=replace(LONG.shape, seq=4096), tp=8, pp=1, cp=4, cp_exchange=exchange)
+    slow = machine_named("h100-80g", 8, "infiniband 1x100G")
+    assert predict_step(short, slow).cp_s > 5 * step(short).cp_s
+
+
+def test_fewer_bits_are_faster_on_units_that_have_them() -> None:
+    plain = Training(replace(LLAMA, hidden=8192, heads=64, ffn=28672), tp=4, micro_batches=8, flash=True)
+    times = [predict_step(replace(plain, matmul=way), GB200).step_s for way in ("none", "mxfp8", "nvfp4")]
+    assert times[0] > 1.3 * times[1] > 1.5 * times[2]
+    a100 = machine_named("a100-80g", 8, None)
+    assert predict_step(replace(plain, matmul="fp8-tensor"), a100).step_s >= predict_step(plain, a100).step_s
+    kept = [predict_memory(replace(plain, matmul=way)).stages[0].activations for way in ("none", "fp8-tensor", "nvfp4")]
+    assert kept[0] > kept[1] > kept[2] > kept[0] / 2
+
+
+# A trait: (its value, what else the training is, memory over that without it, time over that without it); 1: no change.
+MEMORY_LESS, SAME, MORE = (0.0, 0.999), (1.0, 1.0), (1.001, 3.0)
+TRAITS = {
+    "grad_sum": ("bf16", {"dtype": "bf16"}, MEMORY_LESS, MEMORY_LESS),
+    "tp_overlap": (True, {}, SAME, MEMORY_LESS),
+    "fused_loss": ("kernel", {"pp": 1}, MEMORY_LESS, MEMORY_LESS),
+    "states": ("bf16", {}, MEMORY_LESS, SAME),
+    "offloaded_layers": (16, {}, MEMORY_LESS, (1.0, 3.0)),
+    "whole_logits": (True, {"pp": 1, "micro_batch": 4}, MORE, SAME),
+    "whole_gradients": (True, {"engine": "fsdp", "pp": 1, "sharded_optimizer": False}, MORE, (0.0, 1.0)),
+    "attention": ("fa2", {}, SAME, MORE),
+}
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_a_trait_changes_what_it_says(name: str) -> None:
+    value, others, memory, time = TRAITS[name]
+    plain = replace(LONG, shape=replace(LLAMA, seq=8192), **others)
+    stated = replace(plain, **{name: value})
+    for found, (least, most) in (
+        (allocated(stated) / allocated(plain), memory),
+        (step(stated).step_s / step(plain).step_s, time),
+    ):
+        assert least <= found <= most
+
+
+def test_edges_take_the_place_of_layers() -> None:
+    shape = replace(LLAMA, layers=126)
+    assert layers_of_stages(Training(shape, pp=16, edges_as_layers=True)) == (7, *[8] * 14, 7)
+    assert layers_of_stages(Training(shape, pp=8, vp=4, edges_as_layers=True)) == (15, *[16] * 6, 15)
+    assert layers_of_stages(Training(shape, edges_as_layers=True)) == (126,)
+    with pytest.raises(LayoutError):
+        layers_of_stages(Training(shape, pp=6, edges_as_layers=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"matmul": "fp8"}, ConfigError),
+        ({"attention": "fa9"}, ConfigError),
+        ({"states": "half"}, ConfigError),
+        ({"cp": 3}, LayoutError),
+        ({"cp": 32, "cp_exchange": "heads"}, LayoutError),
+    ],
+)
+def test_what_no_run_has_is_refused_in_a_line_with_a_hint(fields: dict[str, Any], fault: type) -> None:
+    with pytest.raises(fault) as raised:
+        replace(LONG, **fields)
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.hint
+
+
+def test_a_row_with_a_value_that_is_not_listed_ends_the_benchmark_with_2(tmp_path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"rows": [{"id": "a-1", "attention": "fa9"}]}')
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "tests" / "benchmarks" / "plan.py", "--rows", path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == "Error: a-1: attention is 'fa9', which is not listed"
+    assert "hint: use one of unfused, triton" in done.stderr
+
+
+def test_traits_are_read_from_a_rows_fields_alone() -> None:
+    stated = {"attention": "fa3", "grad_sum": "bf16", "tp_overlap": True, "fused_loss": "jit", "edges_as_layers": True,
+              "states": "bf16", "offloaded_layers": 2, "whole_gradients": True, "whole_logits": True}  # fmt: skip
+    (plain,), (full,) = (
+        rows_of({"rows": [row(source="llm-foundry", layers=30, **fields)]}, "rows").rows for fields in ({}, stated)
+    )
+    for name, value in stated.items():
+        assert getattr(full.training, name) == value
+        assert getattr(plain.training, name) == getattr(Training(LLAMA), name)
