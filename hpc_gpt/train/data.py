@@ -138,7 +138,7 @@ class StreamedShards(Stream):
     """A `Stream` from shards, whose samples depend on what was taken before.
 
     A thread reads up to four micro-batches ahead. A sample counts as taken with its micro-batch. A rank whose engine
-    takes no micro-batches, such as one in the middle of a pipeline, reads nothing.
+    takes no micro-batches, such as one in the middle of a pipeline that masks no documents, reads nothing.
     """
 
     def __init__(

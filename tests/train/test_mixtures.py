@@ -1,7 +1,7 @@
 """A mixture in real training: it continues after a resume, and every layout reads the same samples."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.train.launch import figures, lines, new_run, settings, train
 pytestmark = pytest.mark.xdist_group("train-mixtures")
 
 STEPS, HALF = 12, 6
+DDP = Engine("ddp")
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixing(
-    folder: Path, layout: Mapping[str, int], engine: str = "ddp", zero: int | None = None, **more: Any
+    folder: Path, layout: Mapping[str, int], engine: Engine | str = DDP, zero: int | None = None, **more: Any
 ) -> Resolved:
     """16 samples a step; three upper to one lower, then only lower from step HALF + 2 on, counted from 0."""
     keys = {"steps": STEPS, "eval_every": HALF, "eval_batches": 1, "save_every": HALF, **more}
-    plain = settings(folder, {"global_batch": 16, "micro_batches": None, **layout}, Engine(engine, zero), **keys)
+    chosen = engine if isinstance(engine, Engine) else Engine(engine, zero)
+    plain = settings(folder, {"global_batch": 16, "micro_batches": None, **layout}, chosen, **keys)
     weights = {"lower": (0.25, 1.0), "upper": (0.75, 0.0)}
     mix = {name: MixedSource(str(folder / f"{name}.tokens"), weight=weight) for name, weight in weights.items()}
     phases = ((HALF + 1.5) * 16 * plain.model.seq,)
@@ -136,6 +138,58 @@ def test_every_engine_trains_and_evaluates_on_it(
             assert own["loss_eval_by"] == (one["loss_eval_by"] and pytest.approx(one["loss_eval_by"], abs=1e-5))
 
 
+# How the optimizer's states are held, and the weights split, each with a layout.
+HELD = {
+    "sharded": ({"tp": 1, "pp": 1, "dp": 2}, Engine("ddp", sharded_optimizer=True)),
+    "offloaded": ({"tp": 1, "pp": 1, "dp": 2}, Engine("deepspeed-zero", 2, offload="optimizer")),
+    "two stages": ({"tp": 1, "pp": 2, "dp": 1}, Engine("deepspeed-3d", recompute="full")),
+    "fsdp": ({"tp": 1, "pp": 1, "dp": 2}, Engine("fsdp")),
+}
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[float]]:
+    """Trains a mixture of documents, and returns its losses, of each evaluation those of both sources, too."""
+    folder = tmp_path_factory.mktemp("documents")
+    for name, letters in (("upper", "ABCDEF GHIJ"), ("lower", "klmn opqrst")):
+        (folder / f"{name}.txt").write_text("".join(letters[n * n % 11] + letters[n % 7] for n in range(3000)))
+        build_tokens(folder / f"{name}.txt", folder / f"{name}.tokens")
+
+    def losses(layout: Mapping[str, int], engine: Engine, mask: bool = True) -> list[float]:
+        resolved = mixing(folder, layout, engine)
+        marks = {"mask_documents": True, "end_token": ord(" ")} if mask else {}
+        resolved = replace(resolved, data=replace(resolved.data, **marks))
+        run = new_run(tmp_path_factory.mktemp("run"), resolved)
+        launch = train(run, resolved.layout.gpus)
+        assert launch.ended == ("done", STEPS, False), launch.log
+        found = lines(run)
+        by_source = [loss for line in found for loss in (line["loss_eval_by"] or {}).values()]
+        return [*(line["loss"] for line in found), *by_source]
+
+    return losses
+
+
+@pytest.fixture(scope="module")
+def by_one_rank(masked: Callable[..., list[float]]) -> list[float]:
+    return masked({"tp": 1, "pp": 1, "dp": 1}, DDP)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("held", HELD)
+def test_documents_of_a_mixture_are_kept_apart_in_every_engine(
+    held: str, masked: Callable[..., list[float]], by_one_rank: list[float]
+) -> None:
+    assert masked(*HELD[held]) == pytest.approx(by_one_rank, abs=4e-6)
+
+
+@pytest.mark.long
+def test_documents_of_a_mixture_see_others_unless_they_are_masked(
+    masked: Callable[..., list[float]], by_one_rank: list[float]
+) -> None:
+    unmasked = masked({"tp": 1, "pp": 1, "dp": 1}, DDP, mask=False)
+    assert all(abs(a - b) > 1e-4 for a, b in zip(by_one_rank, unmasked, strict=True))
+
+
 def rows(resolved: Resolved, step: int) -> list[tuple[int, ...]]:
     """The samples of a step of all data-parallel ranks, sorted."""
     samples = open_samples(resolved)
@@ -146,7 +200,8 @@ def rows(resolved: Resolved, step: int) -> list[tuple[int, ...]]:
 def test_a_steps_samples_are_of_its_phase_in_every_layout(folder: Path) -> None:
     one = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
     others = [
-        mixing(folder, layout, "deepspeed-3d") for layout in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 1, "dp": 4})
+        mixing(folder, layout, Engine("deepspeed-3d"))
+        for layout in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 1, "dp": 4})
     ]
     for step in range(STEPS):
         found = rows(one, step)
