@@ -24,7 +24,7 @@ from hpc_gpt.settings.experiment import (
 )
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
 from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
-from hpc_gpt.settings.mixture import mixture_faults
+from hpc_gpt.settings.mixture import MIX, mixture_faults
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
@@ -72,9 +72,12 @@ def resolve(
     _check_train(train, {"steps"} if command is not None else set())
     _check_budget(experiment.job.max_gpu_hours)
     engine = resolve_engine(experiment.engine, layout, shape, train)
-    _check_data(experiment.data)
+    asked_data = experiment.data
+    if asked_data.mix is not None and asked_data.source == Data.source:  # nothing else was asked for
+        asked_data = replace(asked_data, source=MIX)
+    _check_data(asked_data)
     facts = engine_named(engine.name)
-    data = facts.data_of(experiment.data)
+    data = facts.data_of(asked_data)
     if data.mask_documents and not facts.trains_our_model:
         able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
         raise ConfigError(

@@ -1,6 +1,7 @@
 """[data.mix]: files that extend others, rows and options reach each key; what contradicts itself is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_its_tables_are_read(mixed: Path) -> None:
         "code": MixedSource("code", "megatron", 0.3),
     }
     assert evaluation_shares(run.data.mix, ()) == {"code": 0.3, "web": 0.7}
+
+
+def test_the_default_source_gives_way_to_it(mixed: Path) -> None:
+    """As a branch and a program that builds an experiment have it."""
+    experiment = load_experiment(str(mixed))
+    plain = replace(experiment, data=replace(experiment.data, source="stdlib"))
+    assert resolve(plain, load_profile("local")) == resolved(mixed)
 
 
 def test_options_rows_and_files_that_extend_it_reach_each_key(mixed: Path) -> None:
