@@ -60,6 +60,7 @@ def test_its_switches_are_keys_and_what_to_use_instead_is_of_others(facts: Engin
     assert "none" in facts.recomputes
     assert (len(facts.recomputes) > 1) == ("recompute" in facts.switches)
     assert ("sequence_parallel" in facts.switches) <= facts.splits("tp")
+    assert ("cp_exchange" in facts.switches) <= facts.splits("cp")
     assert ("partition" in facts.switches) <= facts.splits("pp")
     assert ("tiles" in facts.switches) <= (3 in facts.zero_stages)
 
@@ -80,7 +81,7 @@ def test_it_reads_the_checkpoints_of_engines_there_are(facts: EngineFacts) -> No
     assert facts.loads_checkpoints_of <= engines().keys() - {facts.name}
     assert facts.converts <= set(names_of(Experiment))
     axes = facts.axes.union(*(engines()[name].axes for name in facts.loads_checkpoints_of))
-    assert all(f"layout.{axis}" not in facts.converts or axis in axes for axis in ("tp", "pp"))
+    assert all(f"layout.{axis}" not in facts.converts or axis in axes for axis in ("tp", "pp", "cp"))
     assert "engine.zero_stage" not in facts.converts or facts.has_zero
 
 
