@@ -140,18 +140,22 @@ class _StepModel:
         A ring sends (cp - 1)/cp of all keys and values once forward and twice backward, as gradients go around, too,
         beside attention; gathered keys are as many bytes, before it. Ranks that exchange heads for tokens do so with Q,
         K, V and the output, forward and backward (Jacobs et al. 2023, arXiv:2309.14509).
+
+        What is computed again is sent again. Our model (model/context_parallel.py) sends the output of attention in
+        the backward pass rather than keep it twice, and gathers keys there whatever is recomputed.
         """
         if training.cp == 1:
             return 0.0
-        shape, tp, passes = training.shape, training.tp, 4 if training.recompute == "full" else 3
-        keys = 2 * 2.0 * training.tokens * training.cp * kv_width(shape, tp)
+        shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
+        full = training.recompute == "full"
+        each = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
+        queries, keys = each * shape.query_width / tp, 2 * each * kv_width(shape, tp)
         if training.cp_exchange == "heads":
-            whole = 2.0 * training.tokens * 2 * (shape.query_width / tp + kv_width(shape, tp))
-            return (passes - 1) * self.links.ring_s(whole, training.cp, tp)
-        takes = passes * self.links.ring_s(keys, training.cp, tp)
-        if training.cp_exchange == "keys":
-            return takes
-        return self._shown_s(takes, layer.core_s)
+            inputs, outputs = (3 if full or (ours and training.recompute != "none") else 2), 2 + full + ours
+            takes = inputs * self.links.ring_s(queries + keys * training.key_copies, cp, tp)
+            return takes + outputs * self.links.ring_s(queries, cp, tp)
+        takes = (4 if full and not ours else 3) * self.links.ring_s(keys * cp, cp, tp)
+        return takes if training.cp_exchange == "keys" else self._shown_s(takes, layer.core_s)
 
     def _shown_s(self, takes: float, hiding: float) -> float:
         """The part of `takes` seconds that `hiding` seconds of other work do not hide."""
@@ -268,7 +272,14 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
     elif training.recompute == "selective":
         # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
         again = products / 2 + passes if engine_of(training).selects_operators else core
+    elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
+        again = core  # so that no rank keeps the whole keys and values
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights + cast_back, again, core + core_back)
+
+
+def _is_ours(training: Training) -> bool:
+    """Whether our own model is trained."""
+    return training.program_states is None and engine_of(training).trains_our_model
 
 
 def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:

@@ -40,9 +40,12 @@ def trainings(draw: st.DrawFn) -> Training:
         positions="rope" if gated else "learned",
     )
     zero = draw(st.integers(0, 3))
+    fits = [cp for cp in (1, 2, 4, 8) if heads // tp % cp == 0 and shape.seq % (2 * cp) == 0]
     return Training(
         shape,
         tp=tp,
+        cp=draw(st.sampled_from(fits or [1])),
+        cp_exchange=draw(st.sampled_from(["heads", "keys", "ring"])),
         pp=pp,
         dp=draw(st.sampled_from([1, 2, 8, 512])),
         vp=draw(st.integers(1, max(1, min(4, layers // pp)))),
@@ -76,10 +79,12 @@ def test_every_part_is_finite_and_not_negative_and_they_sum_up(
     assert step.step_s > 0
     assert 0 < step.band < 1
     assert step.step_s == pytest.approx(sum(values.values()) - step.band)
-    assert training.recompute != "none" or step.recompute_s == 0
+    gathers = training.cp > 1 and training.cp_exchange == "keys"  # and computes the core of attention again
+    assert training.recompute != "none" or gathers or step.recompute_s == 0
     assert training.tp > 1 or step.tp_s == 0
     assert training.pp > 1 or step.bubble_s == step.p2p_s == 0
-    assert training.dp > 1 or training.zero_stage == 3 or step.dp_s == 0
+    assert training.cp > 1 or step.cp_s == 0
+    assert training.data_ranks > 1 or training.zero_stage == 3 or step.dp_s == 0
     assert training.offload != "none" or step.offload_s == 0
 
 
@@ -228,3 +233,24 @@ def test_fsdp_gathers_its_parameters_for_every_micro_batch_whether_or_not_a_stag
     step = predict_step(run, machine)
     assert step == predict_step(replace(run, zero_stage=3), machine)
     assert step.dp_s > 100
+
+
+def test_ranks_of_cp_exchange_again_what_is_recomputed() -> None:
+    """In units of the output of attention: Q, K and V are 3, sent forward and backward, and the output once more."""
+    plain = Training(GPT3, cp=8, micro_batch=32, engine="deepspeed-3d", zero_stage=1, flash=True)
+
+    def seconds(**changes: str) -> StepTime:
+        return predict_step(replace(plain, **changes), SELENE)
+
+    heads = [seconds(recompute=recompute).cp_s for recompute in ("none", "selective", "full")]
+    assert [each / heads[0] for each in heads] == pytest.approx([1, (9 + 3) / 9, (9 + 4) / 9], rel=0.02)
+    # Keys and values of the whole sequence, gathered in both passes, and their gradients; attention is computed again.
+    keys = [seconds(cp_exchange="keys", recompute=recompute) for recompute in ("none", "selective", "full")]
+    assert [each.cp_s for each in keys] == pytest.approx([keys[0].cp_s] * 3)
+    assert keys[0].cp_s / heads[0] == pytest.approx(3 * 2 * 8 / 9, rel=0.02)
+    assert 0 < keys[0].recompute_s == keys[1].recompute_s < keys[2].recompute_s
+    assert seconds().recompute_s == 0
+    # In fp32 twice as many bytes; of one head of keys a copy for each rank.
+    assert seconds(dtype="fp32").cp_s == pytest.approx(2 * heads[0], rel=0.02)
+    one = replace(plain, shape=replace(GPT3, kv_heads=1))
+    assert predict_step(one, SELENE).cp_s / heads[0] == pytest.approx((2 * (1 + 2 * 8 / 96) + 3) / 9, rel=0.03)
