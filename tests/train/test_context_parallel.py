@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Data, Engine
+from hpc_gpt.settings.experiment import CpExchange, Data, Engine
+from hpc_gpt.train.export import export_hf
 from tests.tokens.shard_folders import write_shard
 from tests.train.launch import figures, new_run, settings, train
 
@@ -27,10 +29,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(folder: Path, shards: Path, layout: dict[str, int], resumed: RunFolder | None = None) -> RunFolder:
+def trained(
+    folder: Path,
+    shards: Path,
+    layout: dict[str, int],
+    resumed: RunFolder | None = None,
+    exchange: CpExchange = "heads",
+) -> RunFolder:
     """A run to its end; from a checkpoint of another run's, with other layouts, after SAVED steps."""
     steps = {"eval_every": SAVED, "eval_batches": 1, "save_every": SAVED, "deterministic": True}
-    resolved = settings(Path("unused"), layout, Engine(name="ddp"), steps=STEPS, **steps)
+    resolved = settings(Path("unused"), layout, Engine(name="ddp", cp_exchange=exchange), steps=STEPS, **steps)
     data = Data("stream", str(shards), eval_fraction=0.2, workers=1)
     run = new_run(folder, replace(resolved, data=data))
     if resumed is not None:
@@ -51,6 +59,19 @@ def check_alike(run: RunFolder, one: RunFolder, steps: range) -> None:
         assert norm == pytest.approx(plain[2], rel=1e-5)
 
 
+def check_exports(run: RunFolder, one: RunFolder, folder: Path) -> None:
+    files = [export_hf(each, folder / name).files for name, each in (("ours", run), ("plain", one))]
+    assert files[0] == files[1]
+    for name in files[0]:
+        ours, plain = folder / "ours" / name, folder / "plain" / name
+        if name == "model.safetensors":
+            weights, expected = load_file(ours), load_file(plain)
+            assert weights.keys() == expected.keys()
+            assert max(float((weights[one] - expected[one]).abs().max()) for one in expected) <= 1e-5
+        else:
+            assert ours.read_bytes() == plain.read_bytes()
+
+
 def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_resumes(tmp_path: Path, shards: Path):
     one = trained(tmp_path / "one", shards, ALONE)
     shared = trained(tmp_path / "shared", shards, SHARED)
@@ -61,5 +82,16 @@ def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_re
     records = [read_run(run) for run in (one, shared)]
     assert [record.tokens_total for record in records] == [STEPS * 4 * 32] * 2
     assert (records[1].gpus, records[1].cp, records[1].dp) == (2, 2, 1)
+    check_exports(shared, one, tmp_path)
     check_alike(trained(tmp_path / "again", shards, ALONE, shared), one, range(SAVED + 1, STEPS + 1))
     check_alike(trained(tmp_path / "wide", shards, SHARED, one), one, range(SAVED + 1, STEPS + 1))
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_four_parts_and_heads_resumes_with_two_and_keys(tmp_path: Path, shards: Path) -> None:
+    one = trained(tmp_path / "one", shards, ALONE)
+    heads = trained(tmp_path / "heads", shards, {**ALONE, "cp": 4})
+    check_alike(heads, one, range(1, STEPS + 1))
+    keys = trained(tmp_path / "keys", shards, SHARED, heads, "keys")
+    check_alike(keys, one, range(SAVED + 1, STEPS + 1))
+    check_exports(keys, one, tmp_path)
