@@ -16,7 +16,7 @@ from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from tests.distributed.all_pairs import Combination, Pair, Space, cover, judge_pairs
-from tests.distributed.equality_cases import CLIP, LAYERS, NAMED, Case
+from tests.distributed.equality_cases import CLIP, CONTEXT, LAYERS, NAMED, Case
 
 ENGINES = tuple(name for name, facts in engines().items() if not facts.is_program)
 
@@ -26,12 +26,14 @@ FACTORS = {
     "tp": (1, 2),
     "pp": (1, 2),
     "dp": (1, 2, 4),
+    "cp": (1, 2),
     "zero_stage": (0, 1, 2, 3),
     "offload": ("none", "optimizer", "full"),
     "recompute": ("none", "selective", "full"),
     "compile": ("none", "block", "edges", "whole"),
     "sharded_optimizer": (False, True),
     "sequence_parallel": (False, True),
+    "cp_exchange": ("heads", "keys"),
     "partition": ("layers", "parameters", (1, LAYERS - 1)),
     "attention": ("auto", "math"),
     "tiles": (1, 2),
@@ -63,7 +65,7 @@ def case_of(combination: Combination) -> Case:
     if switches["compile"] != "none":
         switches["compile_backend"] = "aot_eager"
     engine = Engine(name=given.pop("engine"), **switches)
-    return Case(Layout(given.pop("tp"), given.pop("pp"), given.pop("dp")), engine, **given)
+    return Case(Layout(*(given.pop(axis) for axis in ("tp", "pp", "dp", "cp"))), engine, **given)
 
 
 def combination_of(case: Case) -> Combination:
@@ -84,7 +86,7 @@ def refusal(combination: Combination) -> str | None:
 
 def cost(combination: Combination) -> float:
     """Seconds of a case, about, where ranks share two cores, and as many again that keep the cases few."""
-    ranks = combination["tp"] * combination["pp"] * combination["dp"]
+    ranks = combination["tp"] * combination["pp"] * combination["cp"] * combination["dp"]
     return 13.0 + (0.3 + 0.2 * ranks if combination["compile"] == "none" else 2.0 + 2.0 * ranks)
 
 
@@ -110,7 +112,7 @@ def judged() -> tuple[dict[Pair, Combination], dict[Pair, str]]:
 
 def draw_pairwise() -> list[Combination]:
     """The combinations of PAIRWISE, as they are drawn."""
-    return cover(SPACE, judged()[0], map(combination_of, NAMED), SEED)
+    return cover(SPACE, judged()[0], map(combination_of, NAMED + CONTEXT), SEED)
 
 
 def product() -> list[Case]:
@@ -119,7 +121,7 @@ def product() -> list[Case]:
     Compiled edges are left to the pairwise cases: the rest of such a model is compiled as `block` has it.
     """
     draw = random.Random(SEED)
-    others = [name for name in FACTORS if name not in NAMED_FACTORS]
+    others = [name for name in FACTORS if name not in (*NAMED_FACTORS, "cp", "cp_exchange")]
     cases = []
     for combination in SPACE.product(NAMED_FACTORS, SPACE.plainest):
         for name in draw.sample(others, len(others)):

@@ -50,6 +50,13 @@ NEAR += [
     for model in ("llama", "qwen3")
 ]
 NEAR += [Case(Layout(2, 2, 1), zero(1), dtype="bf16", clip=CLIP, model=model) for model in ("llama", "qwen3")]
+# One of each exchange in every engine.
+NEAR += [
+    Case(Layout(1, 1, 1, 2), Engine(name=name, cp_exchange=exchange), dtype="bf16", clip=CLIP, model=model)
+    for name in ENGINES
+    if "cp" in engines()[name].axes
+    for exchange, model in (("heads", "qwen3"), ("keys", "llama"))
+]
 NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
@@ -63,6 +70,10 @@ CHUNKED = [
         (Layout(1, 1, 2), "edges", {"name": "ddp"}),
         (Layout(1, 2, 1), "block", {"zero_stage": 1}),
     )
+]
+INDUCTOR += [
+    Case(Layout(1, 1, 1, 2), Engine(name="ddp", compile="block", cp_exchange=exchange), clip=CLIP, model="qwen3")
+    for exchange in ("heads", "keys")
 ]
 INDUCTOR += [
     Case(Layout(1, 1, 1), Engine(name="ddp", compile="block"), clip=CLIP, model=model) for model in ("llama", "qwen3")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.all_pairs import pairs_of
-from tests.distributed.equality_cases import BROKEN, NAMED, RECOMPUTE, STEPS, TABLE, Case, plainer
+from tests.distributed.equality_cases import BROKEN, CONTEXT, NAMED, RECOMPUTE, STEPS, TABLE, Case, plainer
 from tests.distributed.equality_factors import (
     ENGINES,
     FACTORS,
@@ -157,11 +157,11 @@ def test_every_engine_is_among_the_broken() -> None:
 def test_every_pair_of_values_that_can_run_stands_in_a_case(table: Table) -> None:
     assert [case_of(one) for one in draw_pairwise()] == PAIRWISE, "python -m tests.distributed.equality_factors"
     legal, illegal = judged()
-    held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + PAIRWISE))
+    held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + CONTEXT + PAIRWISE))
     assert held >= legal.keys()
     values = {(name, value) for name, values in FACTORS.items() for value in values}
     assert set().union(*held) == values, "a value that no case holds"
-    table(f"{len(legal)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
+    table(f"{len(legal)} pairs of values in {len(NAMED + CONTEXT)} cases by name and {len(PAIRWISE)} more")
     for pair, reason in illegal.items():
         names = " with ".join(sorted(f"{name} {value}" for name, value in pair))
         table(f"cannot run: {names}: {reason.splitlines()[0]}")
