@@ -41,11 +41,11 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
     if world == 1:
         found["not finite sgd"] = partial(not_finite, Case(layout, zero(0), optimizer="sgd"))
         found["deterministic"] = partial(deterministic, cases["fp32 zero1"])
+    found |= {f"parts {move}": partial(moved, "qwen3", move) for move in part_moves(world)}
     if world == 2:
         found["padding"] = all_padding
         found |= {f"{model} {move}": partial(moved, model, move) for model in MOVED_MODELS for move in MOVES}
     if world == 4:
-        found |= {f"qwen3 {move}": partial(moved, "qwen3", move) for move in WIDE_MOVES}
         found["other checkpoints"] = partial(other_checkpoints, cases["fp32 zero1"])
     return found
 
@@ -73,17 +73,17 @@ MOVES = {
         (Layout(1, 1, 2), Engine(name="hf-deepspeed", zero_stage=3)),
         (Layout(1, 1, 2), Engine(name="hf-deepspeed", zero_stage=1)),
     ),
+    "fsdp dp2 to cp2": ((Layout(1, 1, 2), Engine(name="fsdp")), (Layout(1, 1, 1, 2), Engine(name="fsdp"))),
+    "ZeRO-3 tp2 to ZeRO-1 cp2": ((Layout(2, 1, 1), _ZERO(zero_stage=3)), (Layout(1, 1, 1, 2), _ZERO(zero_stage=1))),
+}
+# Between parts of the sequences, on two ranks or four.
+PART_MOVES = {
     "ddp cp2 to dp2": ((Layout(1, 1, 1, 2), Engine(name="ddp")), (Layout(1, 1, 2), Engine(name="ddp"))),
     "ddp cp2 of heads to keys": (
         (Layout(1, 1, 1, 2), Engine(name="ddp")),
         (Layout(1, 1, 1, 2), Engine(name="ddp", cp_exchange="keys")),
     ),
-    "fsdp dp2 to cp2": ((Layout(1, 1, 2), Engine(name="fsdp")), (Layout(1, 1, 1, 2), Engine(name="fsdp"))),
-    "ZeRO-3 tp2 to ZeRO-1 cp2": ((Layout(2, 1, 1), _ZERO(zero_stage=3)), (Layout(1, 1, 1, 2), _ZERO(zero_stage=1))),
     "cp2 to pp2": ((Layout(1, 1, 1, 2), zero(1)), (Layout(1, 2, 1), zero(1))),
-}
-# On four ranks.
-WIDE_MOVES = {
     "ddp cp4 to cp2-dp2": ((Layout(1, 1, 1, 4), Engine(name="ddp")), (Layout(1, 1, 2, 2), Engine(name="ddp"))),
     "fsdp tp2-cp2 to cp4": ((Layout(2, 1, 1, 2), Engine(name="fsdp")), (Layout(1, 1, 1, 4), Engine(name="fsdp"))),
     "cp4 of ZeRO-1 to tp2-cp2 of ZeRO-3": (
@@ -94,10 +94,15 @@ WIDE_MOVES = {
 }
 
 
+def part_moves(world: int) -> list[str]:
+    """Those of `PART_MOVES` on so many ranks."""
+    return [move for move, (_, (layout, _)) in PART_MOVES.items() if layout.gpus == world]
+
+
 def moved(model: str, move: str, folder: Path) -> dict[str, Figures]:
     """Losses and norms of steps 4 to 6: by the engine that did the first three, and by one in another layout, with
     other initial weights, that loads what it saved."""
-    before, after = (MOVES | WIDE_MOVES)[move]
+    before, after = (MOVES | PART_MOVES)[move]
     kept = new_folder(folder / f"{model} {move}")
     first, then = (Case(layout, engine, clip=CLIP, model=model).resolved for layout, engine in (before, after))
     saved = build(first)

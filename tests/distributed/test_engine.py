@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.settings.layout import Layout
 from tests.distributed.equality_cases import CLIP, Case
 from tests.distributed.reference import reference
-from tests.distributed.scenarios import MOVED_MODELS, MOVES, WIDE_MOVES
+from tests.distributed.scenarios import MOVED_MODELS, MOVES, part_moves
 
 Launches = Callable[[int], Any]
 KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
@@ -36,10 +36,10 @@ def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches
 
 
 @pytest.mark.long
-@pytest.mark.scenario("qwen3 {move}", world=4)
-@pytest.mark.parametrize("move", WIDE_MOVES)
-def test_a_run_resumed_with_other_parts_of_the_sequences_equals_an_unbroken_run(launches: Launches, move: str) -> None:
-    _check_moved(launches(4).figures(f"qwen3 {move}"))
+@pytest.mark.scenario("parts {move}")
+@pytest.mark.parametrize(("world", "move"), [(world, move) for world in (2, 4) for move in part_moves(world)])
+def test_a_run_resumed_with_other_parts_of_the_sequences_equals_an_unbroken_run(launches, world, move):
+    _check_moved(launches(world).figures(f"parts {move}"))
 
 
 def _check_moved(found: dict[str, Any]) -> None:
