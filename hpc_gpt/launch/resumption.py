@@ -43,7 +43,7 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profil
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.schedule import describe_schedule, first_difference, learning_rate
+from hpc_gpt.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.watch.status import read_own_status
@@ -189,6 +189,9 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: 
     if not before.steps:
         raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
     more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
+    flat = [step for step in saved_steps(run) if step <= before.steps - decay_steps_of(before)]
+    if by_steps and before.decay == "wsd" and flat:  # it has decayed
+        more = [f"hpc-gpt submit --branch {run.run_id}@{flat[-1]} --until steps={2 * before.steps}"]
     if not by_steps:
         more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
         more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []

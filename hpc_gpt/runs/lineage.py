@@ -38,6 +38,8 @@ from hpc_gpt.words import and_more, some
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
 _MOST_READ_BYTES = 32 << 30
+# Keys of [data] that change neither the samples nor their order.
+_OF_ATTENTION = ("mask_documents", "end_token")
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,8 @@ def descend(
     everything = {"name": parent.name, **tables, **given}
     where = "the parent's settings and yours"
     faults = schedule_faults(given["train"], where, changes, steps_elsewhere=False) if branch else {}
+    hint = "use more train.steps, or a shorter decay: the warm-up stays as it was"
+    faults |= dict.fromkeys((each for each in faults if "train.warmup_steps" in each), hint)
     experiment = check_tables(everything, Experiment, where, changes, faults)
     is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
     resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
@@ -351,7 +355,8 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
     """Whether a branch with these data begins them at their first sample, as other ones than its parent's."""
     rules = parent.key_rules("data")
     before, after = vars(parent.data), vars(data)
-    return any(before[key] != after[key] for key in before if rules[key].resume == "never")
+    of_samples = [key for key in before if rules[key].resume == "never" and key not in _OF_ATTENTION]
+    return any(before[key] != after[key] for key in of_samples)
 
 
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:

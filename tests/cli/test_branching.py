@@ -64,6 +64,8 @@ def test_a_branch_changes_its_schedule_and_data_and_what_is_not_named_stays():
     assert (found.train.decay_steps, found.train.decay_shape) == (None, "linear"), "parts of the other schedule"
     assert (found.train.warmup_steps, found.train.seed, found.train.save_every) == (2, before.seed, before.save_every)
     assert (found.data.source, found.data.eval_fraction, found.data_from) == ("random", 0.1, 8)
+    masked = ("--set", "data.mask_documents=true", "--set", "data.end_token=10")
+    assert settings_of("--branch", f"{run.run_id}@8", *masked).data_from == 0, "the same samples"
     same = settings_of("--branch", f"{run.run_id}@8", "--set", "train.decay_shape=1-sqrt", "--pp", "1")
     assert (same.train.decay_steps, same.train.decay_shape, same.data_from) == (4, "1-sqrt", 0)
     assert (same.layout.pp, same.batch.global_batch) == (1, run.resolved().batch.global_batch)
@@ -155,6 +157,8 @@ def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
     assert "wsd over 40 steps: up to 0.001 in 2 steps, constant to step 36" in message
     assert hint == f"hpc-gpt submit --branch {run.run_id}@16 --set train.steps=40 begins before that step"
     assert settings_of(*hint.partition(" begins")[0].split()[2:]).train.steps == 40
+    _, hint = error_of(in_process("submit", "--resume", run.run_id))
+    assert hint == f"to train on, as a new run: hpc-gpt submit --branch {run.run_id}@16 --until steps=40"
     only = saved(20, **WSD)
     assert (
         "@20 --set train.steps=40 begins after the decay"
