@@ -13,12 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.context_parallel import HeadsExchanged, KeysGathered, SequencePart
+from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead, _allowed
+from hpc_gpt.train.engines import attention
+from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead, _allowed, _Trial
 from hpc_gpt.train.engines.kernels import compile_model
+from tests.distributed.equality_cases import Case, micro_batches
+from tests.model.flash_on_cpu import flash_on_cpu
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.train.launch import settings
 
@@ -260,3 +264,31 @@ def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         AttentionKernels(asking(asked), CPU)
         tags.append(torch.compiler.config.cache_key_tag)
     assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["none", "block"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_documents_in_a_row_are_what_the_mask_gives(model: str, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own function, with a CPU's kernel, chosen as on a GPU; other documents compile nothing again."""
+    monkeypatch.setattr(attention, "_why_not_packed", lambda resolved, device: "")
+    engine = Engine("ddp", compile=how, compile_backend="aot_eager")
+    resolved = Case(Layout(1, 1, 1), engine, model=model, documents=True).resolved
+    by_mask, in_row = AttentionKernels(resolved, CPU), AttentionKernels(resolved, CPU)
+    plain, packed = Gpt(resolved.model, 1), Gpt(resolved.model, 1)
+    compile_model(packed, engine)
+    with flash_on_cpu():
+        in_row._pack(_Trial(resolved, CPU, ContextParallel()), resolved, torch.device("cuda", 0))
+        assert (in_row.failed, in_row.expands) == ({}, False)
+        for step in range(3):
+            tokens, targets, boundaries = micro_batches(resolved, 0, step)[0]
+            documents = in_row.documents(boundaries)
+            assert documents.mask is None
+            loss, other = packed(tokens, targets, documents), plain(tokens, targets, by_mask.documents(boundaries))
+            assert loss.item() == pytest.approx(other.item(), abs=2e-6)
+            for one in (loss, other):
+                one.backward()
+    for own, usual in zip(packed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, usual.grad, atol=2e-6, rtol=0)
+    if how == "block":
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
