@@ -283,13 +283,14 @@ def _pick(
 
 
 def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Collection[str]) -> list[Candidate]:
-    """The candidates with the run's values of the keys `holds`, in their order."""
+    """The candidates with the run's values of the keys `holds`, best first among themselves."""
+    from hpc_gpt.plan.search import ranked
     from hpc_gpt.plan.training import training_of
 
     names = ["engine" if key == "engine.name" else key.partition(".")[2] for key in holds]
     run = training_of(resolved)
     values = [getattr(run, name) for name in names]
-    return [each for each in candidates if [getattr(each.training, name) for name in names] == values]
+    return ranked(each for each in candidates if [getattr(each.training, name) for name in names] == values)
 
 
 def faster_notes(

@@ -8,7 +8,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -160,10 +160,22 @@ class Searched:
     @property
     def best_of_layouts(self) -> list[Candidate]:
         """The best candidate of each layout, best first."""
-        found: dict[Layout, Candidate] = {}
-        for candidate in self.candidates:
-            found.setdefault(candidate.layout, candidate)
-        return list(found.values())
+        return _firsts(self.candidates)
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication."""
+    found = sorted(candidates, key=lambda candidate: candidate.rank)
+    equal = {id(each) for each in _firsts(found) if each.equals(found[0])}
+    return sorted(found, key=lambda each: each.share + each.exposed_share if id(each) in equal else math.inf)
+
+
+def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first candidate of each layout."""
+    found: dict[Layout, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.layout, candidate)
+    return list(found.values())
 
 
 def search(
@@ -186,9 +198,7 @@ def search(
             found.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
             break
-    found.candidates.sort(key=lambda candidate: candidate.rank)
-    equal = {id(each) for each in found.best_of_layouts if each.equals(found.candidates[0])}
-    found.candidates.sort(key=lambda each: each.share + each.exposed_share if id(each) in equal else math.inf)
+    found.candidates = ranked(found.candidates)
     found.too_large.sort(key=lambda candidate: candidate.share)
     found.left_out = Counter(dict(found.left_out.most_common()))
     return found
