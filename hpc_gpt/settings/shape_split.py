@@ -137,10 +137,14 @@ def context_obstacle(
     cp, tp, seq = layout.cp, layout.tp, shape.seq
     if cp == 1:
         return None
-    heads, keys = shape.heads // tp, max(1, shape.key_heads // tp)
+    heads, keys = _heads_on(shape, tp)
     if exchange == "heads":
-        fits = [size for size in range(1, cp) if not heads % size and not (keys % size and size % keys)]
-        otherwise = f'use --cp {max(fits)}, or engine.cp_exchange = "keys"'
+        less = next((size for size in range(cp - 1, 1, -1) if _exchanges_heads(shape, tp, size)), None)
+        fewer = next(
+            (size for size in range(tp - 1, 0, -1) if tp % size == 0 and _exchanges_heads(shape, size, cp)), None
+        )
+        nearest = f"--cp {less}, or " if less else f"--tp {fewer}, or " if fewer else ""
+        otherwise = f'use {nearest}engine.cp_exchange = "keys"'
         if heads % cp:
             of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
             return Obstacle("cp does not divide the heads", f"{of_tp} is no multiple of cp {cp}", otherwise)
@@ -160,6 +164,17 @@ def context_obstacle(
             f"use --seq {max(1, seq // parts) * parts}",
         )
     return None
+
+
+def _heads_on(shape: ModelShape, tp: int) -> tuple[int, int]:
+    """Heads of queries and of keys on one of `tp` ranks."""
+    return shape.heads // tp, max(1, shape.key_heads // tp)
+
+
+def _exchanges_heads(shape: ModelShape, tp: int, cp: int) -> bool:
+    """Whether each of `cp` ranks can have as many heads of queries, and whole heads of keys."""
+    heads, keys = _heads_on(shape, tp)
+    return heads % cp == 0 and (keys % cp == 0 or cp % keys == 0)
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:

@@ -75,6 +75,16 @@ REFUSED = {
         "cp 4 and 6 kv_heads / tp 1: neither divides the other",
         'use --cp 3, or engine.cp_exchange = "keys"',
     ),
+    "heads that a smaller tp leaves": (
+        {"model": QWEN_HEADS, "engine": "fsdp", "cp": 2, "tp": 4, "gpus": 8},
+        "28 heads / tp 4 = 7 is no multiple of cp 2",
+        'use --tp 2, or engine.cp_exchange = "keys"',
+    ),
+    "heads that nothing divides": (
+        {"model": replace(QWEN_HEADS, hidden=1600, heads=25, kv_heads=25), "cp": 2, "gpus": 8},
+        "25 heads / tp 1 is no multiple of cp 2",
+        'use engine.cp_exchange = "keys"',
+    ),
     "sequence": (
         {"model": replace(QWEN_HEADS, seq=4098), "cp": 4, "gpus": 8},
         "cp 4 does not divide model.seq 4098: 4098 / 4 = 1024.50",
