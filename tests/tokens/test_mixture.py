@@ -164,6 +164,15 @@ def test_what_is_read_of_each_source_is_said(files: Path) -> None:
     assert late[0].endswith("phase 2 from step 62,500,001 on, which is not reached")
 
 
+def test_a_branch_reads_a_mixture_in_its_own_steps_alone(files: Path) -> None:
+    run = mixing(files, {"a": (0.9, 0.1), "b": (0.1, 0.9)}, phases=(4800.0,), max_epochs=4.0)
+    first, *_ = describe_data(replace(run, data_from=600))
+    assert first.endswith("6,400 tokens in 400 steps of 4 samples; phase 2 from step 901 on")
+    ensure_data(replace(run, data_from=600), make=False)
+    with pytest.raises(DataError, match="700 steps read more of the mixture"):
+        ensure_data(replace(run, data_from=300), make=False)
+
+
 def test_a_source_read_too_often_is_refused(files: Path) -> None:
     # 4000 samples, of 449 in a and 224 in b.
     run = mixing(files, {"a": 0.9, "b": 0.1}, max_epochs=4.0)

@@ -161,6 +161,7 @@ def test_the_parents_time_counts(tmp_path, tokens):
     assert json.loads((own.checkpoints / f"step-{step:08d}" / "complete.json").read_text())["train_s"] > 3600
 
 
+@pytest.mark.long(but="first")  # tests/runs/test_branches.py has the links
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_run_that_trains_keeps_the_checkpoint_for_its_branch(tmp_path, tokens, knows):
     """One of an earlier version does not know of branches: its checkpoint is then the branch's own, by hard links."""
