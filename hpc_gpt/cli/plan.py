@@ -16,18 +16,18 @@ from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launch.request import Request
 from hpc_gpt.plan.explanation import explain_plan
+from hpc_gpt.plan.largest import FAMILY, largest, longest
 from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import (
-    FAMILY,
     Candidate,
     Figures,
     Searched,
     by_micro_batch,
     fewest_gpus,
     figures_of,
-    largest,
     search,
 )
+from hpc_gpt.plan.search_tables import search_tables
 from hpc_gpt.plan.table import (
     can_draw_blocks,
     count_text,
@@ -36,7 +36,6 @@ from hpc_gpt.plan.table import (
     left_out_text,
     legend,
     search_table,
-    search_tables,
     slow_text,
     unchecked,
     wrapped,
@@ -57,8 +56,8 @@ _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in name
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
 _OF_THE_LARGEST = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
 # The command gives these by options of its own.
-_GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",
-          "layout.global_batch")  # fmt: skip
+_GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.dp", "layout.micro_batch",
+          "layout.micro_batches", "layout.global_batch")  # fmt: skip
 # What the planner may choose of [engine] if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
@@ -69,6 +68,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
     "--why", metavar="LAYOUT", help="Explain one layout, such as tp4-pp16-dp1, with its arithmetic line by line."
 )
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
+@click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
 @click.option("--tokens", type=float, default=_TOKENS, metavar="N",
               help="Tokens to train on, for days and GPU-hours; 300e9 unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
@@ -84,6 +84,7 @@ def plan(
     request: Request,
     why: str | None,
     max_model: bool,
+    max_seq: bool,
     tokens: float,
     as_json: bool,
     html: Path | None,
@@ -102,9 +103,12 @@ def plan(
     hpc-gpt plan --max-model --gpus 16 --cluster jean-zay-v100-16g
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
-    for name, given in (("--why", why), ("--max-model", max_model), ("--html", html), ("--calibration", calibration)):
+    alone = {"--why": why, "--max-model": max_model, "--max-seq": max_seq}
+    for name, given in (*alone.items(), ("--html", html), ("--calibration", calibration)):
         if given and calibrate:
             raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
+    if len(both := [name for name, given in alone.items() if given]) > 1:
+        raise ConfigError(f"{' and '.join(both)} do not go together", f"use two commands, one without {both[0]}")
     if calibrate:
         cluster = user_default() if request.cluster is None else request.cluster
         if cluster is None:
@@ -117,13 +121,11 @@ def plan(
         from hpc_gpt.report.plan_page import check_page
 
         check_page(html)
-    if max_model:
-        if why is not None:
-            raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
-        asked = read_plan_request(request, tokens, calibration, largest=True)
+    if max_model or max_seq:
+        asked = read_plan_request(request, tokens, calibration, largest=max_model, longest=max_seq)
         if asked.stands_in:
             click.echo(asked.stand_in_note, err=True)
-        _largest(asked, calibration, as_json, html)
+        _largest(asked, calibration, as_json, html, max_seq)
         return
     asked = read_plan_request(request, tokens, calibration, why=why)
     if asked.stands_in:
@@ -168,6 +170,9 @@ def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | N
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
+    if asked.question.matmul != "none":
+        command = ""  # no run is made with them
+        click.echo("note: only plan knows train.matmul: no engine here trains with such products", err=True)
     if asked.stands_in:
         command = "hpc-gpt profile list"
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
@@ -245,22 +250,32 @@ def _figures(asked: PlanRequest, candidate: Candidate) -> Figures:
     return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
-def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: Path | None) -> None:
-    found = largest(asked.question, asked.model, asked.machine, asked.constants)
-    slow = _slow_largest(asked, found.searched.candidates[0])
+def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
+    if of_seq:
+        found, slow, name = longest(asked.question, asked.machine, asked.constants), "", asked.name
+    else:
+        found = largest(asked.question, asked.model, asked.machine, asked.constants)
+        slow = _slow_largest(asked, found.searched.candidates[0])
+        name = f"{found.model.layers} x {found.model.hidden}"
     model = found.model
-    name = f"{model.layers} x {model.hidden}"
     asked = replace(asked, model=model, name=name)
     figures = [_figures(asked, candidate) for candidate in found.searched.candidates]
-    command = _plan_command(asked, calibration)
+    command = _plan_command(asked, calibration, of_seq)
     offload = asked.question.fixed["offload"]
     _write_page(html, asked, found.searched, figures, command)
     if as_json:
         next_larger = {**found.next_larger.table(), "params": found.next_larger.params} if found.next_larger else None
-        _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": next_larger})
+        more: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}
+        if of_seq:
+            more = {"longest_seq": model.seq, "next_longer": found.next_larger.seq if found.next_larger else None}
+        _print_json(asked, found.searched, figures, command, more)
+        return
+    how = "without offload" if offload == "none" else f"with offload {offload}"
+    if of_seq:
+        longer = f"; {found.next_larger.seq:,} do not fit, or are too tight" if found.next_larger else ""
+        click.echo(f"longest sequence {how}: {model.seq:,} tokens{longer}\n")
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
-        how = "without offload" if offload == "none" else f"with offload {offload}"
         click.echo(f"largest {how}: {count_text(model.params)} parameters, {sizes}")
         if found.next_larger is not None:
             larger = found.next_larger
@@ -269,9 +284,8 @@ def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: P
         if offload == "none":
             click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
         click.echo(f"family: {FAMILY}\n")
-        _print_table(asked, found.searched, figures[0], slow)
-    if not as_json:
-        click.echo(f"next: {command}", err=True)
+    _print_table(asked, found.searched, figures[0], slow)
+    click.echo(f"next: {command}", err=True)
 
 
 def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
@@ -287,18 +301,24 @@ def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
     return slow_text(best, other.searched.best, what)
 
 
-def _plan_command(asked: PlanRequest, calibration: str | None) -> str:
-    """The `hpc-gpt plan` that shows the largest model's table again: what was asked, and the model's sizes."""
+def _plan_command(asked: PlanRequest, calibration: str | None, of_seq: bool) -> str:
+    """The `hpc-gpt plan` that shows the table again: what was asked, and the model's sizes, or the sequence."""
     request, model, fixed = asked.request, asked.model, asked.question.fixed
     words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
     words += ["--row", request.row] if request.row is not None else []
     words += ["--cluster", request.cluster] if request.cluster is not None else []
-    words += ["--hidden", str(model.hidden), "--layers", str(model.layers), "--heads", str(model.heads)]
-    given = {key: value for key, value in request.given.items() if key not in _OF_THE_LARGEST}
+    if not of_seq:
+        words += ["--hidden", str(model.hidden), "--layers", str(model.layers), "--heads", str(model.heads)]
+    left_out = ("layout.global_batch",) if of_seq else _OF_THE_LARGEST
+    given = {key: value for key, value in request.given.items() if key not in left_out}
     given |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
     given |= {"engine.offload": fixed["offload"], "layout.gpus": asked.question.gpus}
+    if "activation_offload" in fixed:
+        given["engine.activation_offload"] = fixed["activation_offload"]
     given["train.dtype"] = asked.question.dtype
-    if not request.names_experiment:
+    if of_seq:
+        given["model.seq"] = model.seq
+    elif not request.names_experiment:
         given |= {"model.vocab": model.vocab, "model.seq": model.seq}
     for key, value in given.items():
         words += _option(key, value, _PLAN_FLAGS)
@@ -325,6 +345,7 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
         if not key.startswith("engine.") and key not in _GIVEN:
             words += _option(key, value)
     words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
+    words += ["--cp", str(training.cp)] if training.cp > 1 else []
     words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN

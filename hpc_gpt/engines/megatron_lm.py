@@ -11,6 +11,7 @@ from hpc_gpt.engines.base.megatron_program import (
     checkout_of,
     megatron_arguments,
     option_names,
+    splits_edges,
 )
 from hpc_gpt.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.errors import ConfigError, LayoutError
@@ -101,7 +102,7 @@ class MegatronLm(EngineFacts):
                 f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
                 f"use --tp {shape.key_heads} or less, or engine deepspeed-3d",
             )
-        if shape.layers % layout.pp:
+        if shape.layers % layout.pp and not splits_edges(shape.layers, layout.pp):
             raise LayoutError(
                 f"pp {layout.pp} does not divide the {shape.layers} layers: Megatron-LM needs stages of equal depth",
                 f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
@@ -157,8 +158,12 @@ class MegatronLm(EngineFacts):
         """Its kernels that keep none need an Ampere or newer device."""
         return (device or "").startswith("v100")
 
+    def splits_edges(self, layers: int, pp: int) -> bool:
+        return splits_edges(layers, pp)
+
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
         """By its own arguments."""
+        layers += 2 * splits_edges(layers, pp)
         arguments = [part for argument in engine.megatron_args for part in argument.split("=", 1)]
         if INTERLEAVED not in arguments[:-1]:
             return 1
@@ -174,7 +179,8 @@ class MegatronLm(EngineFacts):
             if INTERLEAVED not in (before, argument.partition("=")[0])
         ]
         if training.vp > 1:
-            kept += [INTERLEAVED, str(training.shape.layers // (training.pp * training.vp))]
+            places = training.shape.layers + 2 * splits_edges(training.shape.layers, training.pp)
+            kept += [INTERLEAVED, str(places // (training.pp * training.vp))]
         return replace(engine, megatron_args=tuple(kept))
 
     def rule(self, training: Training) -> str:

@@ -14,6 +14,7 @@ from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
 from hpc_gpt.plan.search import Searched, fewest_gpus, search
 from hpc_gpt.plan.table import engine_text, needs
+from hpc_gpt.plan.training import check_matmul
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
@@ -65,12 +66,17 @@ class PlanRequest:
 
 
 def read_plan_request(
-    request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
+    request: Request,
+    tokens: float,
+    calibration: str | None,
+    why: str | None = None,
+    largest: bool = False,
+    longest: bool = False,
 ) -> PlanRequest:
     """Decides everything that the search does not vary. Raises UserError.
 
     `why` is the layout to explain, `calibration` the cluster whose constants are used; `largest` asks for the largest
-    model.
+    model, `longest` for the longest sequence.
     """
     overrides = dict(request.overrides)
     _refuse_unplanned(overrides.items())
@@ -112,23 +118,25 @@ def read_plan_request(
     if request.names_experiment:
         holds.add("engine.name")
     engines = searched_engines(profile)
-    if largest:
+    if largest or longest:
         # The smallest batch unless one is given: one sample in a pass, one pass in a step.
         sizes = {"micro_batch": 1, "micro_batches": 1}
         batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or size for name, size in sizes.items()}
         experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
         if "engine.offload" not in holds:
             experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
+            holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
     question = question_of(experiment, profile, holds, engines)
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
+    check_matmul(question.matmul, machine)
     if any(request.overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
         name = f"{model.layers} x {model.hidden}"
     else:
         of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
         name = experiment.model.preset or of_file or experiment.name
-    if not largest:
+    if not (largest or longest):
         check_possible(question, experiment, profile, name)
     fitted = profile
     if calibration is not None:

@@ -246,6 +246,11 @@ def finish(
     predicted not to fit. `data_from`: the step of a branch to other data. Raises LayoutError, ConfigError and
     RenderError as `resolve` and `render_script` do.
     """
+    if (matmul := experiment.train.matmul) != "none":
+        raise ConfigError(
+            f"train.matmul is {matmul}, but no engine trains with such products: only plan knows them",
+            "leave train.matmul out, or use hpc-gpt plan",
+        )
     trial = resolve(experiment, profile, data_from=data_from)
     prediction, forecast = predict(trial, planner or profile, refuse), None
     if inputs is not None and wants_forecast(trial, inputs.until):

@@ -24,6 +24,7 @@ from hpc_gpt.plan.table import (
 )
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 from hpc_gpt.tables import set_dotted, toml_lines
@@ -59,7 +60,8 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     run = candidate.training
     yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {engine_text(run)}"
     yield ""
-    yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
+    axes = " x ".join(f"{axis} {getattr(run, axis)}" for axis in AXES if axis != "cp" or run.cp > 1)
+    yield f"GPUs         {axes} = {run.gpus}"
     yield (
         f"batch        micro-batch {run.micro_batch} x {run.micro_batches} micro-batches x dp {run.dp} = "
         f"{run.global_batch} samples of {run.shape.seq} tokens = {run.global_batch * run.shape.seq:,} tokens a step"
@@ -200,7 +202,7 @@ def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[s
 
 # Layouts that are named beside the best one.
 _OTHERS = 4
-_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "dp", "micro_batch", "global_batch")
+_KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
         "Python's own sources, for a first run. Your text: hpc-gpt data SOURCE makes a token file, then",
@@ -230,6 +232,8 @@ def planned_tables(best: Candidate, experiment: Experiment, given: Mapping[str, 
     layout = tables.pop("layout", {})
     for name in _KEYS_OF_LAYOUT:
         layout[name] = getattr(training, name)
+    if training.cp == 1:
+        del layout["cp"]
     tables["layout"] = {name: size for name, size in layout.items() if name != "micro_batches"}
     lr = experiment.train.lr if experiment.train.init is None else LR_OF_TRAINED
     train = {"steps": experiment.train.steps, "lr": lr}

@@ -239,6 +239,8 @@ _NEARER: tuple[tuple[str, ...], ...] = (
     (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
 )
 _ALL = frozenset(key for keys in _NEARER for key in keys)
+# What a plan chooses but a run keeps.
+_KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.activation_offload")
 # What differs between the layouts of a run: its engine and what it offloads stay.
 _LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
@@ -345,7 +347,8 @@ def _search(
     from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
-    question = question_of(experiment_of(resolved), profile, {*holds, "layout.global_batch"})
+    question = question_of(experiment_of(resolved), profile, {*holds, *_KEPT, "layout.global_batch"})
+    question = replace(question, fixed={**question.fixed, "cp": resolved.layout.cp})
     if question.dtype not in machine.peak_tflops:  # candidates are ranked by fp32's rate
         machine = replace(machine, peak_tflops={**machine.peak_tflops, question.dtype: machine.peak_tflops["fp32"]})
     return search(question, machine, constants_of(profile), **limits)

@@ -2,6 +2,7 @@
 runs."""
 
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +13,9 @@ from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode
+from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, Partition
+from hpc_gpt.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
 from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
@@ -27,6 +28,9 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
 NO_ENGINE = "no engine that is asked for splits so"
 _TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
+_LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
+# Tokens of a rank below which cp is not tried: the exchange takes longer than the attention that it saves.
+_LEAST_TOKENS = 8192
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
@@ -40,6 +44,7 @@ _MOST = 10**9
 class Question:
     """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
+    `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
     """
 
     shape: ModelShape
@@ -54,15 +59,23 @@ class Question:
     partition: Partition = "layers"
     optimizer_mode: OptimizerMode = "fused"
     offload_ratio: float = 1.0  # of ZeRO-3 with offload
+    matmul: Matmul = "none"
+    savings: frozenset[str] = frozenset()
+    most_cp: int = 1
+
+    def of(self, shape: ModelShape) -> "Question":
+        """The same question of another model, or of another sequence."""
+        return replace(self, shape=shape, most_cp=max(1, shape.seq // _LEAST_TOKENS))
 
     def layouts(self) -> Iterator[tuple[Layout, str | None]]:
         """Every layout of the GPUs, each with the reason why it cannot run, or None."""
-        cp = self.fixed.get("cp", 1)
-        for tp in divisors(self.gpus // cp if self.gpus % cp == 0 else 0):
-            for pp in divisors(self.gpus // (cp * tp)):
-                layout = Layout(tp, pp, self.gpus // (tp * cp * pp), cp)
-                if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
-                    yield layout, self._obstacle(layout)
+        powers = tuple(2**power for power in range(self.most_cp.bit_length()))
+        for cp in self._choices("cp", powers):
+            for tp in divisors(self.gpus // cp if self.gpus % cp == 0 else 0):
+                for pp in divisors(self.gpus // (cp * tp)):
+                    layout = Layout(tp, pp, self.gpus // (tp * cp * pp), cp)
+                    if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
+                        yield layout, self._obstacle(layout)
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """(micro_batch, micro_batches) of every way to divide the global batch, the smallest micro-batch first."""
@@ -81,9 +94,11 @@ class Question:
         Each has one micro-batch, no sequence parallelism and no recomputation.
         """
         for engine in self.engines:
-            if not self.techniques(engine, layout.tp):
+            if not self.techniques(engine, layout.tp, layout.cp):
                 continue
-            for stage, offload, sharded in self._states(engine, layout):
+            for (stage, offload, sharded), exchange in itertools.product(
+                self._states(engine, layout), self._exchanges(engine, layout)
+            ):
                 has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
@@ -98,19 +113,34 @@ class Question:
                         offload_ratio=self.offload_ratio if has_ratio else 1.0,
                         stage_layers=self._stage_layers(layout.pp),
                         optimizer_mode=self.optimizer_mode,
+                        matmul=self.matmul,
+                        cp_exchange=exchange,
+                        edges_as_layers=engine_named(engine).splits_edges(self.shape.layers, layout.pp),
                         **self.traits.get(engine, {}),
                     )
 
-    def techniques(self, engine: str, tp: int) -> list[tuple[bool, Recompute]]:
-        """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`."""
+    def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
+        """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`, `cp`."""
         facts = engine_named(engine)
-        can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % tp == 0
+        can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
         return [
             (parallel, recompute)
             for parallel in self._choices("sequence_parallel", (False, True))
             for recompute in self._choices("recompute", RECOMPUTES)
             if (can_split or not parallel) and recompute in facts.recomputes
         ]
+
+    def saved(self, training: Training) -> Iterator[Training]:
+        """What else may be tried for a training that does not fit, the fastest first: a loss in chunks, layers' inputs
+        in the host's memory (under full recomputation nothing else of them is kept), and both."""
+        if not self.savings & engine_named(training.engine).switches:
+            return
+        chunks = _LOSS_CHUNKS if "loss_chunks" in self.savings else ()
+        moved = (False, True) if "activation_offload" in self.savings and training.recompute == "full" else (False,)
+        for on_host in moved:
+            for pieces in (training.loss_chunks, *chunks):
+                if on_host or pieces > training.loss_chunks:
+                    yield replace(training, activations_on_host=on_host, loss_chunks=pieces)
 
     def can_run(self, layout: Layout) -> bool:
         """Whether any engine and batch can run under a layout without an obstacle."""
@@ -134,6 +164,19 @@ class Question:
             return "dp does not divide the global batch"
         return None
 
+    def _exchanges(self, engine: str, layout: Layout) -> list[CpExchange]:
+        """What the ranks of cp can exchange; without any, the plain value."""
+        facts = engine_named(engine)
+        if layout.cp == 1:
+            return [self.fixed.get("cp_exchange", "heads")]
+        known = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # hidden beside attention
+        return [
+            exchange
+            for exchange in self._choices("cp_exchange", known)
+            if exchange in facts.cp_exchanges
+            and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
+        ]
+
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
         facts = engine_named(engine)
@@ -156,9 +199,10 @@ class Question:
         """Interleaved chunks of a stage. All stages and chunks of an engine that has them are equally deep."""
         if not engine_named(engine).has_chunks:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
-        if self.shape.layers % pp:
+        places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
+        if places % pp:
             return []
-        deep = self.shape.layers // pp
+        deep = places // pp
         return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
@@ -220,6 +264,7 @@ def question_of(
         value = sizes[name] if table == "layout" else getattr(engine, name)
         if key in holds and value is not None:
             fixed[name] = value
+    engine = with_choices(engine, fixed, profile)
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
     tried = tuple(name for name in tried if _takes(name, engine, switches))
@@ -242,7 +287,9 @@ def question_of(
         partition="layers" if given_by_stage else engine.partition,
         optimizer_mode=update_mode(asked.train),
         offload_ratio=engine.offload_ratio,
-    )
+        matmul=asked.train.matmul,
+        savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
+    ).of(shape)
 
 
 def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:

@@ -17,13 +17,11 @@ from hpc_gpt import formulas
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import LayoutError
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
 
 KEPT = 3  # candidates of each layout
 # Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
@@ -37,14 +35,6 @@ WORTH_THE_RISK = 1.15
 # Offload that makes training slower by more than this is worth a word.
 SLOW_LAYOUT = 20
 _DAY_S = 86400.0
-FAMILY = (
-    "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
-    "hidden / layers from 96 to 256 as from GPT-3 13B to 1T"
-)
-_WIDEST = 65536
-# Lower bounds on the bytes a parameter on all GPUs together, by offload. None: 2 + 2 + 12, or DeepSpeed's 14 after a
-# step. Optimizer: the weight. Full: next to nothing.
-_LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
 
 
 @dataclass(frozen=True)
@@ -119,6 +109,8 @@ class Candidate:
         plainness = (
             OFFLOADS.index(run.offload),
             run.vp > 1,
+            run.activations_on_host,
+            run.loss_chunks > 1,
             run.zero_stage > 1,
             run.sequence_parallel,
             RECOMPUTES.index(run.recompute),
@@ -242,7 +234,7 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -
     """
     # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
-    series, machine = found.question.techniques(way.engine, way.tp), found.machine
+    series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
     for place, (parallel, recompute) in enumerate(series):
         for number, (micro_batch, micro_batches) in enumerate(batches):
             training = replace(
@@ -252,22 +244,34 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -
                 recompute=recompute,
                 sequence_parallel=parallel,
             )
-            memory = predict_memory(training, machine)
-            found.asked += 1
-            host = host_need_gib(training, memory, machine)
-            candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
-            fit = fits_in_memory(memory, machine) and candidate.host_share <= 1
+            candidate, fit = _settings(found, training)
+            states = candidate.deciding
+            too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
+            if not fit and not too_many:
+                for saved in found.question.saved(training):
+                    candidate, fit = _settings(found, saved)
+                    if fit:
+                        break
             found.fitting += fit
             yield candidate, fit
             if fit:
                 continue
             found.not_fitting += len(batches) - number
-            states = candidate.deciding
-            if states.parameters + states.gradients + states.optimizer > machine.memory_gib:
+            if too_many:
                 # The states alone are larger than the card, so no setting of this way fits.
                 found.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
+
+
+def _settings(found: Searched, training: Training) -> tuple[Candidate, bool]:
+    """A candidate without its time, and whether it fits. Counts in `found`."""
+    machine = found.machine
+    memory = predict_memory(training, machine)
+    found.asked += 1
+    host = host_need_gib(training, memory, machine)
+    candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
+    return candidate, fits_in_memory(memory, machine) and candidate.host_share <= 1
 
 
 def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
@@ -292,60 +296,6 @@ def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int 
         if search(replace(question, gpus=gpus), machine, first=True).best:
             return gpus
     return None
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest model that fits, its search, and the next larger one, which does not fit or leaves no room."""
-
-    model: ModelShape
-    searched: Searched
-    next_larger: ModelShape | None
-    tried: int
-
-
-def family(model: ModelShape) -> list[ModelShape]:
-    """All shapes of the FAMILY with the model's vocabulary and sequence, sorted by parameters.
-
-    Hidden / layers as published: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 12288 / 96 = 128; Narayanan et al.
-    2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; Megatron-DeepSpeed's perf tables, 16384 / 64 = 256.
-    """
-    shapes = [
-        replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
-        for hidden in (*range(512, 2048, 256), *range(2048, _WIDEST + 1, 1024))
-        for layers in (*range(4, 64, 4), *range(64, 128, 8), *range(128, hidden // 96 + 1, 16))
-        if 96 * layers <= hidden <= 256 * layers
-    ]
-    return sorted(shapes, key=lambda shape: shape.params)
-
-
-def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card and on the host (TIGHT), with what is tight last.
-
-    All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
-    divide. LayoutError if not even the smallest fits.
-    """
-    shapes = family(model)
-    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
-    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
-    least = _LEAST_BYTES[question.fixed.get("offload", "full")]
-    most = machine.memory_gib * 2**30 * question.gpus / least
-    tried = 0
-    larger: ModelShape | None = None
-    for shape in reversed(shapes):
-        if shape.params <= most:
-            tried += 1
-            asked = replace(question, shape=shape)
-            if search(asked, with_room, first=True).candidates:
-                searched = search(asked, machine, constants)
-                searched.candidates.sort(key=lambda candidate: candidate.is_tight)
-                if not searched.candidates[0].is_tight:
-                    return Largest(shape, searched, larger, tried)
-        larger = shape
-    raise LayoutError(
-        f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
-        "leave --tp, --pp, --dp and the batch open, or use more GPUs",
-    )
 
 
 @dataclass(frozen=True)
@@ -384,7 +334,7 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         attention_width=shape.query_width,
         **counted,
     )
-    peak = machine.peak_tflops[training.dtype]
+    peak = machine.peak_tflops[training.dtype]  # of 16 bits, if products are in 8, as published figures have it
     tokens_per_s = training.global_batch * shape.seq / step_s
     seconds = budget_tokens / tokens_per_s
     return Figures(

@@ -1,22 +1,17 @@
-"""A search for layouts as a table for a terminal, as text and as JSON."""
+"""A search for layouts as a table for a terminal, and as text."""
 
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.search import KEPT, NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
+from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
 
-SCHEMA = 1
-_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
-# Fields of a Training that the JSON has under their own names.
-_JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload")
 LINES = 7  # layouts that fit, and half as many that do not
 
 
@@ -62,6 +57,14 @@ def settings_text(training: Training) -> str:
         words.append("sequence parallel")
     if training.vp > 1:
         words.append(f"{training.vp} chunks a stage")
+    if training.compiled:
+        words.append("compiled")
+    if training.loss_chunks > 1:
+        words.append(f"loss in {training.loss_chunks} chunks")
+    if training.activations_on_host:
+        words.append("activations on the host")
+    if training.cp > 1:
+        words.append(f"cp exchanges {training.cp_exchange}")
     if training.offload != "none":
         words.append(f"offload {training.offload}")
     return ", ".join(words) or "-"
@@ -291,7 +294,7 @@ def heading(searched: Searched, name: str, params: int) -> str:
     fitting = f"{searched.fitting:,} of {total:,} settings fit"
     return plain(
         f"{name} ({count_text(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
-        f"{question.dtype}: {fitting}"
+        f"{question.dtype}{f' with {question.matmul} products' * (question.matmul != 'none')}: {fitting}"
     )
 
 
@@ -353,62 +356,3 @@ def wrapped(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _candidate_tables(candidate: Candidate, figures: Figures | None, against: str) -> dict[str, Any]:
-    """One candidate: memory of one GPU of each stage, first to last, in GiB; time of one step, in seconds."""
-    run, step = candidate.training, candidate.step
-    return {
-        "layout": str(candidate.layout),
-        "engine": run.engine,
-        **{name: getattr(run, name) for name in _JSON_FIELDS},
-        "sequence_parallel": run.sequence_parallel,
-        "sharded_optimizer": run.sharded_optimizer,
-        "chunks": run.vp,
-        "fits": step is not None,
-        "tight": candidate.is_tight,
-        "memory_gib": candidate.need_gib,
-        "host_memory_gib": candidate.host_gib,
-        "deciding_stage": candidate.memory.deciding,
-        "stages": [
-            {f"{name}_gib": value for name, value in asdict(stage).items() if name != "moment"}
-            | {"allocated_gib": stage.allocated, "peak_in": stage.moment}
-            for stage in candidate.memory.stages
-        ],
-        "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
-        "band": step.band if step else None,
-        "figures": asdict(figures) if figures else None,
-        "against_best": against,
-    }
-
-
-def search_tables(
-    searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str, constants: dict[str, Any]
-) -> dict[str, Any]:
-    """The whole search. `figures` are of its candidates, in order; `command` is the next one; `constants` are those of
-    the prediction."""
-    best = searched.candidates[0] if searched.candidates else None
-    question = searched.question
-    return {
-        "schema": SCHEMA,
-        "model": model,
-        "machine": asdict(searched.machine),
-        "constants": constants,
-        "gpus": question.gpus,
-        "dtype": question.dtype,
-        "global_batch": question.global_batch,
-        "engines": list(question.engines),
-        "settled": {_JSON_NAMES.get(name, name): value for name, value in question.fixed.items()},
-        "candidates": [
-            _candidate_tables(candidate, figures[place], loses(candidate, best or candidate))
-            for place, candidate in enumerate(searched.candidates)
-        ],
-        "too_large": [
-            _candidate_tables(candidate, None, does_not_fit(candidate)) for candidate in searched.too_large
-        ],
-        "left_out": dict(searched.left_out),
-        "kept_per_layout": KEPT,
-        "settings_fitting": searched.fitting,
-        "settings_not_fitting": searched.not_fitting,
-        "next": command,
-    }  # fmt: skip

@@ -1,19 +1,27 @@
 """From a resolved experiment to the input of a prediction, and from a planned one to its `[engine]`."""
 
-from dataclasses import asdict
+from collections.abc import Collection
+from dataclasses import asdict, replace
 from typing import Any
 
 from hpc_gpt.engines import engine_named, engine_of
 from hpc_gpt.engines.base.training import OptimizerMode, Training
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Data, Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import partition_layers
 
 # Keys of [engine] that a Training has under the same name.
-_SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer")
+_SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer", "cp_exchange")
 # Keys of [engine] that the planner chooses; it takes every other one from the experiment as it is.
-PLANNED = ("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer")
+PLANNED = (
+    *("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer"),
+    *("cp_exchange", "compile", "loss_chunks", "activation_offload"),
+)
 
 
 def training_of(resolved: Resolved) -> Training:
@@ -31,6 +39,8 @@ def training_of(resolved: Resolved) -> Training:
         engine=engine.name,
         stage_layers=None if engine.partition == "layers" else tuple(partition_layers(model, pp, engine.partition)),
         optimizer_mode=update_mode(resolved.train),
+        matmul=resolved.train.matmul,
+        edges_as_layers=facts.splits_edges(model.layers, pp),
         **{name: getattr(engine, name) for name in _SHARED},
         **traits_of(engine, engine.name, resolved.cluster.device),
         document_mask=has_mask(resolved.data, engine, model, dtype, resolved.cluster.device),
@@ -58,10 +68,35 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "on_nvme": engine.offload_path is not None and "offload_path" in facts.switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in facts.switches else 1,
         "one_pass_loss": engine.one_pass_loss and "one_pass_loss" in facts.switches,
-        "cp_exchange": engine.cp_exchange,
         # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
         "attention": {"flash": "fa2", "efficient": "fa2", "cudnn": "cudnn"}.get(engine.attention, "te"),
     }
+
+
+def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile) -> Engine:
+    """The switches from which the search begins: compiled, which is always faster, on a device that can (Triton has
+    those from Ampere on, the first with bf16), and without what only saves memory."""
+    device = DEVICES.get(profile.device or "")
+    open_: dict[str, Any] = {"activation_offload": False}
+    if not engine.one_pass_loss:
+        open_["loss_chunks"] = 1
+    if device is not None and not device.nominal and "bf16" in device.peaks and engine.compile == "none":
+        open_["compile"] = "block"
+    return replace(engine, **{name: value for name, value in open_.items() if name not in fixed})
+
+
+# {a format of products: that of the unit which multiplies so}; blocks with scales of their own came with 4 bits
+_UNITS = {"fp8-tensor": "fp8", "fp8-row": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
+
+
+def check_matmul(matmul: str, machine: Machine) -> None:
+    """ConfigError if the device has no unit for products of that format."""
+    if matmul != "none" and _UNITS[matmul] not in machine.peak_tflops:
+        known = [name for name, unit in _UNITS.items() if unit in machine.peak_tflops]
+        raise ConfigError(
+            f"{machine.device} has no unit for train.matmul {matmul}",
+            f"use --set train.matmul= one of: {', '.join(known)}" if known else "leave train.matmul out",
+        )
 
 
 def update_mode(train: Train) -> OptimizerMode:
@@ -81,6 +116,10 @@ def engine_for(training: Training, base: Engine) -> Engine:
     if training.offload == "none":
         switches["offload_path"] = None
     switches |= {name: getattr(training, name) for name in _SHARED}
+    if "loss_chunks" in facts.switches:
+        switches |= {"loss_chunks": training.loss_chunks, "activation_offload": training.activations_on_host}
+    if training.compiled and base.compile == "none":
+        switches["compile"] = "block"
     zero_stage = training.zero_stage if facts.has_zero else None
     engine = Engine(**switches, name=training.engine, zero_stage=zero_stage)
     return facts.with_chunks(engine, training)

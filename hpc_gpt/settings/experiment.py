@@ -27,6 +27,8 @@ else:
     EngineName = Literal[ENGINE_NAMES]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
+# Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.
+Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
@@ -292,6 +294,8 @@ class Train:
     "Minutes after which the run ends as done, at the end of a step; for example 90."
     dtype: Dtype = key("bf16", resume="never", decides="speed")
     "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
+    matmul: Matmul = key("none", resume="never", decides="speed", added=True)
+    "Format of the layers' products; only plan knows other ones than dtype's, and no run is made with them."
     seed: int = key(1, resume="never", decides="schedule")
     "Seed of the initial weights and of the order of the data; for example 1."
     init: str | None = key(None, resume="never", decides="schedule", added=True, of_our_loop=True)

@@ -319,6 +319,7 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
     engine = asdict(resolved.engine)
     if resolved.engine.cp_exchange == "heads":
         del engine["cp_exchange"]  # a key added later: the same text as ever without it
+    train = {key: value for key, value in asdict(resolved.train).items() if (key, value) != ("matmul", "none")}
     layout = {
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
@@ -332,7 +333,7 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "data": asdict(resolved.data),
         "engine": engine,
         "layout": layout,
-        "train": asdict(resolved.train),
+        "train": train,
         "job": job,
         **resolved.form.tables,
     }

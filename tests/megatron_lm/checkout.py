@@ -70,7 +70,7 @@ _OPTIONS = {
     "recompute-method normalization position-embedding-type cp-comm-type",
     "action='store_true'": "fp16 bf16 untie-embeddings-and-output-weights sequence-parallel use-distributed-optimizer "
     "deterministic-mode mock-data swiglu disable-bias-linear add-qkv-bias group-query-attention qk-layernorm "
-    "use-rope-scaling",
+    "use-rope-scaling account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split",
 }
 
 

@@ -168,9 +168,25 @@ def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     with pytest.raises(ConfigError, match=r"warmup_steps is 10 of 10 steps") as refused:
         settle(train={"steps": 10, "warmup_steps": 10})
     assert "9 or less" in refused.value.hint
-    with pytest.raises(LayoutError, match="pp 3 does not divide the 4 layers") as refused:
-        settle(layout={"tp": 1, "pp": 3, "gpus": 3})
-    assert refused.value.hint == "use --pp 2, or model.layers = 6"
+    with pytest.raises(LayoutError, match="pp 3 does not divide the 5 layers") as refused:
+        settle(model=Model(hidden=64, layers=5, heads=2, vocab=256, seq=64), layout={"tp": 1, "pp": 3, "gpus": 3})
+    assert refused.value.hint == "use --pp 1, or model.layers = 6"
+
+
+def test_embedding_and_head_take_a_layers_place_where_only_so_the_stages_are_equal():
+    def words(layers: int, pp: int, *own: str) -> str:
+        layout = {"tp": 1, "pp": pp, "gpus": pp}
+        run = settle(
+            model=Model(hidden=64, layers=layers, heads=2, vocab=256, seq=64),
+            layout=layout,
+            engine={"megatron_args": own},
+        )
+        return " ".join(megatron_arguments(run, "checkpoints", "prefix"))
+
+    edges = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert edges in words(4, 3)
+    assert edges in words(10, 4, "--num-layers-per-virtual-pipeline-stage", "1")
+    assert "account-for" not in words(4, 2)
 
 
 GROUPED = Model(preset="llama3.1-8b", seq=8192)

@@ -252,7 +252,7 @@ def test_what_cannot_run_is_refused_before_a_folder_is_made(checkout, tmp_path):
     none = submit(MEGATRON_LM=str(tmp_path))
     assert error_of(none)[0] == f"{tmp_path} is no Megatron-LM checkout: there is no pretrain_gpt.py in it"
     old = submit(MEGATRON_LM=str(make_checkout(tmp_path / "old", without=("lr-decay-style",))))
-    assert "does not know --lr-decay-style; it has --lr-decay-iters" in error_of(old)[0]
+    assert "does not know --lr-decay-style; it has --lr-wsd-decay-style and --lr-decay-iters" in error_of(old)[0]
     streamed = submit("--set", "data.source=stream", "--set", "data.path=text.jsonl")
     assert "Megatron-LM reads only its own token files" in error_of(streamed)[0]
     assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*/*"))

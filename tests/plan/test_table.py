@@ -11,6 +11,7 @@ from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.search_tables import search_tables
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.plan.table import (
     LINES,
@@ -22,7 +23,6 @@ from hpc_gpt.plan.table import (
     loses,
     memory_bar,
     search_table,
-    search_tables,
     settings_text,
     shares,
     slow_text,

@@ -195,6 +195,10 @@ class EngineFacts(States):
         """Whether attention keeps its matrix of scores: of PyTorch's kernels only `math` does."""
         return engine.attention == "math"
 
+    def splits_edges(self, layers: int, pp: int) -> bool:
+        """Whether embedding and head each take a layer's place in the split over stages."""
+        return False
+
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
         """Interleaved chunks of a pipeline stage."""
         return 1

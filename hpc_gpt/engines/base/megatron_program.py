@@ -115,6 +115,8 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
         "--group-query-attention": model.is_grouped,
         "--qk-layernorm": model.qk_norm,
         "--use-rope-scaling": model.rope_scaling is not None,
+        "--account-for-embedding-in-pipeline-split": splits_edges(model.layers, layout.pp),
+        "--account-for-loss-in-pipeline-split": splits_edges(model.layers, layout.pp),
         # After SIGTERM all ranks save and end together after the current iteration.
         "--exit-signal-handler": True,
     }
@@ -123,6 +125,12 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
         if value is not None and value is not False:
             words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
     return [*words, *engine.megatron_args]
+
+
+def splits_edges(layers: int, pp: int) -> bool:
+    """Whether embedding and head each take a layer's place in the split over stages: if only so it is even, as of
+    Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
+    return pp > 1 and layers % pp > 0 and (layers + 2) % pp == 0
 
 
 def option_names(arguments: Sequence[str]) -> list[str]:

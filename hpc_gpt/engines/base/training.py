@@ -6,14 +6,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.experiment import CpExchange
+from hpc_gpt.settings.experiment import CpExchange, Matmul
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
-# Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.
-Matmul = Literal["none", "fp8-tensor", "fp8-row", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
