@@ -216,7 +216,8 @@ def _print_table(asked: PlanRequest, searched: Searched, figures: Figures, slow:
     words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
     words += [
-        f"  constants: {asked.source}; the range of the step time is their error",
+        f"  constants: {asked.source}; the range of the step time has four of five published steps; machines of one "
+        "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
         left_out_text(searched),
         unchecked(searched) if searched.best else "",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.tables import read_toml
+from hpc_gpt.words import Grid
 
 _WORDS = ("source", "unit")
 _TABLES = read_toml(Path(__file__).with_name("constants.toml"))
@@ -27,3 +28,16 @@ VALUES: dict[str, Any] = {
     f"{group}.{key}": value for group, numbers, _ in constant_groups() for key, value in numbers.items()
 }
 "{name of the table and the constant: its number, or numbers}"
+
+
+def constant_lines(device: str, generation: str) -> list[str]:
+    """The table as far as it is of the device and its generation: a line for each group, with the source."""
+    others = {"volta", "ampere", "hopper", "blackwell"} - {generation}
+    devices = {key for group, numbers, _ in constant_groups() if group.startswith("achievable") for key in numbers}
+    lines = []
+    for group, numbers, source in constant_groups():
+        shown = {key: value for key, value in numbers.items() if key not in others | devices - {device}}
+        if shown and not others & set(group.split(".")):
+            figures = ", ".join(f"{key} {value}" for key, value in shown.items())
+            lines.append([group, figures, source])
+    return Grid(["group", "constants", "source"], [False, False, False], lines).aligned().splitlines()

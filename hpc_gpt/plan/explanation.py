@@ -7,7 +7,8 @@ from typing import Any
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.constants import constant_lines
+from hpc_gpt.plan.machine import Machine, generation_of
 from hpc_gpt.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.table import (
@@ -39,7 +40,9 @@ def explain_plan(
     candidate: Candidate, machine: Machine, figures: Figures | None, others: Sequence[Candidate] = ()
 ) -> str:
     """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch."""
-    return "\n".join([*_lines(candidate, machine, figures), *_micro_batches(candidate, others)]) + "\n"
+    table = constant_lines(machine.device, generation_of(machine))
+    lines = [*_lines(candidate, machine, figures), "", "constants, unless the profile's [calibration] has them", *table]
+    return "\n".join([*lines, *_micro_batches(candidate, others)]) + "\n"
 
 
 def _micro_batches(candidate: Candidate, others: Sequence[Candidate]) -> Iterator[str]:

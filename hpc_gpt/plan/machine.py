@@ -217,10 +217,7 @@ def _node_gb_s(name: str, rate: str, text: str) -> float:
     return gbit_s / 8
 
 
-_TILE = 128  # rows and columns of a product's tile: a partial tile takes as long (cuBLAS, CUTLASS)
-# Attention's products do not run on the matrix units if the head's width is not a multiple of 8; this part of the fp32
-# rate is left. Source: BigScience's chronicles-prequel.md, heads of 150 against 128.
-_OFF_UNITS = 0.4
+_TILE: float = VALUES["passes.tile"]  # rows and columns of a product's tile: a partial tile takes as long
 # The rate if no network is known but a group needs one: slow and finite, so that such a layout is ranked last.
 _NO_NETWORK_GB_S = 0.1
 
@@ -283,9 +280,7 @@ class Rates:
             or peaks.get("fp32")
             or max(peaks.values(), default=1.0)
         )
-        generation = (
-            "blackwell" if "fp4" in peaks else "hopper" if "fp8" in peaks else "ampere" if "bf16" in peaks else "volta"
-        )
+        generation = generation_of(machine)
         scale = 1e12 * _limit(machine) * constants.gemm / DEFAULT.gemm
         self.flops = (
             peak * scale * _achievable(machine, generation, "bf16", peak) * VALUES[f"products.{generation}.none"]
@@ -299,13 +294,15 @@ class Rates:
             self.operand = 0.5 if bits == "fp4" else 1.0
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory
         kernel = _kernel(training.attention, generation)
-        shares = VALUES[f"kernels.{kernel.removesuffix('-fp8')}.{generation}"]
+        shares = (
+            VALUES.get(f"kernels.{kernel.removesuffix('-fp8')}.{generation}") or VALUES[f"kernels.fa2.{generation}"]
+        )
         faster = VALUES["attention.eight_bits"] if kernel.endswith("-fp8") else 1.0
         if peaks.get("fp4", 0.0) > 2.5 * peaks.get("fp8", 0.0):
             faster *= VALUES["kernels.ultra.faster"]
         scale = peak * 1e12 * _limit(machine) * constants.attention / DEFAULT.attention * faster
         self.forward, self.backward = (scale * share for share in shares)
-        self.plain = min(self.flops, (peaks.get("fp32") or peak / 16) * 1e12 * _OFF_UNITS)
+        self.plain = min(self.flops, (peaks.get("fp32") or peak / 16) * 1e12 * VALUES["passes.off_units"])
 
     def product_s(self, m: float, n: float, k: float, batch: float = 1.0) -> float:
         """Seconds of `batch` products of m x k by k x n in 16 bits."""
@@ -318,6 +315,12 @@ class Rates:
     def _product_s(self, m: float, n: float, k: float, batch: float, flops: float, operand: float) -> float:
         tiled = math.ceil(m / _TILE) * math.ceil(n / _TILE) * (_TILE * _TILE)
         return batch * (2 * tiled * k / flops + (2 * m * n + operand * (n * k + m * k)) / self.bytes)
+
+
+def generation_of(machine: Machine) -> str:
+    """The generation of a device's matrix units, by the narrowest format that they have."""
+    names = {"fp4": "blackwell", "fp8": "hopper", "bf16": "ampere"}
+    return next((name for bits, name in names.items() if bits in machine.peak_tflops), "volta")
 
 
 def _kernel(attention: str, generation: str) -> str:
@@ -362,7 +365,7 @@ class Links:
         self.node_b_s = machine.node_gb_s * 1e9 * constants.node
         self.network_b_s = (machine.network_gb_s or _NO_NETWORK_GB_S) * 1e9 * constants.network
         self.reduction_b_s = self.network_b_s / constants.network * constants.reduction
-        self.host_b_s = machine.host_gb_s * 1e9 * 0.8  # the share of PCIe's signalling rate that copies reach
+        self.host_b_s = machine.host_gb_s * 1e9 * VALUES["host.copies"]
         self.node_latency_s = machine.node_latency_s * constants.latency
         self.network_latency_s = machine.network_latency_s * constants.latency
 

@@ -21,8 +21,8 @@ from typing import Literal, overload
 
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training, stated_states
-from hpc_gpt.errors import LayoutError
 from hpc_gpt.formulas import GIB
+from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params, stage_layers, vocab_rows
@@ -41,20 +41,15 @@ def largest_matrix(shape: ModelShape, tp: int) -> float:
 def layers_of_stages(training: Training) -> tuple[int, ...]:
     """Transformer layers of every stage, with all its chunks."""
     edges = training.edges_as_layers and training.pp > 1
-    return training.stage_layers or _even(training.shape.layers, training.pp, training.vp if edges else 0)
+    return training.stage_layers or _even(training.shape.layers, training.pp, edges)
 
 
 @lru_cache(maxsize=1024)
-def _even(layers: int, pp: int, edge_chunks: int) -> tuple[int, ...]:
-    """`edge_chunks`: chunks of a stage if embedding and head each take a layer's place, else 0."""
-    if not edge_chunks:
+def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
+    """`edges`: embedding and head each take a layer's place."""
+    if not edges:
         return tuple(stage_layers(layers, pp))
-    if (layers + 2) % (pp * edge_chunks):
-        raise LayoutError(
-            f"pp {pp} x {edge_chunks} chunks do not divide {layers} layers with embedding and head",
-            "use another pp, or divide the layers alone",
-        )
-    first, *middle, last = [(layers + 2) // pp] * pp
+    first, *middle, last = stage_layers(layers + 2, pp)
     return (first - 1, *middle, last - 1)
 
 
@@ -156,17 +151,7 @@ def in_flight(training: Training, stage: int) -> float:
 
 
 Moment = Literal["backward pass", "optimizer step", "evaluation"]
-# Share of the bytes renewed in a step for which PyTorch's allocator finds no hole: large blocks are segments of their
-# own and are not joined. Between 0.8 and 1 on each of Megatron-DeepSpeed's logs and the BLOOM tables.
-RENEWED_SLACK = 0.9
-# The same of activations and buffers, whose sizes repeat: their blocks are rounded up to 2 MiB and split.
-REPEATED_SLACK = 0.03
-# The share that is left when the card is full and PyTorch gives back every free block.
-LEAST_SLACK = 0.02
-# CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs
-# and workspaces. And the channel buffers of one NCCL communicator: 2 x 4 MiB x 16 to 24 channels and up.
-CONTEXT_GIB, VOLTA_CONTEXT_GIB = 0.75, 1.1
-COMMUNICATOR_GIB = 0.4
+RENEWED_SLACK, REPEATED_SLACK, LEAST_SLACK = (VALUES[f"allocator.{name}"] for name in ("renewed", "repeated", "least"))
 
 
 @dataclass(frozen=True)
@@ -373,5 +358,6 @@ def context_gib(training: Training, machine: Machine | None = None) -> float:
     """GiB that nvidia-smi shows in addition to PyTorch's reserved memory: CUDA's context, and NCCL's buffers for the
     world and for every axis that is split."""
     split = sum(size > 1 for size in (training.tp, training.pp, training.data_ranks))
-    context = VOLTA_CONTEXT_GIB if machine is not None and "bf16" not in machine.peak_tflops else CONTEXT_GIB
-    return context + COMMUNICATOR_GIB * (split + 1 if split > 1 else split)
+    is_volta = machine is not None and "bf16" not in machine.peak_tflops
+    context = VALUES["context.volta_gib" if is_volta else "context.gib"]
+    return float(context + VALUES["context.communicator_gib"] * (split + 1 if split > 1 else split))

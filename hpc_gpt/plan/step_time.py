@@ -20,18 +20,8 @@ from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_
 from hpc_gpt.settings.shape_split import layer_params
 
 _HALF = ("bf16", "fp16")
-_COMPILED = 0.5  # share of these passes' bytes under torch.compile (one H200: eager 351k, compiled 524k tokens/s)
-_ODD_WIDTH = 1.1  # multiples of 8 but not of 64 (NVIDIA, "Matrix multiplication background", tile quantisation)
-# Of our loss, compiled: bytes of a 16-bit logit that its kernels read and write (inductor's code for GPT-2, sm_90).
-_COMPILED_LOSS_BYTES = 6.4
-_COMPILED_LAUNCHES = 0.4  # kernels of a compiled layer over those of an eager one (inductor's code for GPT-2)
-# CPU Adam is limited by the host's memory: of a node's 200 GB/s it reaches about so many bytes/s.
-_HOST_MEMORY_B_S = 150e9
-# DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Its cost over one ring of the same
-# bytes: BigScience's V100 rows (3 to 10). Its hooks' seconds a layer and micro-batch: one H200, 124M and 1.5B
-# parameters (6 ms more than ZeRO-1 in both).
-_PER_PARAMETER_COST = 4.0
-_PER_PARAMETER_S = 6e-3
+_COMPILED: float = VALUES["passes.compiled"]
+_COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +178,7 @@ class _StepModel:
             size /= training.micro_batches
         takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
         if one_by_one:
-            return takes * _PER_PARAMETER_COST + _PER_PARAMETER_S
+            return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
         return self._shown_s(takes, busy)
 
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
@@ -204,7 +194,7 @@ class _StepModel:
         back = params * 2.0 if training.sharded_optimizer else summed
         takes = self.links.ring_s(summed, training.data_ranks, training.tp, self.links.reduction_b_s)
         takes += self.links.ring_s(back, training.data_ranks, training.tp, self.links.reduction_b_s)
-        if facts.overlaps_reduction or training.sharded_optimizer:
+        if facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
             return self._shown_s(takes, hidden_s)
         return takes
@@ -219,7 +209,7 @@ class _StepModel:
         ratio = training.offload_ratio
         stays = (1 - ratio) * own
         moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
-        updated = ratio * own * _moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
+        updated = ratio * own * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
             moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
         return stays * _moved_bytes(training) / memory_b_s, moved + updated
@@ -352,13 +342,14 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
         forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
         return forward, 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
     heads = shape.heads / training.tp * training.micro_batch
-    products = rates.product_s(shape.seq, shape.seq, head, heads) + rates.product_s(shape.seq, head, shape.seq, heads)
+    own = shape.seq / training.cp
+    products = rates.product_s(own, shape.seq, head, heads) + rates.product_s(own, head, shape.seq, heads)
     if head % 8:
         products = flops / rates.plain
     elif head % 64:
-        products *= _ODD_WIDTH
+        products *= VALUES["passes.odd_width"]
     # Softmax with its mask (reads and writes 2 bytes a score) and dropout (the same, and a mask of 1 byte).
-    scores = heads * shape.seq * shape.seq / rates.bytes
+    scores = heads * own * shape.seq / rates.bytes
     return products + 9 * scores, 2 * products + 11 * scores
 
 
@@ -375,7 +366,7 @@ def head_s(training: Training, rates: Rates) -> float:
     product = rates.product_s(tokens, vocab, shape.hidden)
     ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
     if ours:
-        moved = _COMPILED_LOSS_BYTES * (2 if training.dtype == "fp32" else 1)
+        moved = float(VALUES["passes.compiled_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
     else:
         moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
     loss = tokens * vocab / rates.bytes * moved

@@ -2,8 +2,11 @@
 
     python tests/benchmarks/plan.py [--rows FOLDER] [--write]
     python tests/benchmarks/plan.py --rows FILE [--calibrate FILE] [--calibration NAME] [--cross-validate] [--json]
+    python tests/benchmarks/plan.py --fit | --without
 
-The second prints each row of a file (tests/plan/published/files.py shows one) predicted beside what was measured.
+The second prints each row of a file (tests/plan/published/files.py shows one) predicted beside what was measured. The
+third fits the table of constants to all rows, and prints each source's error by constants fitted to the others; or what
+taking each trait from the rows costs, in points of the means over sources.
 Nothing passes or fails here; tests/plan/test_published.py holds the errors to those that --write commits. Rows are read
 from FOLDER (open.json and calibration.json), by default planner in $HPC_GPT_SHARED or ../shared; without it the
 searches alone are timed.
@@ -11,6 +14,7 @@ Seconds are of one core's CPU.
 """
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -22,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hpc_gpt.errors import UserError
+from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import search
@@ -29,6 +34,7 @@ from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named
 from tests.plan.published.compared import compare
+from tests.plan.published.fields import TRAITS
 from tests.plan.published.figures import (
     CALIBRATED,
     COMMITTED,
@@ -40,8 +46,10 @@ from tests.plan.published.figures import (
     read_files,
     write,
 )
+from tests.plan.published.files import rows_of
+from tests.plan.published.fitting import constants_set, fit_table, fitted_without, time_errors
 from tests.plan.published.rows import PublishedRow
-from tests.plan.published.validation import Errors
+from tests.plan.published.validation import Errors, choosing, predict_rows, predicted_only, score
 
 SHARED = Path(os.environ.get("HPC_GPT_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 _GOALS = {DATA_SHEETS: "12 %", CALIBRATED: "8 %", WITHOUT_SOURCE: "none", WITHOUT_ROW: "8 %"}
@@ -59,10 +67,15 @@ def main() -> None:
     parser.add_argument("--calibration", metavar="NAME", help="a cluster of --calibrate, else a profile")
     parser.add_argument("--cross-validate", action="store_true", help="also by constants fitted without the source")
     parser.add_argument("--json", action="store_true", help="of a FILE: one JSON object")
+    parser.add_argument("--fit", action="store_true", help="fit the table of constants; each source left out in turn")
+    parser.add_argument("--without", action="store_true", help="what each trait is worth: rows without it")
     parser.add_argument("--search", choices=list(SEARCHES), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.search:
         print(_search(asked.search))
+        return
+    if asked.fit or asked.without:
+        (_fit if asked.fit else _without)(asked.rows)
         return
     if not asked.rows.is_dir():
         compare(asked.rows, asked.calibrate, asked.calibration, asked.cross_validate, asked.json)
@@ -76,6 +89,43 @@ def main() -> None:
         # Each in a process of its own, so that its memory is its own.
         done = subprocess.run([sys.executable, __file__, "--search", name], capture_output=True, text=True, check=True)
         print(f"{name:<24} {done.stdout.strip()}")
+
+
+def _fit(folder: Path) -> None:
+    rows = [row for read in read_files(folder) for row in read.rows]
+    before, crossed = time_errors(rows), fitted_without(rows)
+    found = fit_table(rows)
+    with constants_set(found):
+        after = time_errors(rows)
+        print("\n".join(f"{name:<32} {VALUES[name]}" for name in found))
+    print(f"\n{'':<24} {'table':>7} {'fitted':>7} {'without the source':>20}")
+    for source in before:
+        print(f"{source:<24} {before[source]:>7.1%} {after[source]:>7.1%} {crossed[source]:>20.1%}")
+    means = (sum(each.values()) / len(each) for each in (before, after, crossed))
+    print("{:<24} {:>7.1%} {:>7.1%} {:>20.1%}".format("averaged over sources", *means))
+
+
+def _without(folder: Path) -> None:
+    whole = _means(folder, "")
+    for name in TRAITS:
+        time, memory, wrong = _means(folder, name)
+        print(
+            f"{name:<20} time {100 * (time - whole[0]):+5.2f} points, memory {100 * (memory - whole[1]):+5.2f}, "
+            f"wrong fits {wrong - whole[2]:+d}"
+        )
+
+
+def _means(folder: Path, without: str) -> tuple[float, float, int]:
+    """(time, memory, wrong fits) of all rows, as if no row stated the trait."""
+    files = (json.loads((folder / f"{name}.json").read_text()) for name in ("open", "calibration", "open2"))
+    rows = [
+        row
+        for file in files
+        for row in file.get("rows") or [each for part in file["clusters"].values() for each in part]
+    ]
+    stated = [{key: value for key, value in row.items() if key != without} for row in rows]
+    found = score(predicted_only(predict_rows(rows_of({"rows": stated}, "rows"), choosing(()))))
+    return found.time_mean or 0.0, found.memory_mean or 0.0, len(found.said_to_fit) + len(found.said_not_to)
 
 
 def _figures(folder: Path, renew: bool) -> None:

@@ -100,8 +100,7 @@ def test_edges_take_the_place_of_layers() -> None:
     assert layers_of_stages(Training(shape, pp=16, edges_as_layers=True)) == (7, *[8] * 14, 7)
     assert layers_of_stages(Training(shape, pp=8, vp=4, edges_as_layers=True)) == (15, *[16] * 6, 15)
     assert layers_of_stages(Training(shape, edges_as_layers=True)) == (126,)
-    with pytest.raises(LayoutError):
-        layers_of_stages(Training(shape, pp=6, edges_as_layers=True))
+    assert layers_of_stages(Training(shape, pp=6, edges_as_layers=True)) == (21, 22, 21, 21, 21, 20)
 
 
 @pytest.mark.parametrize(

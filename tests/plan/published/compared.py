@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def compare(
         return
     _print_rows(entries)
     _print_scores(scores, "of the rows above")
+    _print_sources(entries)
     for name, each in crossed.items():
         _print_scores(each, f"fitted {name}")
     count = sum(isinstance(entry, LeftOut) for entry in entries)
@@ -112,6 +114,20 @@ def _print_scores(scores: Scores, title: str) -> None:
             f"{pick.picked} is {pick.slower:.0%} slower than {pick.best}" for pick in scores.picks if not pick.is_good
         ]
         print("".join(f"\n  {line}" for line in bad[:_SHOWN]))
+
+
+def _print_sources(entries: Sequence[Entry]) -> None:
+    """A line for each source with rows that ran and are said not to fit, or that are left out, and why."""
+    for source in dict.fromkeys(
+        entry.row.source if isinstance(entry, Predicted) else entry.source for entry in entries
+    ):
+        out = Counter(entry.reason for entry in entries if isinstance(entry, LeftOut) and entry.source == source)
+        own = [entry for entry in entries if isinstance(entry, Predicted) and entry.row.source == source]
+        wrong = [entry.row.id for entry in own if entry.row.published.fits and not entry.fits]
+        parts = [f"ran, but are said not to fit: {_some(wrong)}"] if wrong else []
+        parts += [f"{count} left out: {reason}" for reason, count in out.items()]
+        if parts:
+            print(f"{source}: {'; '.join(parts)}")
 
 
 def _print_line(name: str, time: Errors, memory: Errors) -> None:
