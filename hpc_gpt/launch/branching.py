@@ -71,7 +71,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
         f"branches from {run.run_id} after step {point.step}, as {resolved.layout}",
     )
     beside = None if "data.path" in request.given else run.data_beside
-    hold = CheckpointHold(owner, point.step, _is_live(owner))
+    hold = CheckpointHold(owner, point.step, lambda: _is_live(owner))
     return NewRun(replace(prepared, data_beside=beside, hold=hold), parent, notes)
 
 

@@ -8,6 +8,7 @@ branch's own folder, too, as hard links.
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
@@ -45,9 +46,10 @@ def knows_reservations(run: RunFolder) -> bool:
 
 
 class CheckpointHold:
-    """Keeps the checkpoint of `step` of `run` for a branch. `is_live`: its run may remove checkpoints."""
+    """Keeps the checkpoint of `step` of `run` for a branch. If it cannot, `is_live` says whether that run may remove
+    it."""
 
-    def __init__(self, run: RunFolder, step: int, is_live: bool) -> None:
+    def __init__(self, run: RunFolder, step: int, is_live: Callable[[], bool]) -> None:
         self._run, self._name, self._step, self._is_live = run, checkpoint_folder_name(step), step, is_live
 
     def place(self, folder: Path) -> None:
@@ -60,7 +62,7 @@ class CheckpointHold:
             raise RunFolderError(
                 f"checkpoint {self._name} of run {self._run.run_id} was removed just now", "branch from a later one"
             )
-        if refusal and self._is_live:
+        if refusal and self._is_live():
             raise RunFolderError(
                 f"run {self._run.run_id} trains and may remove its checkpoint {self._name}: {refusal}, and no hard "
                 "link can be made",

@@ -99,7 +99,7 @@ def knowing(first: RunFolder) -> RunFolder:
 
 def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=True).place(own.path)
+    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
     assert reserved_steps(knowing.path) == {4}
     assert not own.checkpoints.exists()
     keeps_one = Retention(keep_last=1)
@@ -114,7 +114,7 @@ def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
 
 def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=True).place(own.path)
+    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
     shutil.rmtree(own.path)
     assert reserved_steps(knowing.path) == set()
     note = {"path": "/not/mounted/here/run", "step": 8}
@@ -128,7 +128,7 @@ def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path,
 def test_a_run_of_an_earlier_version_does_not_read_them_so_its_files_are_linked(tmp_path, first):
     assert not knows_reservations(first)
     own = begun_from(tmp_path, None)
-    CheckpointHold(first, 8, is_live=True).place(own.path)
+    CheckpointHold(first, 8, is_live=lambda: True).place(own.path)
     assert not (first.path / "branches").exists()
     before, linked = (run.checkpoints / "step-00000008" / "weights" for run in (first, own))
     assert before.samefile(linked)
@@ -149,7 +149,7 @@ def test_what_can_be_neither_reserved_nor_linked_is_refused_of_a_run_that_trains
     logs = other_disk / "logs"
 
     def made(is_live: bool) -> RunFolder:
-        hold = CheckpointHold(first, 8, is_live)
+        hold = CheckpointHold(first, 8, lambda: is_live)
         return create_run(logs, first.resolved(), "#!/bin/sh\n", "", {}, archives=[hold])
 
     with pytest.raises(RunFolderError, match="trains and may remove its checkpoint step-00000008: its code") as refused:
@@ -160,7 +160,7 @@ def test_what_can_be_neither_reserved_nor_linked_is_refused_of_a_run_that_trains
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_leaves_no_run(tmp_path, knowing):
-    hold = CheckpointHold(knowing, 8, is_live=True)
+    hold = CheckpointHold(knowing, 8, is_live=lambda: True)
     shutil.rmtree(knowing.checkpoints / "step-00000008")
     with pytest.raises(RunFolderError, match=r"checkpoint step-00000008 of run .* was removed just now"):
         create_run(tmp_path / "new", knowing.resolved(), "#!/bin/sh\n", "", {}, archives=[take_snapshot(), hold])
