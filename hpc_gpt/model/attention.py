@@ -9,6 +9,7 @@ the model's dtype. They are no parameters and in no checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -119,6 +120,7 @@ class Attention(nn.Module):
     pass (Korthikanti et al. 2022, section 5): it has few FLOPs, and without a fused kernel most of the memory.
 
     `expands`: the attention kernel does not take grouped queries, so each query gets a copy of its keys and values.
+    `last`: the kernel for fewer queries than keys, [batch, heads, positions, width] each; None for SDPA with a mask.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Attention(nn.Module):
         self.heads = shape.heads // tp.size
         self.key_heads = max(1, shape.key_heads // tp.size)
         self.expands = False
+        self.last: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         self.recompute = techniques.recompute == "selective"
         self.is_recomputed = techniques.recompute != "none"
         self.context = tp.context
@@ -169,7 +172,7 @@ class Attention(nn.Module):
             rotation = self.rotation if documents is None else documents.rotation
             assert rotation is not None
             query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
-        core = partial(mix, expands=self.expands, documents=documents)
+        core = partial(mix, expands=self.expands, documents=documents, last=self.last)
         return self.context.attend(query, key, value, core, self.is_recomputed)
 
 
@@ -260,10 +263,17 @@ def split_heads(
     return query, key, value
 
 
-def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False, documents: Documents | None = None) -> Tensor:
+def mix(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    expands: bool = False,
+    documents: Documents | None = None,
+    last: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
     """The core of attention: [batch, seq, heads, width], twice [batch, keys, key heads, width] -> [batch, seq, heads x
-    width]. The queries are those of the last positions of the keys. `expands`: see `Attention`. `documents`: of the
-    micro-batch, none of which sees another."""
+    width]. The queries are those of the last positions of the keys. `expands`, `last`: see `Attention`. `documents`: of
+    the micro-batch, none of which sees another."""
     batch, seq, heads, _ = query.shape
     if documents is not None and documents.kernel is not None:
         if expands:
@@ -276,38 +286,17 @@ def mix(query: Tensor, key: Tensor, value: Tensor, expands: bool = False, docume
     if groups > 1 and expands:
         key, value = expand_heads(key, value, heads)
     if seq < key.shape[2]:
-        mixed = _mix_last(query, key, value, grouped)
-    elif grouped:
+        if last is not None:
+            return last(query, key, value).transpose(1, 2).reshape(batch, seq, -1)
+        # (To SDPA `is_causal` means that the queries are those of the first positions.)
+        mask = last_mask(query, key)
+    if grouped:
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
     else:
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return mixed.transpose(1, 2).reshape(batch, seq, -1)
-
-
-def _mix_last(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> Tensor:
-    """Causal attention of the last positions to all: [batch, heads, seq, width], twice [batch, heads, keys, width] ->
-    the query's shape.
-
-    To torch's SDPA `is_causal` means that the queries are those of the first positions. Its flash kernel for CUDA takes
-    them as the last, and is called by itself; the others, and that of a CPU, take a mask. (torch has a mask that stands
-    for this, `nn.attention.bias`, whose module imports its compiler.)
-    """
-    if calls_flash(query) and torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
-        width = query.shape[-1]
-        # The kernel takes widths that are multiples of 8.
-        query, key, value = (F.pad(part, (0, -width % 8)) for part in (query, key, value))
-        mixed: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, is_causal=True, scale=1 / math.sqrt(width)
-        )[0]
-        return mixed[..., :width]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=last_mask(query, key), enable_gqa=grouped)
-
-
-def calls_flash(query: Tensor) -> bool:
-    """Whether the flash kernel for CUDA takes such queries."""
-    return query.is_cuda and query.dtype != torch.float32
 
 
 def last_mask(query: Tensor, key: Tensor) -> Tensor:

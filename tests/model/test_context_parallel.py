@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from hpc_gpt.model.attention import mix
+from hpc_gpt.train.engines.private_parts import flash_of_last
 from tests.distributed.ranks import launch_ranks
 from tests.model.context_worker import EXCHANGES, HEADS, RECOMPUTES, SHAPES, name_of
 
@@ -38,6 +42,28 @@ def test_attention_of_two_chunks_is_that_of_one_process(
 ) -> None:
     # The kernel sums over as many keys as a chunk sees.
     assert max(found[name_of("keys", heads, key_heads, cp)].values()) <= 3e-6
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_a_kernel_for_the_last_queries_computes_what_the_mask_does(expands: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, *size, 8, generator=generator) for size in ((3, 4), (7, 2), (7, 2)))
+
+    def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+        scores = query @ key.transpose(-2, -1) / 8**0.5
+        sees = torch.arange(7) <= torch.arange(4, 7)[:, None]
+        return scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value
+
+    masked = mix(query, key, value, expands)
+    torch.testing.assert_close(mix(query, key, value, expands, last=by_hand), masked, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [64, 12])
+def test_the_flash_kernel_for_the_last_queries_gives_their_shape(width: int) -> None:
+    # Without a GPU its shapes alone: its numbers are not tested here.
+    query, key = (torch.empty(2, *size, width, dtype=torch.bfloat16, device="meta") for size in ((4, 3), (2, 7)))
+    assert flash_of_last(query, key, key).shape == query.shape
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.attention import Attention, calls_flash, expand_heads, last_mask, mix, rotation_of, split_heads
+from hpc_gpt.model.attention import Attention, expand_heads, last_mask, mix, rotation_of, split_heads
 from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
 from hpc_gpt.settings.resolved import Resolved
@@ -38,6 +38,7 @@ _OPERATORS = {
     "cudnn": "_scaled_dot_product_cudnn_attention",
     "efficient": "_scaled_dot_product_efficient_attention",
 }
+_LAST = private_parts.LAST_QUERIES
 _TAG = " hpc-gpt attention="
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -85,6 +86,7 @@ class AttentionKernels:
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 self.chosen = self._first_that_runs(trial)
+            self.last = trial.last if self.chosen == "flash" else None
         except _NoKernelError as failure:
             name, reason = resolved.engine.attention, str(failure)
             if name == "auto":
@@ -165,12 +167,15 @@ class AttentionKernels:
         raise _NoKernelError("; ".join(f"{name} failed in a trial: {reason}" for name, reason in self.failed.items()))
 
 
-def prepare_attention(module: nn.Module, expands: bool, device: torch.device) -> None:
-    """Completes the attention layers of a model that was built: whether they expand keys and values, and the tables of
-    their rotation, which are put on the device that computes, wherever the engine keeps the weights."""
+def prepare_attention(
+    module: nn.Module, expands: bool, device: torch.device, last: Callable[..., Tensor] | None = None
+) -> None:
+    """Completes the attention layers of a model that was built: whether they expand keys and values, the kernel for the
+    `last` queries, and the tables of their rotation, which are put on the device that computes, wherever the engine
+    keeps the weights."""
     for part in module.modules():
         if isinstance(part, Attention):
-            part.expands = expands
+            part.expands, part.last = expands, last
             part.rotation = part.rotation and part.rotation.to(device)
 
 
@@ -195,6 +200,8 @@ class _Trial:
         self._sizes = batch, shape.seq
         # Fewer than keys, if each rank has some of the queries.
         self._queries = context.queries_of(shape.seq)
+        calls_flash = self._queries < shape.seq and device.type == "cuda" and resolved.train.dtype != "fp32"
+        self.last = private_parts.flash_of_last if calls_flash and private_parts.can_use(_LAST) else None
         self.documents: Documents | None = None
 
     def boundaries(self) -> Boundaries:
@@ -220,7 +227,7 @@ class _Trial:
         parts = self._parts()
         mask = None if self.documents is None else self.documents.mask
         if self._queries < self._sizes[1]:
-            if SDPBackend.FLASH_ATTENTION in kernels and calls_flash(parts[0]):
+            if SDPBackend.FLASH_ATTENTION in kernels and self.last is not None:
                 return SDPBackend.FLASH_ATTENTION
             mask = last_mask(*parts[:2])
         with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
@@ -243,7 +250,8 @@ class _Trial:
         try:
             with warnings.catch_warnings(), sdpa_kernel([kernel]), torch.enable_grad():
                 warnings.simplefilter("ignore")
-                mixed = mix(*self._split(), self.expands, self.documents)
+                last = self.last if kernel is SDPBackend.FLASH_ATTENTION else None
+                mixed = mix(*self._split(), self.expands, self.documents, last)
                 # A scalar: gradients that are given make torch import what only its compiler needs.
                 (gradient,) = torch.autograd.grad((mixed * mixed.detach()).sum(), self._qkv)
                 # It waits for the device, which is where a kernel fails.

@@ -66,6 +66,12 @@ class Use:
 ATTENTION = Use(
     "torch", "asking which attention kernel it takes", {"torch": "_fused_sdp_choice"}, "the kernels are tried in turn"
 )
+LAST_QUERIES = Use(
+    "torch",
+    "causal attention of a sequence's last queries by the flash kernel",
+    {"torch": "_scaled_dot_product_flash_attention"},
+    "the kernels get a mask",
+)
 FOREACH = Use(
     "torch",
     "one kernel for many tensors",
@@ -349,6 +355,20 @@ def chosen_attention(
     """The number of the kernel that SDPA uses for causal attention, or with a mask, of grouped queries. Computes
     nothing."""
     return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, mask is None, enable_gqa=grouped))
+
+
+def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last positions to all: [batch, heads, seq, width], twice [batch, heads of keys, keys,
+    width] -> the query's shape, on CUDA in 16 bits.
+
+    To SDPA the queries of causal attention are those of the first positions; to its flash kernel the last. (The public
+    way, `nn.attention.bias`, does the same, imports torch's compiler, and cannot be compiled.)
+    """
+    width = query.shape[-1]
+    # The kernel takes widths that are multiples of 8.
+    query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
+    mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
+    return mixed[..., :width]
 
 
 @contextlib.contextmanager

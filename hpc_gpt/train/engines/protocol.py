@@ -225,7 +225,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
-    prepare_attention(engine.module, engine.attention.expands, device)
+    prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
     if (given := engine.given) is not None:
         names = {full_name(parameter) for parameter in engine.module.parameters()}
         assert names == given.taken, f"not from train.init: {names ^ given.taken}"
