@@ -114,17 +114,22 @@ def layer_bytes(training: Training) -> LayerBytes:
     )
 
 
+def selects_operators(training: Training) -> bool:
+    """Whether selective recomputation is by operator. Another program's alone: ours computes attention's core again."""
+    return engine_of(training).selects_operators and training.program_states is not None
+
+
 def kept_of_layer(training: Training, layer: LayerBytes) -> float:
     """Bytes that one layer keeps of one micro-batch under the training's recomputation.
 
-    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); under FSDP with flash,
-    which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output and every
-    second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
+    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); of others' FSDP with
+    flash, which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output and
+    every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
     """
     if training.recompute == "full":
         return layer.stream
     if training.recompute == "selective":
-        if engine_of(training).selects_operators and training.flash:
+        if selects_operators(training) and training.flash:
             # Compiled, the block's input alone is kept of the residual stream.
             return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
         return layer.kept - layer.scores

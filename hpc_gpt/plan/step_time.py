@@ -16,7 +16,7 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates
-from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages
+from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
 from hpc_gpt.settings.shape_split import layer_params
 
 _HALF = ("bf16", "fp16")
@@ -261,7 +261,7 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
         again = forward
     elif training.recompute == "selective":
         # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
-        again = products / 2 + passes if engine_of(training).selects_operators else core
+        again = products / 2 + passes if selects_operators(training) else core
     elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
         again = core  # so that no rank keeps the whole keys and values
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights + cast_back, again, core + core_back)

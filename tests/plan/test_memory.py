@@ -71,6 +71,16 @@ def test_cp_divides_what_layers_and_loss_keep(cp: int, recompute: Any, flash: bo
         assert kept == pytest.approx(part.activations * GIB + repeated, rel=1e-6)
 
 
+def test_selective_recomputation_by_operator_is_another_programs() -> None:
+    """Ours computes the core of attention again, of which a fused kernel keeps nothing that it could save."""
+    ours = Training(LLAMA, micro_batches=2, dp=8, flash=True, engine="fsdp")
+    others = replace(ours, program_states=PROGRAMS["fsdp"])
+    for training, share in ((ours, 1.0), (others, 0.6)):
+        selective = predict_memory(replace(training, recompute="selective")).stages[0].activations
+        assert selective <= share * predict_memory(training).stages[0].activations
+        assert training is others or selective == predict_memory(training).stages[0].activations
+
+
 @given(trainings())
 def test_every_part_is_a_number_and_the_kinds_are_in_order(training: Training) -> None:
     memory = predict_memory(training, machine_named("a100-80g", 8, "infiniband 8x200G"))
