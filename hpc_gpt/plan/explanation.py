@@ -187,7 +187,8 @@ def _how(part: str, run: Training) -> str:
         )
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
-        return f"gradients over {run.dp} replicas, as far as backward does not hide it{gathered}"
+        shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
+        return f"gradients over {shared}, as far as backward does not hide it{gathered}"
     return next(each.means for each in PARTS if each.name == part)
 
 

@@ -43,8 +43,13 @@ def test_what_cannot_run_is_one_line_with_a_hint_and_nothing_is_written(case, ve
     assert not logs.exists() or not list(logs.iterdir())
 
 
-def test_llama_of_8b_at_128k_fits_8_gpus_by_plan_and_has_a_small_run():
+def test_llama_of_8b_at_128k_fits_8_gpus_by_plan_which_a_submission_follows_and_has_a_small_run():
     found = json.loads(in_process("plan", *LONG, "--json").stdout)
     assert {each["layout"] for each in found["candidates"]} == {"tp1-pp1-cp8-dp1"}
+    done = in_process("submit", *LONG, "--engine", "fsdp", "--dry-run")
+    assert done.code == 0, done.stderr
+    text = re.sub(r"\s+", " ", done.stdout + done.stderr)
+    need, card = re.search(r"tp1-pp1-cp8-dp1 needs ([\d.]+) of ([\d.]+) GiB", text).groups()
+    assert float(need) < float(card)
     small = in_process("submit", *LONG[:-2], "--engine", "fsdp", "--smoke", "--dry-run")
     assert "tp1-pp1-cp8-dp1 on 8 GPUs -> tp1-pp1-cp2-dp1 on 2 GPUs" in re.sub(r"\s+", " ", small.stderr + small.stdout)
