@@ -7,7 +7,8 @@ from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 class PlainTorch(EngineFacts):
     order = 70  # its place in lists; what is not given here is as in EngineFacts
     alternatives = {"sharded_optimizer": "use --engine ddp", "zero_stage": "use --engine deepspeed-zero"}
-    converts = frozenset({"layout.dp"})
+    axes = frozenset({"cp"})
+    converts = frozenset({"layout.cp", "layout.dp"})
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_weights
 from hpc_gpt.train.engines.kernels import compile_model
@@ -24,7 +25,9 @@ class PlainTorch(TorchEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         train, half = resolved.train, HALF.get(resolved.train.dtype)
-        self.module = Gpt(resolved.model, train.seed, techniques=Techniques.of(resolved.engine)).to(device)
+        # The ranks of cp have parts of the same samples; to the engine they are ranks of its data axis.
+        tp = TensorParallel(context=self.context)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(resolved.engine)).to(device)
         self._model = self.module
         # In bf16 and fp16 the optimizer updates fp32 masters, which collect the gradients.
         self._masters = MasterWeights(self.module.parts(), half) if half else None
@@ -40,7 +43,7 @@ class PlainTorch(TorchEngine):
         return nullcontext()
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        ranks = self._resolved.layout.dp
+        ranks = self._resolved.layout.data_ranks
         for gradient in gradients_of(self._parameters) if ranks > 1 else []:
             dist.all_reduce(gradient)
             gradient /= ranks
