@@ -60,7 +60,6 @@ def test_its_switches_are_keys_and_what_to_use_instead_is_of_others(facts: Engin
     assert "none" in facts.recomputes
     assert (len(facts.recomputes) > 1) == ("recompute" in facts.switches)
     assert ("sequence_parallel" in facts.switches) <= facts.splits("tp")
-    assert ("cp_exchange" in facts.switches) <= facts.splits("cp")
     assert ("partition" in facts.switches) <= facts.splits("pp")
     assert ("tiles" in facts.switches) <= (3 in facts.zero_stages)
 
