@@ -43,12 +43,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     """
     assert request.until is not None
     settings, until = run.resolved(), request.until
-    if settings.command is not None or engine_named(settings.engine.name).is_program:
-        raise ConfigError(
-            f"run {run.run_id} is of engine {settings.engine.name}: its checkpoints are its program's own, and stay "
-            "with their run",
-            "submit a new run, with the program's own option to load one",
-        )
+    engine_named(settings.engine.name).check_branch(run.run_id)
     profile = profile_of(settings, request)
     check_resumable(settings)
     parent, point = branch_of(run, step)

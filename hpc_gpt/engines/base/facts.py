@@ -144,6 +144,14 @@ class EngineFacts(States):
                 "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
             )
 
+    def check_branch(self, run: str) -> None:
+        """ConfigError if no other run can begin from a checkpoint of `run`."""
+        if self.is_program:
+            raise ConfigError(
+                f"run {run} is of engine {self.name}: its checkpoints are its program's own, and stay with their run",
+                "submit a new run, with the program's own option to load one",
+            )
+
     def stage_that_runs(self, stage: int, dtype: str) -> int:
         """The ZeRO stage that runs if `stage` is requested."""
         return stage
