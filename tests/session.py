@@ -3,11 +3,13 @@
 - Lines that tests left under a title, such as the equality table.
 - As the very last line, what did not run and why: the tests marked `long`, which `make test-all` adds, and the skips.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
+- In the file that FAILED_TESTS names, the tests that failed, one on a line, for a second run of these.
 - With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
   `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
 """
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -19,6 +21,8 @@ from tests import ALL_TESTS, LONG_ALONE
 
 _TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
+# What pytest-xdist appends to the name of a test in a group.
+_GROUP = re.compile(r"@[\w-]+$")
 _lines = pytest.StashKey[dict[str, list[str]]]()
 _left = pytest.StashKey[int]()  # how many tests were left to `make test-all`
 
@@ -140,6 +144,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if file := os.environ.get("FAILED_TESTS"):
+        reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
+        names = dict.fromkeys(_GROUP.sub("", report.nodeid) for report in reports)
+        Path(file).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     for title, lines in config.stash[_lines].items():
         if lines and (title != NOT_RUN or strict()):
             terminalreporter.section(title, red=title == NOT_RUN, bold=True)

@@ -88,6 +88,25 @@ def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
     assert sum("   2 tests  " in line for line in lines) == 1
 
 
+@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+def test_what_failed_is_listed_for_a_second_run(
+    tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "failed"
+    monkeypatch.setenv("FAILED_TESTS", str(file))
+    source = "import pytest\n@pytest.mark.xdist_group('a-group')\n@pytest.mark.parametrize('one', ['a b', 'c@d', 3])\n"
+    source += "def test_a(one): assert one == 3\n@pytest.fixture\ndef no(): raise OSError\ndef test_b(no): pass\n"
+    run_session(tmp_path, source, "true", *options)
+    names = file.read_text().splitlines()
+    assert sorted(names) == ["test_it.py::test_a[a b]", "test_it.py::test_a[c@d]", "test_it.py::test_b"]
+    again = [f"{tmp_path}/{name}" for name in names[:1]]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *again], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert b"1 failed" in done.stdout
+
+
 def test_tests_on_the_shared_files_may_be_skipped(tmp_path: Path) -> None:
     assert run_session(tmp_path, SHARED, "true").returncode == 0
 

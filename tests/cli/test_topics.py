@@ -12,8 +12,9 @@ from tests.cli.command import hpc_gpt, in_process
 
 def test_every_engine_is_listed_with_what_it_takes():
     shown = hpc_gpt("help", "engines").stdout
-    assert "deepspeed-3d: tp x pp x dp; ZeRO 0, 1\n" in shown
-    assert "ddp: dp\n" in shown
+    assert "deepspeed-3d: tp x pp x cp x dp; ZeRO 0, 1\n" in shown
+    assert "ddp: cp x dp\n" in shown
+    assert "hf-deepspeed: dp; ZeRO" in shown
     listed = json.loads(hpc_gpt("help", "engines", "--json").stdout)
     assert [row["engine"] for row in listed["engines"]] == list(engines())
     switches = {switch for row in listed["engines"] for switch in row["switches"]}

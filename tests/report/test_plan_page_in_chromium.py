@@ -89,7 +89,7 @@ def test_every_drawing_has_words_and_every_part_a_mark_beside_its_colour(browser
     hatched = "[...document.querySelectorAll('rect[fill]')].map((one) => one.getAttribute('fill'))"
     places = browser.run(shares)
     assert set(browser.run(hatched)) == {f"url(#hatch-{place})" for place in set(places) - {"0"}}
-    assert browser.run("[...document.querySelectorAll('pattern')].map((one) => one.id).length") == 7
+    assert browser.run("[...document.querySelectorAll('pattern')].map((one) => one.id).length") == 8
 
 
 def test_bars_are_as_long_as_what_they_stand_for(browser, page):
