@@ -26,7 +26,8 @@ from hpc_gpt.settings.layout import Layout
 KEPT = 3  # candidates of each layout
 # Settings of a layout whose speeds have a smaller ratio count as equal; then the plainer ones come first.
 NEAR = 1.01
-# The same of layouts: no prediction tells them apart, and more room and less exposed communication come first.
+# The same of layouts, as the difference is below a prediction's error: more free memory and less exposed communication
+# come first.
 EQUAL = 1.03
 # Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
 # must be faster by the second figure than one with room.

@@ -274,7 +274,7 @@ def legend(searched: Searched) -> str:
     moved = any(candidate.host_gib for candidate in (*searched.candidates, *searched.too_large))
     words = f"; host: what a node must hold of what its GPUs offload; {has}" if moved else ""
     times = ", ".join(f"{part.letter} {part.name}" for part in used)
-    alike = "; equal: as fast as the best within 3 %, which no prediction tells apart" if _has_equals(searched) else ""
+    alike = "; equal: as fast as the best within 3 %, less than a prediction's error" if _has_equals(searched) else ""
     return f"batch: samples of a micro-batch x micro-batches; time: {times}{words}{alike}"
 
 
