@@ -207,6 +207,8 @@ VALUE_TYPES = {
     "settings.model_shape",
     "settings.shape_split",
     "settings.experiment",
+    "settings.key_rules",
+    "settings.program_text",
     "settings.schedule",
     "settings.command",
     "settings.forms",

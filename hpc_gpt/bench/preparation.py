@@ -22,6 +22,7 @@ from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, MachineFigures, load_profile
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.engines import optimizer_faults
@@ -236,7 +237,7 @@ def prepare_cell(
         name = f"{engine or experiment.engine.name}{micro_batch}"
     if row is None:
         experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{folder_name(name)}")
-    whole, cut = cut_warmup(experiment)
+    whole, cut = cut_warmup(replace(experiment, **AROUND))
     if asked.smoke:
         real = resolve(whole, load_profile(FALLBACK))
         small = shrink(experiment, real, asked.has_gpu)

@@ -19,6 +19,7 @@ from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
 from hpc_gpt.settings.resolve import experiment_text, resolve
@@ -35,6 +36,8 @@ _OPTION_OF = {**OF_JOB, "cpus_per_task": "cpus-per-task"}
 _SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
 _OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
+# The tables whose keys it takes.
+_TABLES = ("job", "command", *AROUND)
 
 
 def prepare_file(
@@ -47,7 +50,7 @@ def prepare_file(
     command = experiment.command
     assert command.script is not None
     asked = ScriptRequest(Path(command.script), command.args)
-    ours = [key for key in given if key.startswith(("job.", "command.")) or key in (*_SIZES, *_OF_TRAIN)]
+    ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
     return prepare_script(whole, profile, asked, experiment.name)
@@ -105,7 +108,13 @@ def prepare_script(
 def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The overrides as keys of `job`, `command`, `train` and of the `profile`. ConfigError for one that a script has no
     use for."""
-    tables: dict[str, dict[str, Any]] = {"job": {}, "command": {}, "train": {}, "profile": {}}
+    tables: dict[str, dict[str, Any]] = {
+        "job": {},
+        "command": {},
+        "train": {},
+        "profile": {},
+        **{name: {} for name in AROUND},
+    }
     known = [entry.name for entry in fields(ClusterProfile)]
     for key, value in overrides.items():
         table, dot, own = key.partition(".")
@@ -113,12 +122,13 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             continue
         if not dot and key in known:
             tables["profile"][key] = value
-        elif table in ("job", "command") or key in _OF_TRAIN:
+        elif table in _TABLES or key in _OF_TRAIN:
             tables[table][own] = value
         else:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
-                close_matches(key, known) or "--set takes keys of [job] and [command], train.steps, and the profile's",
+                close_matches(key, known)
+                or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
             )
     for own in ("run", "per", "setup", "resume", "snapshot", "link"):
         if own in tables["command"]:
@@ -158,6 +168,7 @@ def _experiment(
     hidden = list(asked.arguments) if arguments == shlex.join(asked.arguments) else [arguments]
     where = {"script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
     tables = {"command": {**command, **where}, "job": {**texts, **own}, "train": {"steps": 0, **keys["train"]}}
+    tables |= {table: keys[table] for table in AROUND}
     checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
     layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
     job_kept = replace(checked.job, exclusive="exclusive" in found or None)

@@ -20,8 +20,8 @@ from typing import Any
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored, read_stored_lines
-from hpc_gpt.settings.command import fill
 from hpc_gpt.settings.experiment import Command
+from hpc_gpt.settings.program_text import fill
 
 COMPLETE = "complete.json"
 SCHEMA = 1

@@ -25,8 +25,9 @@ from hpc_gpt.runs.checkpoints import (
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Experiment, Job, key_rules
+from hpc_gpt.settings.experiment import Data, Experiment, Job
 from hpc_gpt.settings.experiment_file import OF_A_MODEL, schedule_faults
+from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import experiment_tables, resolve
 from hpc_gpt.settings.resolved import Resolved

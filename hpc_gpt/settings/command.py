@@ -2,67 +2,28 @@
 
 import math
 import re
-import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from hpc_gpt.errors import raise_faults
-from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import Command
-from hpc_gpt.tables import close_matches
+from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
 
 # The names that are filled in.
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
+# Where a brace is known that is not known everywhere.
+_KNOWN = dict.fromkeys(BRACES, "elsewhere") | {"checkpoint": "in command.resume, which is added once there is one"}
 # The groups that `pattern` may have, as a dialect has them (readers/pattern.py).
 PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",
     "memory_allocated_mib", "memory_allocated_gb", "memory_reserved_gib", "memory_reserved_mib", "memory_reserved_gb",
 )  # fmt: skip
-# `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
-_BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
-_VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 
 
 def check_command(command: Command) -> None:
     """ConfigError with every fault of `[command]`."""
     raise_faults(dict(_faults(command)))
-
-
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with its braces filled in.
-
-    >>> fill("{run}/{{step}}", {"run": "/a b"})
-    '/a b/{step}'
-    """
-    return _BRACE.sub(lambda found: values[found["name"]] if found["name"] else f"{{{found['text']}}}", text)
-
-
-def fill_line(line: str, values: Mapping[str, str]) -> str:
-    """A line of bash with its braces filled in, each quoted as its place in the line needs.
-
-    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\"", {"run": "/a b'$"}))
-    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$"
-    """
-    parts, quote, place = [], "", 0
-    while place < len(line):
-        found = _BRACE.match(line, place)
-        if found:
-            parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
-            place = found.end()
-            continue
-        width = 2 if line[place] == "\\" and quote != "'" else 1
-        if line[place] in "'\"" and quote in ("", line[place]):
-            quote = "" if quote else line[place]
-        parts.append(line[place : place + width])
-        place += width
-    return "".join(parts)
-
-
-def _quoted(value: str, quote: str) -> str:
-    if quote == "'":
-        return value.replace("'", "'\\''")
-    return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
 
 
 def command_argv(command: Command) -> tuple[str, ...]:
@@ -81,47 +42,22 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
         yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
     elif not has_run:
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
-    texts = {f"command.run[{index}]": word for index, word in enumerate(command_argv(command))}
-    texts = {"command.run": command.run} if isinstance(command.run, str) else texts
+    texts = texts_of("command.run", command.run)
     every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}
     every |= {f"command.setup[{index}]": line for index, line in enumerate(command.setup)}
     every |= {"command.checkpoints": command.checkpoints or "", "command.complete": command.complete or ""}
     for where, text in every.items():
-        if "\0" in text:
-            yield f"{where} holds a NUL, which no command line can carry", "take it out"
-        bare = _VARIABLE.sub("/", text)
-        if hide_secrets(bare) != bare:
-            yield (
-                f"{where} holds what looks like a secret, and the run folder would keep it: {hide_secrets(bare):.80}",
-                "export it in the shell that submits, and use its variable: $NAME",
-            )
+        yield from text_faults(where, text)
     known = tuple(name for name in BRACES if name != "checkpoint")
     for where, text in texts.items():
-        yield from _brace_faults(where, text, known)
-    yield from _brace_faults("command.resume", command.resume or "", BRACES)
-    yield from _brace_faults("command.complete", command.complete or "", ("run", "checkpoint"))
+        yield from brace_faults(where, text, known, _KNOWN)
+    yield from brace_faults("command.resume", command.resume or "", BRACES)
+    yield from brace_faults("command.complete", command.complete or "", ("run", "checkpoint"), _KNOWN)
     yield from _checkpoint_faults(command)
     yield from _pattern_faults(command.pattern)
     yield from _link_faults(command)
     if command.hang_s is not None and not (math.isfinite(command.hang_s) and command.hang_s > 0):
         yield f"command.hang_s is {command.hang_s:g}, but must be above 0", "leave it out for no limit"
-
-
-def _brace_faults(where: str, text: str, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    for found in _BRACE.finditer(text):
-        name = found["name"]
-        if name is None or name in known:
-            continue
-        braces = ", ".join(f"{{{each}}}" for each in known)
-        if name in BRACES:
-            only = "in command.resume, which is added once there is one" if name == "checkpoint" else "elsewhere"
-            yield f"{where} has {{{name}}}, which is known only {only}", f"here are known {braces}"
-        else:
-            match = close_matches(name, known)
-            yield (
-                f"{where} has {{{name}}}, which is not known" + (f"; {match}" if match else ""),
-                f"known are {braces}; for a brace of its own the program gets {{{{{name}}}}} as {{{name}}}",
-            )
 
 
 def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
@@ -131,7 +67,7 @@ def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
             if getattr(command, name) is not None:
                 yield f"command.{name} is given without command.checkpoints", 'set checkpoints = "out/ckpt-*"'
         return
-    yield from _brace_faults("command.checkpoints", glob, ("run",))
+    yield from brace_faults("command.checkpoints", glob, ("run",), _KNOWN)
     below = PurePosixPath(glob.removeprefix("{run}/"))
     if command.script is not None and glob.startswith("/") and ".." not in below.parts and "{run}" not in glob:
         return  # a job script's checkpoints are where it writes them

@@ -8,21 +8,12 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
+from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
-from hpc_gpt.settings.experiment import (
-    Command,
-    Data,
-    Engine,
-    Experiment,
-    Job,
-    LayoutRequest,
-    Model,
-    ScriptFacts,
-    Train,
-    key_rules,
-)
+from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, ScriptFacts, Train
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
+from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.mixture import MIX, mixture_faults
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
@@ -91,6 +82,7 @@ def resolve(
             'use engine.cp_exchange = "heads", or data.mask_documents = false',
         )
     facts.check_run(layout, shape, train)
+    check_around(experiment.notify, experiment.after, experiment.track)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
             raise ConfigError(
@@ -115,6 +107,9 @@ def resolve(
         sweep=sweep,
         row=row,
         command=command,
+        notify=experiment.notify,
+        after=experiment.after,
+        track=experiment.track,
         script=script,
         data_from=data_from,
     )
@@ -336,6 +331,7 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "train": train,
         "job": job,
         **resolved.form.tables,
+        **{name: changed_keys(getattr(resolved, name)) for name in AROUND},
     }
 
 
@@ -345,12 +341,16 @@ def experiment_of(resolved: Resolved) -> Experiment:
     sizes = {name: getattr(resolved.model, name) for name in resolved.form.model_table}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
-    return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, job, command)
+    around = {name: getattr(resolved, name) for name in AROUND}
+    kept = (resolved.data, resolved.engine, layout, resolved.train, job, command)
+    return Experiment(resolved.name, model, *kept, **around)
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
     """The text of that experiment as TOML, after a line with `comment`."""
     lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
     for name, table in experiment_tables(resolved).items():
+        if name in AROUND and not table:
+            continue
         lines += ["", f"[{name}]", *toml_lines(table)]
     return "\n".join(lines) + "\n"

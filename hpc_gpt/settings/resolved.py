@@ -11,25 +11,16 @@ import hashlib
 import json
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.around import AROUND, After, Notify, Track, changed_keys
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.experiment import (
-    Command,
-    Data,
-    Engine,
-    Job,
-    KeyRules,
-    LayoutRequest,
-    Model,
-    ScriptFacts,
-    Train,
-    key_rules,
-)
+from hpc_gpt.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL, UNKNOWN, OurModel, OwnProgram
+from hpc_gpt.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.settings.layout import Batch, Layout
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
 from hpc_gpt.typed_tables import from_tables
@@ -71,6 +62,9 @@ class Resolved:
     sweep: str | None = None
     row: str | None = None
     command: Command | None = None
+    notify: Notify = field(default_factory=Notify)
+    after: After = field(default_factory=After)
+    track: Track = field(default_factory=Track)
     script: ScriptFacts | None = None
     data_from: int = 0
     version: str = __version__
@@ -132,7 +126,10 @@ class Resolved:
             for key in [key for key in tables[name] if key not in _WRITTEN]:
                 if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
                     del tables[name][key]
-        for name, none in (("command", None), ("script", None), ("data_from", 0)):
+        for name in AROUND:
+            tables[name] = changed_keys(getattr(self, name))
+        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0}
+        for name, none in (*nones.items(), *((name, {}) for name in AROUND)):
             if tables[name] == none:
                 del tables[name]
         return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"

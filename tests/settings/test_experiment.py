@@ -9,7 +9,8 @@ from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.lineage import check_same_training
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train, key, key_rules
+from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.key_rules import key, key_rules
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash, speed_hash
 

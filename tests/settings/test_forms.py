@@ -21,6 +21,7 @@ FORMS = {
 # {a module that finds it out itself: why}
 EXCEPTIONS = {
     "settings.resolve": "leaves out the model and the batch of a program, before there is a run",
+    "settings.around": "its command is that of [notify]",
     "train.__main__": "starts the one or the other: a program needs no torch",
 }
 

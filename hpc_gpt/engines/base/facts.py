@@ -12,7 +12,8 @@ from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Train, key_rules
+from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Train
+from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved

@@ -29,8 +29,8 @@ from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.command import fill, fill_line
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.supervision.full_disk import reserve
 from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.supervision.stacks import stack_of

@@ -1,0 +1,117 @@
+"""What is to happen around a run: `[notify]`, `[after]` and `[track]`. Without its table nothing does.
+
+No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from hpc_gpt.errors import raise_faults
+from hpc_gpt.settings.key_rules import key, key_rules
+from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
+
+Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
+# What is filled into the texts of [after].
+AFTER_BRACES = ("checkpoint", "export", "step", "run")
+
+
+@dataclass(frozen=True)
+class Notify:
+    """`[notify]`: a command that is told of events of the run, as a line of JSON on its standard input."""
+
+    command: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
+    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", decides="nothing", added=True)
+    "The events that it is told of: first_step, ended, failed, retried, stopped."
+    timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
+    "Seconds after which it is killed; for example 60."
+
+
+@dataclass(frozen=True)
+class After:
+    """`[after]`: a job of its own after each checkpoint, such as an evaluation.
+
+    In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
+    """
+
+    run: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
+    every: int = key(1, resume="free", decides="nothing", added=True, least=0)
+    "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
+    export: bool = key(False, resume="free", decides="nothing", added=True)
+    "The job first writes the checkpoint in Hugging Face's format, to {export}."
+    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
+    'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
+    most: int = key(4, resume="free", decides="nothing", added=True, least=1)
+    "Unfinished jobs beyond which a checkpoint gets none; for example 2."
+
+
+@dataclass(frozen=True)
+class Track:
+    """`[track]`: curves of the run in other programs while it trains."""
+
+    tensorboard: bool = key(False, resume="free", decides="nothing", added=True)
+    "TensorBoard's event files are written to tensorboard/ of the run."
+    wandb: str | None = key(None, resume="free", decides="nothing", added=True)
+    'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
+
+
+# {name of the table in an experiment: the table without which nothing happens}
+AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track()}
+
+
+def changed_keys(table: Notify | After | Track) -> dict[str, Any]:
+    """The keys of a table that do not have their defaults."""
+    return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
+
+
+def check_around(notify: Notify, after: After, track: Track) -> None:
+    """ConfigError with every fault of the three tables."""
+    raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
+
+
+def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [notify]."""
+    if notify.command is None:
+        if notify != Notify():
+            yield "[notify] has no command that is told", 'set notify.command = "…", or leave the table out'
+        return
+    yield from _command_faults("notify.command", notify.command)
+    yield from _number_faults("notify", notify, ("timeout_s",))
+
+
+def _after_faults(after: After) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [after]."""
+    if after.run is None:
+        if after != After():
+            yield "[after] has no run, which says what its job runs", 'set after.run = "…", or leave the table out'
+        return
+    yield from _command_faults("after.run", after.run)
+    for where, text in texts_of("after.run", after.run).items():
+        yield from brace_faults(where, text, AFTER_BRACES)
+        if "{export}" in text and not after.export:
+            yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
+    for index, option in enumerate(after.sbatch):
+        yield from text_faults(f"after.sbatch[{index}]", option)
+    yield from _number_faults("after", after, ("every", "most"))
+
+
+def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [track]."""
+    if track.wandb is not None and not track.wandb.strip():
+        yield "track.wandb is empty, but names the project to send to", 'for example wandb = "gpt"'
+
+
+def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    texts = texts_of(where, command)
+    if not any(text.strip() for text in list(texts.values())[:1]):
+        yield f"{where} is empty", "say what is to run, or leave the table out"
+    for of, text in texts.items():
+        yield from text_faults(of, text)
+
+
+def _number_faults(table: str, values: Notify | After, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name in keys:
+        if fault := key_rules(type(values))[name].fault(getattr(values, name)):
+            yield f"{table}.{name} {fault}", "leave it out for its default"

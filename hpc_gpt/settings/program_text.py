@@ -1,0 +1,86 @@
+"""The texts of a program's command: their braces with values filled in, quoted for bash, and what they may not hold."""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.tables import close_matches
+
+# `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
+_BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
+_VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """A text with its braces filled in.
+
+    >>> fill("{run}/{{step}}", {"run": "/a b"})
+    '/a b/{step}'
+    """
+    return _BRACE.sub(lambda found: values[found["name"]] if found["name"] else f"{{{found['text']}}}", text)
+
+
+def fill_line(line: str, values: Mapping[str, str]) -> str:
+    """A line of bash with its braces filled in, each quoted as its place in the line needs.
+
+    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\"", {"run": "/a b'$"}))
+    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$"
+    """
+    parts, quote, place = [], "", 0
+    while place < len(line):
+        found = _BRACE.match(line, place)
+        if found:
+            parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
+            place = found.end()
+            continue
+        width = 2 if line[place] == "\\" and quote != "'" else 1
+        if line[place] in "'\"" and quote in ("", line[place]):
+            quote = "" if quote else line[place]
+        parts.append(line[place : place + width])
+        place += width
+    return "".join(parts)
+
+
+def _quoted(value: str, quote: str) -> str:
+    if quote == "'":
+        return value.replace("'", "'\\''")
+    return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
+
+
+def texts_of(where: str, command: str | tuple[str, ...]) -> dict[str, str]:
+    """{dotted name: text} of a line for bash, or of the words of a list."""
+    if isinstance(command, str):
+        return {where: command}
+    return {f"{where}[{index}]": word for index, word in enumerate(command)}
+
+
+def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
+    """(message, hint) of what no text of a command may hold: a NUL, or a secret."""
+    if "\0" in text:
+        yield f"{where} holds a NUL, which no command line can carry", "take it out"
+    bare = _VARIABLE.sub("/", text)
+    if hide_secrets(bare) != bare:
+        yield (
+            f"{where} holds what looks like a secret, and the run folder would keep it: {hide_secrets(bare):.80}",
+            "export it in the shell that submits, and use its variable: $NAME",
+        )
+
+
+def brace_faults(
+    where: str, text: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each brace of a text that is not `known` there. `elsewhere`: {other name: where it is}."""
+    for found in _BRACE.finditer(text):
+        name = found["name"]
+        if name is None or name in known:
+            continue
+        braces = ", ".join(f"{{{each}}}" for each in known)
+        if elsewhere and name in elsewhere:
+            yield f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"here are known {braces}"
+        else:
+            match = close_matches(name, known)
+            yield (
+                f"{where} has {{{name}}}, which is not known" + (f"; {match}" if match else ""),
+                f"known are {braces}; for a brace of its own the program gets {{{{{name}}}}} as {{{name}}}",
+            )

@@ -1,0 +1,83 @@
+"""[notify], [after], [track]: what they refuse, and that they are no part of what a run is."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.runs.lineage import descend
+from hpc_gpt.settings.around import AROUND
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import experiment_of, experiment_text, resolve
+from hpc_gpt.settings.resolved import Resolved, config_hash
+
+PROFILE = load_profile("local")
+ASKED = {
+    "notify.command": "mail -s GPT me@example.org",
+    "notify.on": ["first_step", "stopped"],
+    "after.run": ["python", "evaluate.py", "{export}", "{step}", "{run}", "{checkpoint}"],
+    "after.export": True,
+    "after.sbatch": ["--gpus=1"],
+    "track.tensorboard": True,
+    "track.wandb": "gpt",
+}
+
+
+def run(**overrides: Any) -> Resolved:
+    return resolve(load_experiment("demo", overrides), PROFILE)
+
+
+def test_without_the_tables_a_run_is_written_as_ever():
+    assert not any(f'"{name}"' in run().to_json() for name in AROUND)
+    assert not any(f"[{name}]" in experiment_text(run(), "") for name in AROUND)
+
+
+def test_with_the_tables_a_run_is_the_same_training():
+    asked = run(**ASKED)
+    assert config_hash(asked) == config_hash(run())
+    assert Resolved.from_json(asked.to_json()) == asked
+    assert resolve(experiment_of(asked), PROFILE) == asked
+    assert replace(asked, **AROUND) == run()
+
+
+def test_a_resumption_may_change_the_tables():
+    assert replace(descend(run(), ASKED, PROFILE, 5), name="demo") == run(**ASKED)
+    assert descend(run(**ASKED), {"notify.command": "true"}, PROFILE, 5).notify.command == "true"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("notify.command", "", "notify.command is empty"),
+        ("notify.command", [], "notify.command is empty"),
+        ("notify.command", "curl -H 'Bearer 0123456789abcdefgh'", "what looks like a secret"),
+        ("notify.on", ["end"], "did you mean ended?"),
+        ("notify.timeout_s", 0, "notify.timeout_s is 0.0, but must be above 0"),
+        ("after.run", " ", "after.run is empty"),
+        ("after.run", "evaluate {chekpoint}", "did you mean checkpoint?"),
+        ("after.run", "evaluate {attempt}", "known"),
+        ("after.every", -1, "after.every is -1, but must not be negative"),
+        ("after.most", 0, "after.most is 0, but must be at least 1"),
+        ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
+        ("track.wandb", "", "track.wandb is empty"),
+    ],
+)
+def test_a_value_without_sense_is_refused(key, value, words):
+    with pytest.raises(ConfigError, match=words.replace("?", r"\?")) as refused:
+        run(**(ASKED | {key: value}))
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("notify.on", ["ended"], "no command"),
+        ("after.every", 2, "no run"),
+        ("after.run", "evaluate {export}", "after.export is false"),
+    ],
+)
+def test_a_key_without_the_one_it_needs_is_refused(key, value, words):
+    with pytest.raises(ConfigError, match=words):
+        run(**{key: value})
