@@ -72,7 +72,7 @@ def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
 def test_an_ended_run_is_refused_with_a_word(made_run, ended):
     made_run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
     add_attempt(made_run, [metrics_line(1)], ended=ended, job_id="7")
-    for verb in VERBS:
+    for verb in (*VERBS, "cancel"):
         done = in_process(verb, made_run.run_id)
         assert (done.code, done.stdout) == (1, "")
         assert done.stderr == f"{made_run.run_id}: nothing to {verb}, it ended as {ended}\n"
