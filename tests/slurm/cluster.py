@@ -225,8 +225,9 @@ class Cluster:
             f"FirstJobId={1 + 37 * os.getpid() % 20000}",
             "SlurmUser=root",
             "AuthType=auth/munge",
-            # cred_expire is also how long a requeued job must wait: 120 s by default.
-            f"AuthInfo=socket={self.services.munge_socket},cred_expire=5",
+            # cred_expire is also how long a requeued job must wait: 120 s by default. Beside what all tests compile a
+            # step that took 5 s to reach its slurmd was refused.
+            f"AuthInfo=socket={self.services.munge_socket},cred_expire={15 if ALL_TESTS else 5}",
             "CredType=cred/munge",
             "MpiDefault=none",
             "ProctrackType=proctrack/linuxproc",

@@ -236,7 +236,9 @@ class Job:
         while not ready():
             assert not self.cluster.ending.is_set(), f"job {self.id}: the tests end before {what}"
             if time.monotonic() > end:
-                raise AssertionError(f"job {self.id}: {what} not within {limit_s:.0f} s\n{self.shown()}\n{self.log()}")
+                nodes = self.cluster.run("sinfo", "--list-reasons").stdout
+                known = f"{self.shown()}\n{nodes}\n{self.log()}"
+                raise AssertionError(f"job {self.id}: {what} not within {limit_s:.0f} s\n{known}")
             time.sleep(0.05)
 
     def wait_end(self, *states: str) -> None:
