@@ -15,6 +15,7 @@ from hpc_gpt import __version__
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import RenderError
 from hpc_gpt.files import templates_dir
+from hpc_gpt.launch.tracker import tracked_packages
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import (
     JOB_NAME,
@@ -137,6 +138,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "nodes": resolved.nodes,
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
+        "track": bool(tracked_packages(resolved)) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
         "command": resolved.form.command_lines,
         "signal": resolved.form.stop_signal,

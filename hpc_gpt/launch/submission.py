@@ -12,6 +12,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepared import PreparedRun
+from hpc_gpt.launch.tracker import check_tracker
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
@@ -185,6 +186,7 @@ def check_inputs(
     ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
+    check_tracker(resolved)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -33,22 +33,25 @@ TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipp
 _FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
 ANOTHER = "name another folder for the export"
 # TensorBoard reads every file with `tfevents` in its name, in the order of names.
-EVENT_FILE = "events.out.tfevents.0000000000.hpc-gpt"
+EVENT_FILE = "events.out.tfevents.{number:010d}.hpc-gpt"
 EXPORT_MARK = "hpc-gpt.json"  # of our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
 _LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
 
 
+CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: figure}
+
+
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows`:
-    (step, epoch seconds, {tag: figure}) by ascending step, each step once, as it was last trained."""
+    """A run as it is exported, all its restarts together: `name` and the unique `id` are safe as file names. `rows` are
+    by ascending step, each step once, as it was last trained."""
 
     run: RunRead
     name: str
     id: str
     began: float  # epoch seconds of the first step, else of the start
-    rows: list[tuple[int, float, dict[str, float]]]
+    rows: list[CurveRow]
 
     def settings(self) -> dict[str, bool | float | str]:
         """The run's settings under dotted keys, without secrets, as both tools accept them."""
@@ -60,12 +63,12 @@ class ExportedRun:
 def check_export_target(folder: Path, package: str) -> None:
     """UserError if the package cannot be imported, RunFolderError if the folder cannot be made or written, before what
     may be an hour of reading."""
-    _need(package)
+    need_package(package)
     with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         try_folder(folder.absolute())
 
 
-def _need(package: str) -> Any:
+def need_package(package: str) -> Any:
     """The package. UserError if it is not installed, or not whole."""
     try:
         return import_module(package)
@@ -80,31 +83,50 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     The scalars are TAGS, and loss_eval_by/NAME for each source of a mixture; settings are on the HPARAMS page. Nothing
     else in `folder` changes. UserError if tensorboard is not installed, RunFolderError if a file cannot be written.
     """
-    _need("tensorboard")
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    def events(run: ExportedRun) -> Iterator[Any]:
-        yield Event(wall_time=run.began, file_version="brain.Event:2")
-        settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
-        yield Event(wall_time=run.began, summary=settings)
-        for step, at, row in run.rows:
-            values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
-            yield Event(wall_time=at, step=step, summary=Summary(value=values))
-
+    need_package("tensorboard")
     written = []
     with OsErrorAs(RunFolderError, str(folder), ANOTHER):
         for run in export_runs(runs):
             place = folder_within(folder, run.name, run.id)
             with aside(place / "export") as part:
                 with part.open("wb") as file:
-                    writer = RecordWriter(file)
-                    for event in events(run):
-                        writer.write(event.SerializeToString())
-                written.append(part.replace(place / EVENT_FILE))
+                    EventWriter(file, run).add(run.rows)
+                written.append(part.replace(place / EVENT_FILE.format(number=0)))
     return written
+
+
+class EventWriter:
+    """Writes a run's event file: its settings at once, rows as they are added. UserError without tensorboard."""
+
+    def __init__(self, file: BinaryIO, run: ExportedRun) -> None:
+        need_package("tensorboard")
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._file, self._writer = file, RecordWriter(file)
+        self._write(Event(wall_time=run.began, file_version="brain.Event:2"))
+        settings = hparams_pb(run.settings(), trial_id=run.id, start_time_secs=run.began)
+        self._write(Event(wall_time=run.began, summary=settings))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    def start_session(self, step: int, at: float) -> None:
+        """Makes TensorBoard drop `step`, which comes next, and all later ones that it has read."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._write(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, rows: Sequence[CurveRow]) -> None:
+        """Writes rows to the file, and hands them to the system."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for step, at, row in rows:
+            values = [Summary.Value(tag=tag, simple_value=figure) for tag, figure in row.items()]
+            self._write(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        self._file.flush()
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -141,7 +163,7 @@ def _offline(caches: str) -> Iterator[Any]:
     os.environ |= {f"WANDB_{name}_DIR": caches for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     try:
-        wandb = _need("wandb")
+        wandb = need_package("wandb")
         try:
             yield wandb
         finally:
@@ -154,14 +176,7 @@ def _offline(caches: str) -> Iterator[Any]:
 def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
     """Writes one run through wandb, and returns the folder that wandb made."""
     record = run.run.record
-    off = ("save_code", "x_save_requirements")
-    on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
-          "x_disable_stats", "x_disable_viewer")  # fmt: skip
-    switches = {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
-    settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
-    title = plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120]
-    where = {"dir": folder, "project": PROJECT, "group": run.name, "name": title, "id": run.id}
-    made = wandb.init(mode="offline", config=run.settings(), settings=settings, **where)
+    made = begin_wandb_run(wandb, run, folder, PROJECT, mode="offline")
     place = Path(made.settings.sync_dir)
     for step, at, row in run.rows:
         made.log({**row, "_timestamp": at}, step=step)
@@ -171,6 +186,19 @@ def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
     made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     made.finish()
     return place
+
+
+def begin_wandb_run(wandb: Any, run: ExportedRun, folder: str, project: str, **how: Any) -> Any:
+    """wandb's run of that project, whose files are below `folder`/wandb; `how` is as wandb.init takes it."""
+    record = run.run.record
+    off = ("save_code", "x_save_requirements")
+    on = ("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_machine_info", "x_disable_meta",
+          "x_disable_stats", "x_disable_viewer")  # fmt: skip
+    switches = {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
+    settings = wandb.Settings(console="off", host="", username="", program="hpc-gpt", **switches)
+    title = plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120]
+    where = {"dir": folder, "project": project, "group": run.name, "name": title, "id": run.id}
+    return wandb.init(config=run.settings(), settings=settings, **where, **how)
 
 
 def started_name(run: ExportedRun) -> str:
@@ -224,7 +252,7 @@ def _digits(text: str) -> str:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def curve_of(run: RunRead) -> tuple[float, list[tuple[int, float, dict[str, float]]]]:
+def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
     """(epoch seconds of the first step, else of the start; the rows of ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)

@@ -67,6 +67,8 @@ class Attempt:
     asked = _In("asked")  # the requests to the attempt; see `runs.requests`
     heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
+    track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
+    ranks_ended = _In(".ranks-ended")  # the tracker's sign to send the rest and end; job.sh makes it too
 
     @property
     def number(self) -> int:

@@ -16,6 +16,7 @@ from hpc_gpt.typed_tables import fits, from_tables
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
+_SENT = {"attempt": int, "bytes": int, "step": int}
 # By the file's name up to its first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
@@ -25,6 +26,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
         "saved_step": int, "pause_s": float, "begin": float, "retries": int,
     },
+    "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpc_gpt.files import read_json_lines
+from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import hpc_gpt, in_process
@@ -93,3 +94,16 @@ def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_on
     assert again.code == 0, again.stderr
     assert "after step 6, as tp1-pp1-dp1" in again.stderr
     assert len(losses(newest())) == 2
+
+
+def test_tensorboard_has_the_curve_of_a_run_here(tmp_path):
+    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", "--set", "track.tensorboard=true")
+    assert done.code == 0, done.stderr
+    run = newest()
+    assert ended(run).state == "done"
+    (attempt,) = run.attempts()
+    wait_until(lambda: not attempt.ranks_ended.exists() and read_json(attempt.track).get("step") == 3)
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(run))
+    assert "track" not in attempt.log.read_text()

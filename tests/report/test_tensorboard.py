@@ -35,7 +35,7 @@ def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
 def test_a_step_trained_again_is_there_once_and_a_restart_goes_on_in_the_same_run(tmp_path):
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], tmp_path / "out")
-    assert path == tmp_path / "out" / "demo" / run.record.run / EVENT_FILE
+    assert path == tmp_path / "out" / "demo" / run.record.run / EVENT_FILE.format(number=0)
     losses = [(1, 6), (2, 4), (3, 2 + 4 / 3), (4, 3), (5, 4), (6, 3), (7, 2), (8, 1)]
     assert scalars(path, "loss") == losses
     assert scalars(path, "loss_eval") == [(8, 1.5)]

@@ -29,6 +29,7 @@ from hpc_gpt.ends.judge import budget_left
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
+from hpc_gpt.launch.tracker import CANCELLED_S, LIMIT_S, RunTracker, tracked_packages
 from hpc_gpt.process import die_with_parent, interrupts_wait, start_time
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
@@ -56,6 +57,8 @@ class RunController(Controller):
         self.kill_at: float | None = None
         self.cancelled = False
         self._unwritten = False
+        self._tracks = bool(tracked_packages(resolved))
+        self._tracker: RunTracker | None = None
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         super().__init__(attempt.folder)
         for signum in SIGNALS:
@@ -118,6 +121,8 @@ class RunController(Controller):
                 if rank not in self.codes and (code := task.poll()) is not None:
                     self.codes[rank] = code
                     self._note_rank(rank, code)
+            if self._tracker is not None:
+                self._tracker.look()
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
                 return list(self.codes.values())
@@ -168,6 +173,7 @@ class RunController(Controller):
         """Runs one attempt. At the return ended.json exists and no process of the attempt runs."""
         try:
             self.start_tasks()
+            self._tracker = RunTracker(self.run_folder, self.attempt) if self._tracks else None
             self.wait()
         finally:
             self._kill_groups()
@@ -180,6 +186,8 @@ class RunController(Controller):
                 self._say(self._unsaid_class(), words)
             for file in self.stdouts:
                 file.close()
+            if self._tracker is not None:
+                self._tracker.end(CANCELLED_S if self.cancelled else LIMIT_S)
 
     def exit_code(self) -> int:
         """The largest exit code of the ranks, in a shell's numbering of signals."""

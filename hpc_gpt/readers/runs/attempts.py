@@ -101,7 +101,17 @@ def read_metrics(path: Path, attempt: int) -> MetricsLines:
     A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
     kept, so that the next time only what was appended is read.
     """
-    lines = _read(path)
+    return _metrics(_read(path), attempt)
+
+
+def metrics_of(lines: list[bytes], attempt: int) -> MetricsLines:
+    """The metrics of some lines of an attempt's metrics.jsonl, as `read_metrics` reads them; each line counts."""
+    found = _Lines()
+    found.take(lines)
+    return _metrics(found, attempt)
+
+
+def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
     columns, line = lines.joined()
     # If a step has two lines, the last one counts.
     _, last = np.unique(columns["step"][::-1], return_index=True)

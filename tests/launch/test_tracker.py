@@ -1,0 +1,154 @@
+"""[track] at the submission, and beside the ranks: a process that dies or hangs ends nothing else."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.launch.tracker import RunTracker, check_tracker
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from tests.cli.command import in_process
+from tests.conftest import REPOSITORY
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+# A wandb that writes that it was asked, and then does what a test says.
+STAND_IN = """
+import os, pathlib, time
+def Settings(**_):
+    pass
+def init(**_):
+    pathlib.Path(os.environ["ASKED"]).touch()
+    {}
+"""
+
+
+@pytest.fixture
+def tracker(tmp_path, monkeypatch):
+    """Starts the tracker of a run with a wandb that does `what`; gives it and the log once wandb was asked."""
+
+    def start(what: str):
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "wandb.py").write_text(STAND_IN.format(what))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'own'}:{REPOSITORY}")
+        monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+        run = make_run(tmp_path / "logs", track__wandb="gpt")
+        attempt = add_attempt(run, [metrics_line(1)], ended=None)
+        tracker = RunTracker(run, attempt)
+        until = time.monotonic() + 120
+        while not (tmp_path / "asked").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return tracker, attempt
+
+    return start
+
+
+def test_a_tracker_that_dies_is_a_line(tracker):
+    process, attempt = tracker("os._exit(7)")
+    process.end(60)
+    process.end(60)
+    assert attempt.log.read_text() == "track: its process ended with exit code 7; the run goes on without it\n"
+    assert not attempt.ranks_ended.exists()
+
+
+def test_a_tracker_that_hangs_is_killed(tracker):
+    process, attempt = tracker("time.sleep(600)")
+    assert not process.look()
+    process.end(0.1)
+    assert attempt.log.read_text() == "track: its process has not ended 0.1 s after the ranks, so it is killed\n"
+    assert process._process.wait(60) == -signal.SIGKILL
+
+
+SAYS = "track: its process "
+
+
+@pytest.mark.parametrize(
+    ("what", "answer", "said"),
+    [
+        (
+            "exec sleep 600",
+            "again 0 - - 0",
+            [f"{SAYS}has not ended 0 s after the ranks, so it is killed", "5 s at most"],
+        ),
+        (
+            "exec sleep 600",
+            "stop 0 - - 0",
+            [f"{SAYS}has not ended 0 s after the ranks, so it is killed", "30 s at most"],
+        ),
+        ("exit 7", "stop 0 - - 0", [f"{SAYS}ended with exit code 7; the run goes on without it", "30 s at most"]),
+        ('until [ -e "$attempt/.ranks-ended" ]; do sleep 0.01; done', "stop 0 - - 0", ["30 s at most"]),
+    ],
+)
+def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, said):
+    script = render_script(resolve(load_experiment("demo", {"track.tensorboard": True}), load_profile("generic-slurm")))
+    functions = re.findall(
+        r"^(?:start_tracker|tell_tracker|end_tracker)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL
+    )
+    assert len(functions) == 3
+    # One that sleeps has used up its time at once.
+    limit = "0.1" if "600" in what else "60"
+    within = f'within() {{ echo "$1 s at most"; timeout {limit} "${{@:2}}"; }}'
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\n{what}\n")
+    python.chmod(0o755)
+    steps = [
+        "start_tracker",
+        "tell_tracker",
+        "end_tracker 30",
+        "sleep 0.1",
+        "kill -0 $tracker 2>/dev/null && echo alive",
+    ]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*functions, within, f"python=({python})", *steps])],
+        env={**os.environ, "attempt": str(tmp_path), "HPC_GPT_RUN": "/run", "n": "1", "answer": answer},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stderr, sorted(done.stdout.splitlines(), reverse=True)) == ("", said)
+    assert not (tmp_path / ".ranks-ended").exists()
+
+
+def test_a_script_without_the_table_has_no_line_of_it():
+    assert "tracker" not in render_script(resolve(load_experiment("demo"), load_profile("generic-slurm"))).lower()
+
+
+@pytest.fixture
+def lacking(tmp_path) -> Path:
+    """A Python without any package."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(("key", "value", "package"), [("tensorboard", True, "tensorboard"), ("wandb", "gpt", "wandb")])
+def test_a_missing_package_is_refused_at_the_submission(lacking, monkeypatch, key, value, package):
+    resolved = resolve(load_experiment("demo", {f"track.{key}": value}), load_profile("generic-slurm"))
+    check_tracker(resolved)
+    other = replace(resolved, cluster=replace(resolved.cluster, python=str(lacking)))
+    with pytest.raises(ConfigError, match=f"track.{key} needs {package}, which {lacking} lacks") as refused:
+        check_tracker(other)
+    assert refused.value.hint == f"{lacking} -m pip install {package}"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"track.{key} needs {package}") as refused:
+        check_tracker(resolved)
+    assert refused.value.hint == f"pip install 'hpc-gpt[{package}]'"
+
+
+def test_the_refusal_writes_nothing(lacking, monkeypatch, own_folders):
+    monkeypatch.setenv("HPC_GPT_PYTHON", str(lacking))
+    done = in_process("submit", "demo", "--cluster", "generic-slurm", "--set", "track.wandb=gpt", "--dry-run")
+    assert (done.code, "pip install wandb" in done.stderr) == (2, True), done.stderr
+    assert not list(Path(os.environ["HPC_GPT_LOGS"]).rglob("*"))
