@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_gpt.files import read_json_lines
 from hpc_gpt.runs.run_folder import RunFolder, user_name
@@ -36,7 +37,7 @@ from tests.slurm.stories import Teller, slow_story, story
 @slow_story
 def walltime(teller: Teller) -> Job:
     """Slurm itself signals it at its time limit."""
-    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, **paused(13))
+    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, "--set", "track.tensorboard=true", **paused(13))
     job.wait_paused()
     job.near_its_limit()
     job.hears(signal.SIGUSR2)
@@ -325,6 +326,11 @@ def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
     assert job.history() == ["REQUEUED", "COMPLETED"]
     assert job.losses() == told(single).losses()
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
+    # TensorBoard has been sent it over both attempts.
+    events = EventAccumulator(str(job.run.path / "tensorboard"))
+    events.Reload()
+    assert {event.step: event.value for event in events.Scalars("loss")} == pytest.approx(job.losses())
+    assert "track:" not in job.log()
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,10 @@ end_tracker() { # end_tracker SECONDS: after so many since the ranks, or the las
   local left=$((ranks_ended + $1 - SECONDS))
   [ -n "${tracker:-}" ] || return 0
   if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
-  if ! within "$((left > 1 ? left : 1))" tail --pid="$tracker" -s 0.2 -f /dev/null; then
+  left=$((SECONDS + (left > 1 ? left : 1)))
+  # No `timeout`: the TERM of a requeue would end it.
+  while kill -0 "$tracker" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
+  if kill -0 "$tracker" 2>/dev/null; then
     echo "track: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
     disown "$tracker"
     kill -KILL -- "-$tracker"
