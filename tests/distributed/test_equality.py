@@ -160,7 +160,7 @@ def test_every_pair_of_values_that_can_run_stands_in_a_case(table: Table) -> Non
     held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + CONTEXT + PAIRWISE))
     assert held >= legal.keys()
     values = {(name, value) for name, values in FACTORS.items() for value in values}
-    assert set().union(*held) == values, "a value that no case holds"
+    assert set().union(*held) >= values, "a value that no case holds"
     table(f"{len(legal)} pairs of values in {len(NAMED + CONTEXT)} cases by name and {len(PAIRWISE)} more")
     for pair, reason in illegal.items():
         names = " with ".join(sorted(f"{name} {value}" for name, value in pair))

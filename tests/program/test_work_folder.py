@@ -170,6 +170,15 @@ def test_a_folder_that_is_not_there_is_refused() -> None:
         work.take_work("/no/such/folder")
 
 
+def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.take_work.cache_clear()
+    (folder / "one.py").write_bytes(bytes(600))
+    (folder / "two.py").write_bytes(bytes(600))
+    monkeypatch.setattr(work, "_MOST_BYTES", 1000)
+    with pytest.raises(ConfigError, match=r"above the 0 MiB .* the largest: (one|two)\.py"):
+        work.take_work(str(folder))
+
+
 def test_what_is_not_kept_is_named_with_its_size_and_only_what_is_named_is_linked(folder: Path, tmp_path: Path) -> None:
     work.take_work.cache_clear()
     archive = work.take_work(str(folder))

@@ -1,6 +1,15 @@
-"""What a main thread's stack says of where it waits, and what the ranks' flight recorders say together."""
+"""What a main thread's stack says of where it waits, and what the ranks' flight recorders say together.
+And how long a rank may stand still.
+"""
 
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.supervision.heartbeat import Heartbeat
 from hpc_gpt.supervision.stacks import Frame, find_open_collective, find_wait, main_frames
+from hpc_gpt.supervision.watchdog import Watchdog
 
 
 def test_where_a_main_thread_stands() -> None:
@@ -59,3 +68,13 @@ def test_a_recorded_flight_of_nccl_names_the_collective_and_who_has_not_begun_it
 def test_a_record_of_another_shape_says_nothing() -> None:
     for odd in ({}, {"entries": [{}]}, {"entries": [{"pg_id": 1, "process_group": 3}]}, {"entries": [None]}):
         assert find_open_collective({0: odd}) == ""
+
+
+@pytest.mark.parametrize(("multiple", "hangs"), [(20.0, True), (0.0, False)])
+def test_a_rank_that_stands_still_for_a_day_hangs_unless_there_is_no_limit(tmp_path: Path, multiple, hangs) -> None:
+    attempt = RunFolder(tmp_path).new_attempt()
+    attempt.heartbeats.mkdir()
+    watchdog = Watchdog(attempt, 0, 1, Heartbeat(multiple, 300.0), print)
+    watchdog._awake_s = 86_400.0
+    watchdog._turn()
+    assert attempt.stacks.exists() is hangs

@@ -110,7 +110,9 @@ def test_head_dim_and_layers_without_rotation(write):
     smol = config_of(preset("smollm3-3b"))
     assert read_config(write({**smol, "no_rope_layers": None})).nope_every == 4
     assert read_config(write({**smol, "no_rope_layers": [1] * 36})).nope_every is None
-    assert read_config(write({**config_of(preset("qwen3-8b")), "head_dim": None})).head_width == 128
+    qwen = config_of(preset("qwen3-0.6b"))  # whose width over its heads is 64
+    assert qwen.pop("head_dim") == 128
+    assert read_config(write(qwen)).head_width == 128
 
 
 @pytest.mark.parametrize(
