@@ -138,6 +138,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "nodes": resolved.nodes,
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
+        "notify": resolved.notify if resolved.notify.is_asked and profile.scheduler == "slurm" else None,
         "track": bool(tracked_packages(resolved)) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
         "command": resolved.form.command_lines,

@@ -27,6 +27,17 @@ class Notify:
     timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
     "Seconds after which it is killed; for example 60."
 
+    @property
+    def is_asked(self) -> bool:
+        return self.command is not None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command as a list; of a line for bash, bash's."""
+        if isinstance(self.command, str):
+            return "bash", "-c", self.command
+        return self.command or ()
+
 
 @dataclass(frozen=True)
 class After:

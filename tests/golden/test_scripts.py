@@ -80,6 +80,7 @@ SCRIPTS = {
     ),
     "command-job-preflight": lambda: _command("h100-80g-8", per="job", nodes=2, preflight=True, stop_signal="USR1"),
     "command-job-alone": lambda: _command("generic-slurm", per="job", nodes=2, stop_signal="none"),
+    "notify": lambda: _render("h100-80g-8", overrides={"notify.command": 'mail -s "$USER\'s GPT" me'}, preflight=True),
     "track": lambda: _render("h100-80g-8", overrides={"track.wandb": "gpt"}, preflight=True),
     "track-pyxis": lambda: _render("h100-80g-8", overrides={"track.tensorboard": True}, container=PYXIS),
     "singleton": lambda: _render(chain="singleton"),

@@ -96,8 +96,9 @@ def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_on
     assert len(losses(newest())) == 2
 
 
-def test_tensorboard_has_the_curve_of_a_run_here(tmp_path):
-    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", "--set", "track.tensorboard=true")
+def test_a_run_here_has_its_curve_in_tensorboard_and_tells_of_its_events(tmp_path):
+    told = ("--set", f"notify.command=cat >>{tmp_path / 'told'}", "--set", 'notify.on=["first_step", "ended"]')
+    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", "--set", "track.tensorboard=true", *told)
     assert done.code == 0, done.stderr
     run = newest()
     assert ended(run).state == "done"
@@ -107,3 +108,7 @@ def test_tensorboard_has_the_curve_of_a_run_here(tmp_path):
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(run))
     assert "track" not in attempt.log.read_text()
+    wait_until(lambda: (tmp_path / "told").exists() and "ended" in (tmp_path / "told").read_text())
+    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [(each["event"], each["ended"], each["step"]) for each in events][-1] == ("ended", "done", 3)
+    assert {each["event"] for each in events} == {"first_step", "ended"}

@@ -40,7 +40,13 @@ def state(launcher: Launcher, job: Job) -> tuple[str, str]:
 def killed(teller: Teller) -> tuple[Job, str | None]:
     """One rank, killed after a checkpoint. Gives what status said while the job waited, if it did that long."""
     launcher = teller.launcher
-    job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *SAVED, **paused(PAUSE))
+    told = (
+        "--set",
+        "notify.command=cat >>$HPC_GPT_RUN/told",
+        "--set",
+        'notify.on=["first_step", "retried", "stopped"]',
+    )
+    job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *SAVED, *told, **paused(PAUSE))
     job.wait_paused()
     job.wait_checkpoint()
     (victim,) = job.ranks()
@@ -97,6 +103,14 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(launcher: Launcher, told:
     assert job.ended() == ["error", "stopped"], job.log()
     assert job.run.attempt(2).started()["started"] >= int(verdict["begin"]) - 1
     assert min(job.metrics(2)) == verdict["saved_step"] + 1
+    # [notify]: the pause of 2 s was too short to tell of the retry before it.
+    job.wait("the last event", lambda: (job.run.attempt(2).folder / "notified/stopped").exists())
+    events = [json.loads(line) for line in (job.run.path / "told").read_text().splitlines()]
+    assert sorted((each["attempt"], each["event"]) for each in events) == [
+        (1, "first_step"), (1, "retried"), (2, "first_step"), (2, "stopped"),
+    ]  # fmt: skip
+    assert [each["cause"] for each in events if each["event"] == "retried"] == [verdict["cause"]]
+    assert "notify:" not in job.log()
 
 
 @pytest.mark.long

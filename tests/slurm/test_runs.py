@@ -274,11 +274,13 @@ def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launch
 
 
 def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
-    job = launcher.submit(*HELD)
+    told = ("--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["stopped", "failed"]')
+    job = launcher.submit(*HELD, *told)
     assert launcher.state(job) == "pending"
     launcher.run("cancel", job.run.run_id, "--yes")
     job.wait_end("CANCELLED")
     assert launcher.state(job) == "cancelled"
+    assert not (job.run.path / "told").exists()
 
 
 @pytest.mark.long

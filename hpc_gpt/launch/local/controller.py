@@ -26,6 +26,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.end_policy import SIGNALS
 from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.ends.judge import budget_left
+from hpc_gpt.ends.notify import event_of, tell
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
@@ -59,6 +60,7 @@ class RunController(Controller):
         self._unwritten = False
         self._tracks = bool(tracked_packages(resolved))
         self._tracker: RunTracker | None = None
+        self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         super().__init__(attempt.folder)
         for signum in SIGNALS:
@@ -173,6 +175,8 @@ class RunController(Controller):
         """Runs one attempt. At the return ended.json exists and no process of the attempt runs."""
         try:
             self.start_tasks()
+            if "first_step" in self._resolved.notify.on and self._resolved.notify.is_asked:
+                self._watch_first_step()
             self._tracker = RunTracker(self.run_folder, self.attempt) if self._tracks else None
             self.wait()
         finally:
@@ -188,6 +192,13 @@ class RunController(Controller):
                 file.close()
             if self._tracker is not None:
                 self._tracker.end(CANCELLED_S if self.cancelled else LIMIT_S)
+            tell(self.run_folder, self._resolved, self.attempt, event_of(self.attempt))
+
+    def _watch_first_step(self) -> None:
+        """Starts the process that tells the user's command of it."""
+        line = [sys.executable, "-m", "hpc_gpt.ends.notify", str(self.run_folder.path), str(self.attempt.number)]
+        with self.attempt.log.open("ab") as log:
+            subprocess.Popen([*line, "beside"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
 
     def exit_code(self) -> int:
         """The largest exit code of the ranks, in a shell's numbering of signals."""

@@ -1,0 +1,188 @@
+"""`[notify]`: the command of the user's that is told of a run's events, each once, as a line of JSON on its stdin.
+
+    python -m hpc_gpt.ends.notify RUN ATTEMPT beside    beside the ranks: what was not told before, and the first step
+    python -m hpc_gpt.ends.notify RUN ATTEMPT after     the attempt is judged; a job that goes on is back in the queue
+    python -m hpc_gpt.ends.notify RUN ATTEMPT refused   the attempt did not start
+
+Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is told
+beside the ranks of that start. Whatever fails is a line of the attempt's log.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.ends.decisions import read_history
+from hpc_gpt.ends.failures import RETRIES
+from hpc_gpt.ends.judge import gpu_hours
+from hpc_gpt.runs.heartbeats import gpus_of
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import read_stored_lines
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.words import cut, plain
+
+# A shorter pause before the next start has no time for a command that takes all of its own: a job that is back in the
+# queue does not start before its script has ended.
+_SPARE_S = 10.0
+_POLL_S = 0.2
+# The last lines of metrics.jsonl, for the median time of a step.
+_LAST_BYTES = 64 << 10
+_BY_USER = ("stopped", "cancelled")
+
+
+def event_of(attempt: Attempt) -> str | None:
+    """The event that the end of an attempt is; None if it is none: it goes on without a fault, or is not over."""
+    verdict, end = attempt.verdict(), attempt.ended()
+    ended = str(verdict.get("ended") or end.get("ended") or "")
+    if verdict.get("go_on"):
+        retry = RETRIES.get(str(verdict.get("attempt_ended")))
+        return "retried" if retry and retry.fails else None
+    if not ended or ended == "refused":
+        return None
+    return "ended" if ended == "done" else "stopped" if ended in _BY_USER else "failed"
+
+
+def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
+    """Whether the next start tells of the attempt's end, as the pause before it is too short for the command."""
+    verdict = attempt.verdict()
+    return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
+
+
+def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str) -> dict[str, Any]:
+    """The keys of an event, None if unknown. `gpu_hours` are of all attempts, `hours_left` of training."""
+    verdict, end = ({}, {}) if event == "first_step" else (attempt.verdict(), attempt.ended())
+    last = attempt.last_metrics()
+    step, steps = last.get("step", end.get("step")), resolved.train.steps or None
+    times = [line["step_s"] for line in read_stored_lines(attempt.metrics, _LAST_BYTES) if line.get("step_s")]
+    left = None if step is None or steps is None else max(0, steps - step)
+    if event == "ended":
+        left = 0
+    hours_left = 0.0 if left == 0 else left * statistics.median(times) / 3600 if left and times else None
+    spent = verdict.get("gpu_hours")
+    if spent is None:
+        spent = gpu_hours(read_history(run, gpus_of(resolved), time.time(), attempt.number))
+    cause = verdict.get("cause") or end.get("cause")
+    return {
+        "event": event,
+        "run": run.run_id,
+        "name": resolved.name,
+        "folder": str(run.path),
+        "attempt": attempt.number,
+        "job": attempt.started().get("job_id"),
+        "ended": verdict.get("ended") or end.get("ended"),
+        "cause": hide_secrets(str(cause)) if cause else None,
+        "node": verdict.get("node") or end.get("node"),
+        "step": step,
+        "steps": steps,
+        "loss": last.get("loss"),
+        "gpu_hours": round(spent, 4),
+        "hours_left": None if hours_left is None else round(hours_left, 4),
+        "next": _next(attempt, verdict, event),
+    }
+
+
+def _next(attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
+    """The decision in words."""
+    if event == "first_step":
+        return "it trains"
+    if verdict.get("go_on"):
+        return f"attempt {attempt.number + 1} in {float(verdict.get('pause_s') or 0.0):.0f} s"
+    why = hide_secrets(str(verdict.get("why") or ""))
+    return "no other attempt" + (f": {why}" if why else "")
+
+
+def tell(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
+    """Tells the user's command of an event, if it asks for it and was not told. A fault is a printed line."""
+    notify = resolved.notify
+    if event not in notify.on or not notify.is_asked or not _claim(attempt, event):
+        return
+    line = json.dumps(event_keys(run, resolved, attempt, event)) + "\n"
+    if fault := _run_command(notify.argv, line, notify.timeout_s):
+        print(f"notify: {event}: {fault}", flush=True)
+
+
+def _claim(attempt: Attempt, event: str) -> bool:
+    """Whether nobody was told of the event, and nobody else tells it from now on. A full disk hides no event."""
+    mark = attempt.notified / event
+    try:
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError as fault:
+        print(f"notify: {event}: {fault.strerror}, so it may be told twice", flush=True)
+    return True
+
+
+def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
+    """Runs the command in a process group of its own, and kills that at the limit; what failed, empty if nothing did.
+
+    Its files are files, so that no process that it leaves behind holds this one.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(line.encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(argv, stdin=given, stdout=said, stderr=said, start_new_session=True)
+        except OSError as fault:
+            return f"{argv[0]} cannot be started: {fault.strerror}"
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"the command had not ended after {timeout_s:g} s and was killed"
+        if not code:
+            return ""
+        said.seek(max(0, said.tell() - 4096))
+        lines = said.read().decode(errors="replace").split("\n")
+        last = next((plain(text, " ") for text in reversed(lines) if text.strip()), "")
+        return f"the command ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}" + (
+            f": {cut(hide_secrets(last), 200)}" if last else ""
+        )
+
+
+def tell_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Tells what the attempts before this one could not, then of its first step. Ends with the ranks, or its parent."""
+    started = float(attempt.started().get("started") or time.time())
+    for before in [each for each in run.attempts() if each.number < attempt.number]:
+        verdict = before.verdict()
+        judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
+        if judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
+            tell(run, resolved, before, event_of(before))
+    parent = os.getppid()
+    while "first_step" in resolved.notify.on and os.getppid() == parent:
+        if attempt.last_metrics().get("step") is not None:
+            tell(run, resolved, attempt, "first_step")
+            return
+        if attempt.ended() or attempt.verdict():
+            return
+        time.sleep(_POLL_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, when = arguments
+    run = RunFolder(Path(folder))
+    attempt, resolved = run.attempt(int(number)), run.resolved()
+    if when == "beside":
+        tell_beside(run, resolved, attempt)
+    elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
+        tell(run, resolved, attempt, event_of(attempt))
+    elif when == "refused" and (event := event_of(attempt)) != "stopped":  # that was while it waited
+        tell(run, resolved, attempt, event)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
