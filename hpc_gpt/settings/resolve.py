@@ -82,7 +82,7 @@ def resolve(
             'use engine.cp_exchange = "heads", or data.mask_documents = false',
         )
     facts.check_run(layout, shape, train)
-    check_around(experiment.notify, experiment.after, experiment.track)
+    check_around(experiment.notify, experiment.track)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
             raise ConfigError(
@@ -108,7 +108,6 @@ def resolve(
         row=row,
         command=command,
         notify=experiment.notify,
-        after=experiment.after,
         track=experiment.track,
         script=script,
         data_from=data_from,

@@ -108,7 +108,8 @@ def test_a_run_here_has_its_curve_in_tensorboard_and_tells_of_its_events(tmp_pat
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(run))
     assert "track" not in attempt.log.read_text()
-    wait_until(lambda: (tmp_path / "told").exists() and "ended" in (tmp_path / "told").read_text())
+    wait_until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().count("\n") == 2)
     events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert [(each["event"], each["ended"], each["step"]) for each in events][-1] == ("ended", "done", 3)
+    # So short a run may have ended before the first step's process has started.
+    assert {(each["event"], each["ended"], each["step"]) for each in events} >= {("ended", "done", 3)}
     assert {each["event"] for each in events} == {"first_step", "ended"}

@@ -270,8 +270,19 @@ start_notifier() { # tells what the attempt before could not, and of the first s
   ) &
 }
 tell_of() { # tell_of after|refused: the attempt is judged, and a job that goes on is back in the queue
-  within 40 "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null ||
-    echo "notify: its process ended with exit code $?"
+  local teller until=$((SECONDS + 40))
+  (
+    trap '' TERM INT USR2
+    exec "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
+  ) &
+  teller=$!
+  # No `timeout`: the TERM of a requeue would end it.
+  while kill -0 "$teller" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
+  if kill -KILL "$teller" 2>/dev/null; then
+    echo "notify: its process has not ended and is killed"
+  else
+    wait "$teller" || echo "notify: its process ended with exit code $?"
+  fi
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
 answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
