@@ -71,7 +71,8 @@ def _type_words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(str(choice) for choice in get_args(hint))
     if get_origin(hint) in (tuple, list):
-        return f"list of {_type_words(get_args(hint)[0])}s"
+        of = get_args(hint)[0]
+        return f"list of {_type_words(of)}{'' if get_origin(of) is Literal else 's'}"
     if get_origin(hint) is dict:
         return f"table of {_type_words(get_args(hint)[1])}s"
     options = [option for option in get_args(hint) if option is not type(None)]
