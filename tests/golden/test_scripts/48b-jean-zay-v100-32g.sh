@@ -141,7 +141,7 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------
 within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
-  (trap '' TERM INT && exec timeout -s KILL "$@")
+  (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
 }
 retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
   local left
