@@ -107,7 +107,7 @@ def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
 
 
 def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
-    command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "100"]
+    command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "1500"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
