@@ -1,10 +1,10 @@
-"""`[notify]`: the command of the user's that is told of a run's events, each once, as a line of JSON on its stdin.
+"""`[notify]`: sends a run's events to the user's command, each once, as a line of JSON on its standard input.
 
-    python -m hpc_gpt.ends.notify RUN ATTEMPT beside    beside the ranks: what was not told before, and the first step
+    python -m hpc_gpt.ends.notify RUN ATTEMPT beside    beside the ranks: what was not sent before, and the first step
     python -m hpc_gpt.ends.notify RUN ATTEMPT after     the attempt is judged; a job that goes on is back in the queue
     python -m hpc_gpt.ends.notify RUN ATTEMPT refused   the attempt did not start
 
-Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is told
+Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is sent
 beside the ranks of that start. Whatever fails is a line of the attempt's log.
 """
 
@@ -25,6 +25,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import RETRIES
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.runs.heartbeats import gpus_of
+from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.secrets import hide_secrets
@@ -53,7 +54,7 @@ def event_of(attempt: Attempt) -> str | None:
 
 
 def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
-    """Whether the next start tells of the attempt's end, as the pause before it is too short for the command."""
+    """Whether the next start sends the attempt's end, as the pause before it is too short for the command."""
     verdict = attempt.verdict()
     return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
 
@@ -101,18 +102,23 @@ def _next(attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
     return "no other attempt" + (f": {why}" if why else "")
 
 
-def tell(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
-    """Tells the user's command of an event, if it asks for it and was not told. A fault is a printed line."""
+def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
+    """Sends an event to the user's command, if it asks for it and has not got it. A fault is a printed line."""
     notify = resolved.notify
     if event not in notify.on or not notify.is_asked or not _claim(attempt, event):
         return
-    line = json.dumps(event_keys(run, resolved, attempt, event)) + "\n"
-    if fault := _run_command(notify.argv, line, notify.timeout_s):
+    # A loss that is not finite is null: JSON has no NaN.
+    line = json.dumps(finite(event_keys(run, resolved, attempt, event))) + "\n"
+    try:
+        fault = _run_command(notify.argv, line, notify.timeout_s)
+    except OSError as refused:  # of the program, or of a full disk for temporary files
+        fault = f"{notify.argv[0]} cannot be started: {refused.strerror}"
+    if fault:
         print(f"notify: {event}: {fault}", flush=True)
 
 
 def _claim(attempt: Attempt, event: str) -> bool:
-    """Whether nobody was told of the event, and nobody else tells it from now on. A full disk hides no event."""
+    """Whether the event was not sent, and nobody else sends it from now on. A full disk hides no event."""
     mark = attempt.notified / event
     try:
         mark.parent.mkdir(exist_ok=True)
@@ -120,22 +126,19 @@ def _claim(attempt: Attempt, event: str) -> bool:
     except FileExistsError:
         return False
     except OSError as fault:
-        print(f"notify: {event}: {fault.strerror}, so it may be told twice", flush=True)
+        print(f"notify: {event}: {fault.strerror}, so it may be sent twice", flush=True)
     return True
 
 
 def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
     """Runs the command in a process group of its own, and kills that at the limit; what failed, empty if nothing did.
 
-    Its files are files, so that no process that it leaves behind holds this one.
+    It reads and writes files, not pipes: a process that it leaves behind would keep a pipe open.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(line.encode())
         given.seek(0)
-        try:
-            process = subprocess.Popen(argv, stdin=given, stdout=said, stderr=said, start_new_session=True)
-        except OSError as fault:
-            return f"{argv[0]} cannot be started: {fault.strerror}"
+        process = subprocess.Popen(argv, stdin=given, stdout=said, stderr=said, start_new_session=True)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -153,18 +156,18 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
         )
 
 
-def tell_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Tells what the attempts before this one could not, then of its first step. Ends with the ranks, or its parent."""
+def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Sends what the attempts before this one could not, then its first step. Ends with the ranks, or its parent."""
     started = float(attempt.started().get("started") or time.time())
     for before in [each for each in run.attempts() if each.number < attempt.number]:
         verdict = before.verdict()
         judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
         if judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
-            tell(run, resolved, before, event_of(before))
+            send_event(run, resolved, before, event_of(before))
     parent = os.getppid()
     while "first_step" in resolved.notify.on and os.getppid() == parent:
         if attempt.last_metrics().get("step") is not None:
-            tell(run, resolved, attempt, "first_step")
+            send_event(run, resolved, attempt, "first_step")
             return
         if attempt.ended() or attempt.verdict():
             return
@@ -176,11 +179,11 @@ def main(arguments: Sequence[str]) -> int:
     run = RunFolder(Path(folder))
     attempt, resolved = run.attempt(int(number)), run.resolved()
     if when == "beside":
-        tell_beside(run, resolved, attempt)
+        send_beside(run, resolved, attempt)
     elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
-        tell(run, resolved, attempt, event_of(attempt))
+        send_event(run, resolved, attempt, event_of(attempt))
     elif when == "refused" and (event := event_of(attempt)) != "stopped":  # that was while it waited
-        tell(run, resolved, attempt, event)
+        send_event(run, resolved, attempt, event)
     return 0
 
 

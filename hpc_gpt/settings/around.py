@@ -16,12 +16,12 @@ Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
 
 @dataclass(frozen=True)
 class Notify:
-    """`[notify]`: a command that is told of events of the run, as a line of JSON on its standard input."""
+    """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
 
     command: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
     'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
     on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", decides="nothing", added=True)
-    "The events that it is told of: first_step, ended, failed, retried, stopped."
+    "The events that it gets: first_step, ended, failed, retried, stopped."
     timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
     "Seconds after which it is killed; for example 60."
 
@@ -65,7 +65,7 @@ def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [notify]."""
     if notify.command is None:
         if notify != Notify():
-            yield "[notify] has no command that is told", 'set notify.command = "…", or leave the table out'
+            yield "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
         return
     yield from _command_faults("notify.command", notify.command)
     if fault := key_rules(Notify)["timeout_s"].fault(notify.timeout_s):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.ends.notify import event_of, leaves_to_next, main, tell
+from hpc_gpt.ends.notify import event_of, leaves_to_next, main, send_event
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.processes import state_of
@@ -88,9 +88,16 @@ def test_a_run_that_was_stopped_while_it_waited_tells_nothing_and_one_out_of_bud
     assert json.loads((tmp_path / "told").read_text())["ended"] == "budget"
 
 
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}")
+    attempt = add_attempt(run, [metrics_line(1, loss=float("nan"))], "nan")
+    send_event(run, run.resolved(), attempt, "failed")
+    assert json.loads((tmp_path / "told").read_text(), parse_constant=pytest.fail)["loss"] is None
+
+
 def test_only_the_events_that_are_asked_for_are_told(tmp_path: Path) -> None:
     run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["ended"])
-    tell(run, run.resolved(), judged(run, "error"), "failed")
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
     assert not (tmp_path / "told").exists()
 
 
@@ -106,7 +113,7 @@ def test_only_the_events_that_are_asked_for_are_told(tmp_path: Path) -> None:
 )
 def test_a_command_that_fails_is_a_line(command: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_that_tells(command)
-    tell(run, run.resolved(), judged(run, "error"), "failed")
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
     assert capsys.readouterr().out == said
 
 
@@ -115,7 +122,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(
 ) -> None:
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     run = run_that_tells(f'{sys.executable} -c "{child}" & wait', timeout_s=5)
-    tell(run, run.resolved(), judged(run, "error"), "failed")
+    send_event(run, run.resolved(), judged(run, "error"), "failed")
     assert capsys.readouterr().out == "notify: failed: the command had not ended after 5 s and was killed\n"
     pid = int((tmp_path / "child").read_text())
     end = time.monotonic() + 60

@@ -68,7 +68,7 @@ main() {
       exec "$@"' rank "${python[@]}" -m hpc_gpt.train
   fi
   continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
-  tell_of after
+  send_event after
   exit "$rc"
 }
 
@@ -196,7 +196,7 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   done
   case "$answer" in
   go\ *) read -r _ HPC_GPT_STOP_AT MASTER_PORT <<<"$answer" && export HPC_GPT_STOP_AT MASTER_PORT ;;
-  stop\ *) read -r _ code _ <<<"$answer" && tell_of refused && exit "$code" ;;
+  stop\ *) read -r _ code _ <<<"$answer" && send_event refused && exit "$code" ;;
   esac
 }
 # --- the ranks -----------------------------------------------------------------------------------------------------
@@ -262,26 +262,26 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   rm -f -- "$attempt/.code"
   rmdir -- "$attempt/flight" 2>/dev/null
 }
-# --- a command of the user's is told of events ----------------------------------------------------------------------
-start_notifier() { # tells what the attempt before could not, and of the first step; it ends with the ranks
+# --- the user's command gets events --------------------------------------------------------------------------------
+start_notifier() { # sends what the attempt before could not, and the first step; it ends with the ranks
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
   ) &
 }
-tell_of() { # tell_of after|refused: the attempt is judged, and a job that goes on is back in the queue
-  local teller until=$((SECONDS + 40))
+send_event() { # send_event after|refused: the attempt is judged, and a job that goes on is back in the queue
+  local sender until=$((SECONDS + 40))
   (
     trap '' TERM INT USR2
     exec "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
   ) &
-  teller=$!
+  sender=$!
   # No `timeout`: the TERM of a requeue would end it.
-  while kill -0 "$teller" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
-  if kill -KILL "$teller" 2>/dev/null; then
+  while kill -0 "$sender" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
+  if kill -KILL "$sender" 2>/dev/null; then
     echo "notify: its process has not ended and is killed"
   else
-    wait "$teller" || echo "notify: its process ended with exit code $?"
+    wait "$sender" || echo "notify: its process ended with exit code $?"
   fi
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
