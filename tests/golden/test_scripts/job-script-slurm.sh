@@ -1,0 +1,572 @@
+#!/bin/bash
+# mine: 1 GPU
+# Rendered by hpc-gpt 0.0.0. It is complete: hand it to sbatch as it is.
+#SBATCH -N 1
+#SBATCH --job-name=mine
+#SBATCH --output=%x-%j.out
+
+# What happens: `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
+#   would start it: its environment, folder, input, limits and signals. hpc_gpt.train.script_watch follows its output, and
+#   Python (hpc_gpt.chain) decides what is next; only this shell gives commands to Slurm.
+# shellcheck disable=SC2016,SC1003
+set -o pipefail
+exec 3<&0 </dev/null # the script's own input
+unset HPC_GPT_RUN HPC_GPT_ELEMENT
+[ -z "${1:-}" ] || HPC_GPT_RUN="$1"
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+  HPC_GPT_ELEMENT="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+  [ -z "${1:-}" ] || HPC_GPT_RUN=$(cd -P -- "$1/$SLURM_ARRAY_TASK_ID" && pwd) || exit 2
+fi
+[ -z "${2:-}" ] || HPC_GPT_PYTHON="$2"
+export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-python3}" PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+
+main() {
+  make_run_folder    # the first argument, or logs/mine/<job id> by plain sbatch
+  start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
+  python=("$HPC_GPT_PYTHON")
+  use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
+  ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
+  start_notifier     # [notify]: hpc_gpt.ends.notify, beside the script
+  start_tracker      # [track]: hpc_gpt.report.track, beside the script
+  run_script         # the script, in its folder
+  tell_tracker
+  continue_or_end    # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
+  send_event after
+  end_tracker 30
+  exit "$rc"
+}
+
+# === nothing below is for editing: the functions that main calls, then the settings, then the script ==================
+die() { # die MESSAGE HINT [CODE]
+  printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
+  exit "${3:-1}"
+}
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
+  local aside="$HPC_GPT_RUN/.$1.$$"
+  cat >"$aside" || return
+  ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
+  rm -f -- "$aside"
+  [ -e "$HPC_GPT_RUN/$1" ]
+}
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
+  # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
+  export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
+  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/mine/$SLURM_JOB_ID}"
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
+  n=1 rc=1
+  until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
+    [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
+    n=$((n + 1))
+  done
+  export HPC_GPT_ATTEMPT=$n
+  attempt="$HPC_GPT_RUN/attempts/$n"
+  export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  mkdir -- "$attempt/flight"
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+    $((SLURM_JOB_NUM_NODES * 1)) "$(date +%s)" >"$attempt/attempt.json"
+  echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
+  exec >>"$attempt/log" 2>&1
+  trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
+}
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+  [ ! -e "$attempt/ended.json" ] || return 0
+  local step cause="${2//[[:cntrl:]]/ }"
+  cause="${cause//\\/\\\\}"
+  step=$(tail -n 1 "$attempt/metrics.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p')
+  printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
+    "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
+    mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
+}
+fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+  say_ended user_error "$1"
+  die "$1" "$2"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
+    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
+  case "$HPC_GPT_RUN" in
+  *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain sbatch
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
+    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- questions to Slurm and to Python -------------------------------------------------------------------------------
+within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
+  (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
+}
+retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
+  local left
+  for ((left = $1; left > 0; left--)); do
+    "${@:3}" && return
+    sleep "$2"
+  done
+  return 1
+}
+ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
+  local left=20
+  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
+    sleep 3
+  done
+}
+shown_as() { # shown_as KEY: prints its value in $shown
+  local pattern="(^| )$1=([^ ]*)"
+  if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
+}
+words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+  [ -n "$1" ] || return 0
+  retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
+  within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
+}
+ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+  local try
+  for try in 1 2; do # after a signal within $(…) bash can lose its output
+    answer=$(within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" <<<"${words:-}" |
+      sed -n 's/^hpc-gpt-next //p')
+    [ -z "$answer" ] || return 0
+    echo "hpc_gpt.chain.$1 gave no answer, try $try"
+  done
+  return 1
+}
+ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
+  local left words code jobs=
+  for ((left = 40; left > 0; left--)); do
+    words=$(words_of_slurm "$jobs")
+    ask_chain before "$left" "$jobs"
+    case "$answer" in
+    'ask '*) jobs="${answer#ask }" ;;
+    wait) sleep 3 ;;
+    *) break ;;
+    esac
+  done
+  case "$answer" in
+  go\ *) read -r _ HPC_GPT_STOP_AT MASTER_PORT <<<"$answer" && export HPC_GPT_STOP_AT MASTER_PORT ;;
+  stop\ *) read -r _ code _ <<<"$answer" && send_event refused && exit "$code" ;;
+  esac
+}
+# shellcheck disable=SC2317,SC2329
+be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
+  trap '' TERM # a later TERM must not end what starts now
+  (
+    within "$((kill_wait > last_s ? kill_wait - last_s : 1))" tail --pid="$waits" -f /dev/null && exit
+    ask_slurm
+    [ "$(shown_as Reason)" = TimeLimit ] || exit
+    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    kill -KILL -- "-$waits"
+  ) &
+  trap be_in_time TERM
+}
+# --- the script ----------------------------------------------------------------------------------------------------
+signals="1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 20 21 22 23 24 25 26 27 28 29 30 31 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64"
+declare -A group_before all_before # how often each signal was heard
+hear() { # hear NAME: notes each signal that this shell gets
+  local each
+  # shellcheck disable=SC2064
+  for each in $signals; do trap "echo $each >>.signals/$1" "$each"; done
+}
+heard() { # heard NAME NUMBER: prints how often
+  grep -cx -- "$2" "$attempt/.signals/$1" 2>/dev/null
+}
+the_script() { # becomes the script, with this shell's environment as it was given
+  exec "$HPC_GPT_PYTHON" -ISs "$HPC_GPT_RUN/code/hpc_gpt/program/start.py" "$$" "$HPC_GPT_RUN" "$n" - \
+    "$HPC_GPT_RUN/slurm_script" 'it'"'"'s' <&3 3<&- 2>>"$attempt/err"
+}
+hear_of_group() { # as long as the script runs, in the job's first process group
+  cd -- "$attempt" || exit
+  hear group
+  while [ -d .signals ]; do
+    sleep 1 &
+    wait "$!"
+  done
+}
+follow_script() { # the watch, again if something ends it: pkill python is for the script's processes
+  local again watch
+  local folder="$PWD" # in which the patterns of --output are read
+  cd -- "$attempt" || exit
+  hear all
+  until [ -e body ] || [ -e .code ]; do sleep 0.05; done
+  for again in {1..1000}; do
+    (
+      # shellcheck disable=SC2086
+      trap '' $signals
+      exec "$HPC_GPT_PYTHON" -m hpc_gpt.train.script_watch "$HPC_GPT_RUN" "$n" "$folder"
+    ) &
+    watch=$!
+    while kill -0 "$watch" 2>/dev/null; do wait "$watch"; done 2>/dev/null
+    if [ -e .followed ] || { [ -e .code ] && [ "$again" -gt 1 ]; }; then break; fi
+    sleep 0.5
+  done
+}
+run_script() { # sets $rc to the script's exit code
+  local each keeper file="$HPC_GPT_RUN/slurm_script"
+  mkdir -p -- "$attempt/.signals" "$HPC_GPT_RUN/checkpoints"
+  [ -e "$file" ] ||
+    (umask 077 && tail -c 52 -- "$HPC_GPT_RUN/job.sh" >"$file.$n" && chmod 700 "$file.$n" && mv -f -- "$file.$n" "$file")
+  # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
+  kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+  kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
+  # shellcheck disable=SC2064
+  for each in $signals; do trap "pass_on $each" "$each"; done
+  hear_of_group &
+  set -m # a background job then has a process group of its own and its input, and ignores no signal: as sbatch has it
+  the_script &
+  waits=$!
+  follow_script &
+  keeper=$!
+  set +m
+  exec 3<&-
+  echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
+  while kill -0 "$waits" 2>/dev/null; do
+    wait "$waits"
+    rc=$?
+  done 2>/dev/null # bash's words on a killed job are none of the script's
+  wait "$waits" 2>/dev/null # a signal interrupts a wait, which then does not return the exit code
+  each=$?
+  [ "$each" = 127 ] || rc=$each
+  echo "$rc" >"$attempt/.code" # the watch ends
+  within $((last_s < 10 ? last_s : 10)) tail --pid="$keeper" -f /dev/null
+  kill -KILL -- "-$keeper" 2>/dev/null
+  rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
+  rmdir -- "$attempt/flight" 2>/dev/null
+}
+is_near_the_limit() { # whether a signal to this shell alone is the one that this script asks Slurm for
+  return 1
+}
+# shellcheck disable=SC2317,SC2329
+pass_on() { # pass_on NUMBER: a signal of this shell goes to those who would have got it from sbatch's own, and did not
+  local of_group of_all body
+  if [ "$1" = 15 ]; then
+    be_in_time
+    trap "pass_on 15" 15
+  fi
+  sleep 0.3 # the others have it by now
+  of_group=$(heard group "$1") of_all=$(heard all "$1")
+  read -r body 2>/dev/null <"$attempt/body" || return 0
+  if [ "${of_group:-0}" = "${group_before[$1]:-0}" ]; then # this shell alone: scancel --batch, --signal=B:
+    if [ "$1" = 12 ] && is_near_the_limit; then
+      : >"$attempt/.limit" # the watch asks the programs to end
+    else
+      kill -s "$1" "$body" 2>/dev/null
+    fi
+  elif [ "${of_all:-0}" = "${all_before[$1]:-0}" ]; then # its process group: scancel --full
+    kill -s "$1" -- "-$body" 2>/dev/null
+  fi # else every process of the job
+  group_before[$1]=$of_group all_before[$1]=$of_all
+}
+# --- the user's command gets events --------------------------------------------------------------------------------
+start_notifier() { # sends what the attempt before could not, and the first step; it ends with the ranks
+  (
+    trap '' TERM INT USR2 # signals are for the ranks
+    "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
+  ) &
+}
+send_event() { # send_event after|refused: the attempt is judged, and a job that goes on is back in the queue
+  local sender until=$((SECONDS + 40))
+  (
+    trap '' TERM INT USR2
+    exec "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
+  ) &
+  sender=$!
+  # No `timeout`: the TERM of a requeue would end it.
+  while kill -0 "$sender" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
+  if kill -KILL "$sender" 2>/dev/null; then
+    echo "notify: its process has not ended and is killed"
+  else
+    wait "$sender" || echo "notify: its process ended with exit code $?"
+  fi
+}
+# --- curves in other programs --------------------------------------------------------------------------------------
+start_tracker() { # sets $tracker; hpc_gpt.report.track sends the steps until the ranks have ended
+  set -m # a process group of its own
+  (
+    trap '' TERM INT USR2 # signals are for the ranks
+    "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
+    echo "track: its process ended with exit code $?; the run goes on without it"
+  ) &
+  tracker=$!
+  set +m
+}
+tell_tracker() { # the ranks have ended
+  ranks_ended=$SECONDS
+  : >"$attempt/.ranks-ended"
+}
+end_tracker() { # end_tracker SECONDS: after so many since the ranks, or the last few of a requeued job, it is killed
+  local left=$((ranks_ended + $1 - SECONDS))
+  [ -n "${tracker:-}" ] || return 0
+  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
+  left=$((SECONDS + (left > 1 ? left : 1)))
+  # No `timeout`: the TERM of a requeue would end it.
+  while kill -0 "$tracker" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
+  if kill -0 "$tracker" 2>/dev/null; then
+    echo "track: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
+    disown "$tracker"
+    kill -KILL -- "-$tracker"
+  fi 2>/dev/null
+  rm -f -- "$attempt/.ranks-ended"
+}
+# --- what comes next -----------------------------------------------------------------------------------------------
+answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
+  local ended=error
+  answer="stop 0 - - $rc"
+  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
+  [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
+  say_ended "$ended" "exit code $rc"
+}
+change() { # change JOB KEY=VALUE of a job that waits, or is about to
+  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not take $2 for job $1"
+}
+is_put_back() { # Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
+  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
+}
+requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
+  local try said
+  for ((try = 0; try < 20; try++)); do
+    said=$(within 60 scontrol requeue "$HPC_GPT_JOB" 2>&1) && return
+    echo "$said"
+    [[ ! $said =~ 'pending execution' ]] || return 0
+    [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || { echo "$said" >"$attempt/requeue-refused"; return 1; }
+    sleep 3
+    ask_slurm
+    ! is_put_back || return 0 # a second requeue would end the next attempt at its start
+  done
+  return 1
+}
+continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
+  local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
+  resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
+  local test=(within 20 sbatch --quiet --test-only)
+  if [[ $nodes = =?* ]] && ! "${test[@]}" "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
+    "${test[@]}" "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
+    echo "warning: without ${nodes#=} Slurm has too few nodes for the job, so it may get them again"
+    nodes=-
+  fi
+  ask_slurm # again: a requeue after scancel would revive a cancelled job
+  state=$(shown_as JobState)
+  [ -n "$state" ] || die "Slurm does not answer, so job $HPC_GPT_JOB is not continued" "$resume"
+  if ! is_put_back; then
+    if [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
+      echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"
+      return
+    fi
+    echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
+    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "with chain = \"singleton\" in the profile it need not; $resume"
+  fi
+  # A requeued job has only KillWait from here on.
+  [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
+  [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
+}
+continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+  local what pause nodes jobs
+  ask_slurm
+  # KillWait is running. If python does not judge in time, the next start does.
+  [ "$(shown_as Reason)" != TimeLimit ] || patience_s=$((${last_s:-10} / 3))
+  ask_chain after "$rc" "$shown" || answer_without_python
+  read -r what pause nodes jobs rc <<<"$answer"
+  if [ "$what" = again ]; then continue_run "$pause" "$nodes" "$jobs"; fi
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
+{
+ "name": "mine",
+ "preset": null,
+ "model": null,
+ "data": {
+  "source": "random",
+  "path": null,
+  "eval_fraction": 0.05,
+  "tokenizer": "byte",
+  "workers": 0,
+  "on_bad_shard": "stop"
+ },
+ "engine": {
+  "name": "command",
+  "zero_stage": 0,
+  "recompute": "none",
+  "attention": "auto",
+  "compile": "none",
+  "compile_backend": "inductor",
+  "keep_residuals": false,
+  "sequence_parallel": false,
+  "partition": "layers",
+  "offload": "none",
+  "offload_path": null,
+  "offload_ratio": 1.0,
+  "tiles": 1,
+  "activation_offload": false,
+  "loss_chunks": 1,
+  "one_pass_loss": false,
+  "fused_bias_gradients": false,
+  "sharded_optimizer": false,
+  "overlap_update": false,
+  "prefetch": true,
+  "reshard": true,
+  "megatron_args": []
+ },
+ "layout": {
+  "tp": 1,
+  "pp": 1,
+  "dp": 1
+ },
+ "batch": null,
+ "gpus": 1,
+ "nodes": 1,
+ "ranks_per_node": 1,
+ "train": {
+  "steps": 1000,
+  "minutes": null,
+  "dtype": "bf16",
+  "seed": 1,
+  "deterministic": false,
+  "tf32": false,
+  "optimizer": "adamw",
+  "optimizer_mode": "fused",
+  "lr": 0.0003,
+  "min_lr": 0.0,
+  "warmup_steps": 0,
+  "decay": "cosine",
+  "weight_decay": 0.1,
+  "beta1": 0.9,
+  "beta2": 0.95,
+  "eps": 1e-08,
+  "clip": 1.0,
+  "log_every": 10,
+  "eval_every": 0,
+  "eval_batches": 4,
+  "save_every": 0,
+  "save_last": true,
+  "save_in_background": true,
+  "keep_last": 0,
+  "keep_every": 0,
+  "max_failed_saves": 3,
+  "max_bad_steps": 20,
+  "until_loss": null,
+  "matmul_rate": false,
+  "hang_multiple": 20.0,
+  "hang_floor_s": 300.0
+ },
+ "job": {
+  "name": "mine",
+  "time": "04:00:00",
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "nodelist": null,
+  "exclude": null,
+  "comment": null,
+  "mem": null,
+  "cpus_per_task": null,
+  "dependency": null,
+  "exclusive": true,
+  "signal_lead_s": null,
+  "max_gpu_hours": null,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "sbatch": [],
+  "srun": []
+ },
+ "cluster": {
+  "name": "h100-80g-8",
+  "description": "nodes of 8 H100 SXM 80 GB with NVLink and InfiniBand",
+  "scheduler": "slurm",
+  "device": "h100-80g",
+  "gpus_per_node": 8,
+  "cpus_per_node": 96,
+  "gpu_flag": "gpus-per-node",
+  "gpu_type": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "time": "04:00:00",
+  "mem": null,
+  "exclusive": true,
+  "chain": "requeue",
+  "signal_lead_s": 120,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "bad_node_hours": 24.0,
+  "modules": [],
+  "venv": null,
+  "python": null,
+  "megatron_lm": null,
+  "container": null,
+  "environment": {},
+  "node_suffix": "",
+  "sbatch": [],
+  "srun": []
+ },
+ "sweep": null,
+ "row": null,
+ "command": {
+  "run": "",
+  "per": "gpu",
+  "workdir": "/home/me",
+  "setup": [],
+  "resume": null,
+  "checkpoints": null,
+  "complete": null,
+  "stop_signal": "TERM",
+  "pattern": null,
+  "hang_s": null,
+  "snapshot": false,
+  "script": "/home/me/train.slurm",
+  "args": [
+   "it's"
+  ]
+ },
+ "notify": {
+  "command": [
+   "mail",
+   "-s",
+   "GPT",
+   "me"
+  ]
+ },
+ "track": {
+  "tensorboard": true
+ },
+ "script": {
+  "body": "0000000000000000000000000000000000000000000000000000000000000000",
+  "tasks": 1,
+  "signal": null,
+  "output": null,
+  "error": "err.txt",
+  "open_mode": null
+ },
+ "version": "0.0.0",
+ "schema": 1
+}
+HPC_GPT_RESOLVED
+
+main
+exit
+# === the script: the last 52 bytes ====================================================================
+#!/bin/bash
+#SBATCH -N 1
+srun python3 train.py "$@"
