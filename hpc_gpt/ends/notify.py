@@ -102,6 +102,13 @@ def _next(attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
     return "no other attempt" + (f": {why}" if why else "")
 
 
+def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Sends the end of an attempt, after its first step if it was too short for the process beside the ranks."""
+    if attempt.last_metrics().get("step") is not None:
+        send_event(run, resolved, attempt, "first_step")
+    send_event(run, resolved, attempt, event_of(attempt))
+
+
 def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
     """Sends an event to the user's command, if it asks for it and has not got it. A fault is a printed line."""
     notify = resolved.notify
@@ -163,7 +170,7 @@ def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
         verdict = before.verdict()
         judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
         if judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
-            send_event(run, resolved, before, event_of(before))
+            send_events(run, resolved, before)
     parent = os.getppid()
     while "first_step" in resolved.notify.on and os.getppid() == parent:
         if attempt.last_metrics().get("step") is not None:
@@ -181,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     if when == "beside":
         send_beside(run, resolved, attempt)
     elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
-        send_event(run, resolved, attempt, event_of(attempt))
+        send_events(run, resolved, attempt)
     elif when == "refused" and (event := event_of(attempt)) != "stopped":  # that was while it waited
         send_event(run, resolved, attempt, event)
     return 0

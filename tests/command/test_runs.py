@@ -16,6 +16,7 @@ from hpc_gpt.files import read_json
 from hpc_gpt.process import is_alive
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.around import around, curve, events_of, named
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.conftest import REPOSITORY
@@ -41,7 +42,8 @@ def step(run: RunFolder, attempt: int = 1) -> int:
 
 
 def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_same_losses(tmp_path: Path) -> None:
-    run = start(experiment(tmp_path, "loop", tables=GPUS), STEPS="30")
+    told = tmp_path / "told"
+    run = start(experiment(tmp_path, "loop", tables=GPUS), *around(told), STEPS="30")
     wait_until(lambda: step(run) >= 13)
     kill(run, "loop.sh")
     status = ended(run)
@@ -65,6 +67,19 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
     )
     assert 0.04 < record.step_s < 5
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
+    wait_until(lambda: told.read_text().count("\n") == 4)
+    events = events_of(run, told)
+    last = max(json.loads(line)["step"] for line in run.attempt(1).metrics.read_text().splitlines())
+    assert named(events, "ended", "step", "steps", "hours_left", "next")[1::2] == [
+        ("failed", 1, "error", last, None, None, "no other attempt"),
+        ("ended", 2, "done", 30, None, 0.0, "no other attempt"),
+    ]
+    assert events[1]["cause"] == status.cause
+    assert named(events, "ended", "cause", "next")[::2] == [
+        ("first_step", number, None, None, "it trains") for number in (1, 2)
+    ]
+    assert events[3]["loss"] == loss_of_loop(30)
+    assert curve(run) == pytest.approx(losses(run))
 
 
 @pytest.mark.long

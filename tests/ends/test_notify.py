@@ -1,6 +1,9 @@
 """[notify]: which end is which event, what a command is told, that it is told once, and what happens if it fails."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,15 +12,18 @@ from typing import Any
 import pytest
 
 from hpc_gpt.ends.notify import event_of, leaves_to_next, main, send_event
+from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from tests.around import EVENTS
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.processes import state_of
 
-ALL = ["first_step", "ended", "failed", "retried", "stopped"]
-
 
 def run_that_tells(command: Any, **notify: Any) -> RunFolder:
-    keys = {"command": command, "on": ALL, **notify}
+    keys = {"command": command, "on": list(EVENTS), **notify}
     return unsubmitted_run(**{f"notify.{name}": value for name, value in keys.items()})
 
 
@@ -55,7 +61,9 @@ def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:
     attempt = judged(run, "error", go_on=True, pause_s=60)
     for _ in range(2):  # a script asks the chain twice
         assert main([str(run.path), "1", "after"]) == 0
-    [line] = (tmp_path / "told").read_text().splitlines()
+    # So short an attempt may have ended before the process beside its ranks has seen its first step.
+    first, line = (tmp_path / "told").read_text().splitlines()
+    assert json.loads(first)["event"] == "first_step"
     steps = run.resolved().train.steps
     assert json.loads(line) == {
         "event": "retried", "run": run.run_id, "name": run.resolved().name, "folder": str(run.path), "attempt": 1,
@@ -73,9 +81,13 @@ def test_what_a_short_pause_has_no_time_for_is_told_beside_the_next_start(tmp_pa
     add_attempt(run, [metrics_line(3)], None)
     main([str(run.path), "2", "beside"])
     events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert [(each["event"], each["attempt"]) for each in events] == [("retried", 1), ("first_step", 2)]
-    assert events[1]["hours_left"] is not None
-    assert events[1]["next"] == "it trains"
+    assert [(each["event"], each["attempt"]) for each in events] == [
+        ("first_step", 1),
+        ("retried", 1),
+        ("first_step", 2),
+    ]
+    assert events[2]["hours_left"] is not None
+    assert events[2]["next"] == "it trains"
 
 
 def test_a_run_that_was_stopped_while_it_waited_tells_nothing_and_one_out_of_budget_does(tmp_path: Path) -> None:
@@ -129,3 +141,24 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(
     while state_of(pid) not in "ZX" and time.monotonic() < end:
         time.sleep(0.05)
     assert state_of(pid) in "ZX"
+
+
+def test_the_script_does_not_end_while_the_command_has_the_first_step(tmp_path: Path) -> None:
+    script = render_script(resolve(load_experiment("demo", {"notify.command": "true"}), load_profile("generic-slurm")))
+    functions = re.findall(r"^(?:start_notifier|send_event)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
+    assert len(functions) == 2
+    python = tmp_path / "python"
+    beside = "until [ -e after ]; do sleep 0.01; done; sleep 0.5; touch sent"
+    python.write_text(f'#!/bin/bash\ncase "$*" in *beside) {beside} ;; *after) touch after ;; esac\n')
+    python.chmod(0o755)
+    steps = [*functions, f"python=({python})", "start_notifier", "send_event after", "[ -e sent ] && echo sent"]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(steps)],
+        env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("sent\n", "")

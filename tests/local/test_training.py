@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.around import around, curve, events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
@@ -97,19 +97,16 @@ def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_on
 
 
 def test_a_run_here_has_its_curve_in_tensorboard_and_tells_of_its_events(tmp_path):
-    told = ("--set", f"notify.command=cat >>{tmp_path / 'told'}", "--set", 'notify.on=["first_step", "ended"]')
-    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", "--set", "track.tensorboard=true", *told)
+    told = tmp_path / "told"
+    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told))
     assert done.code == 0, done.stderr
     run = newest()
     assert ended(run).state == "done"
     (attempt,) = run.attempts()
     wait_until(lambda: not attempt.ranks_ended.exists() and read_json(attempt.track).get("step") == 3)
-    events = EventAccumulator(str(run.path / "tensorboard"))
-    events.Reload()
-    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(run))
+    assert list(curve(run).values()) == pytest.approx(losses(run))
     assert "track" not in attempt.log.read_text()
-    wait_until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().count("\n") == 2)
-    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    # So short a run may have ended before the first step's process has started.
-    assert {(each["event"], each["ended"], each["step"]) for each in events} >= {("ended", "done", 3)}
-    assert {each["event"] for each in events} == {"first_step", "ended"}
+    wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+    events = named(events_of(run, told), "ended", "steps", "hours_left")
+    assert events[1:] == [("ended", 1, "done", 3, 0.0)]
+    assert events[0][:3] == ("first_step", 1, None)

@@ -15,11 +15,14 @@ from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.launch.submission import write_run
 from hpc_gpt.program.job_script import read_job_script, scan
 from hpc_gpt.program.script_watch import to_signal
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import config_hash
+from tests.around import around, curve, events_of, named
 from tests.cli.command import error_of, in_process
+from tests.local.conftest import wait_until
 from tests.made_runs import add_attempt
 
 HEAD = "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:4\n#SBATCH --time=1:00:00\n"
@@ -123,17 +126,22 @@ def test_the_hash_is_of_body_arguments_and_sizes_alone(tmp_path: Path) -> None:
 
 def test_a_secret_is_in_job_sh_alone_which_is_its_owners(tmp_path: Path) -> None:
     secret = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
-    run = ["submit", "--cluster", "local", "--wait", "train.slurm", "--token", secret]
-    text = f"#!/bin/bash\n#SBATCH -N1\necho got $1 of $#\n# {secret}\n"
+    told = tmp_path / "told"
+    run = ["submit", "--cluster", "local", "--wait", *around(told), "train.slurm", "--token", secret]
+    text = f"#!/bin/bash\n#SBATCH -N1\necho got $1 of $#\n# {secret}\necho step 1 loss 2.5\necho step 2 loss 2.0\n"
     script(tmp_path, text)
     done = in_process(*run, cwd=tmp_path, environment={"HPC_GPT_LOGS": str(tmp_path / "logs")})
     assert done.code == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "train").iterdir()
-    assert (folder / "attempts" / "1" / "log").read_text() == "got --token of 2\n"
+    assert (folder / "attempts" / "1" / "log").read_text() == "got --token of 2\nstep 1 loss 2.5\nstep 2 loss 2.0\n"
     assert oct((folder / "job.sh").stat().st_mode)[-3:] == "600"
     holds = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert {path.name for path in holds} == {"job.sh", "slurm_script"}
-    assert secret not in done.stdout + done.stderr
+    wait_until(lambda: told.read_text().count("\n") == 2)
+    assert secret not in done.stdout + done.stderr + told.read_text()
+    events = named(events_of(RunFolder(folder), told), "ended", "step", "loss")
+    assert events == [("first_step", 1, None, 2, 2.0), ("ended", 1, "done", 2, 2.0)]
+    assert curve(RunFolder(folder)) == {1: 2.5, 2: 2.0}
     assert json.loads((folder / "provenance.json").read_text())["script"]["folder"] == str(tmp_path)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.processes import send
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
@@ -34,10 +35,10 @@ def start(teller: Teller, name: str, story: str, *more: str, step_s: str = "0.1"
 
 
 def killed(name: str) -> Callable[[Teller], Job]:
-    """Its program gets SIGKILL."""
+    """Its program gets SIGKILL. Its events are in its folder."""
 
     def tell(teller: Teller) -> Job:
-        job = start(teller, name, "killed")
+        job = start(teller, name, "killed", *around(teller.launcher.folder / f"{name}-killed" / "told"))
         job.wait_step(13)
         kill(job.run, SCRIPTS[name])
         job.wait_end()
@@ -130,6 +131,28 @@ def test_a_program_of_ones_own_goes_on_after(launcher, told, name, fault, case):
     assert min(job.metrics(2)) == begun["resumed_step"] + 1
     assert launcher.state(job) == "done"
     assert not processes(job.run)
+
+
+@pytest.mark.story(CASES[0].values[2])
+def test_its_command_gets_each_event_once_and_tensorboard_its_curve(launcher: Launcher, told: Teller) -> None:
+    name, _, case = CASES[0].values
+    job = told(case)
+    events = events_of(job.run, launcher.folder / f"{name}-killed" / "told")
+    first, retried, second, ended = events
+    assert named(events) == [("first_step", 1), ("retried", 1), ("first_step", 2), ("ended", 2)]
+    for number, event in enumerate((first, second), 1):
+        assert (event["ended"], event["cause"], event["next"]) == (None, None, "it trains")
+        assert event["step"] >= min(job.metrics(number))
+    cause = job.run.attempt(1).ended()["cause"]
+    assert (retried["ended"], retried["cause"], retried["next"]) == ("error", cause, "attempt 2 in 1 s")
+    assert retried["step"] == job.last_step(1)
+    assert (ended["ended"], ended["cause"]) == ("done", f"{STEPS} of {STEPS} steps")
+    assert (ended["next"], ended["hours_left"]) == (f"no other attempt: {ended['cause']}", 0.0)
+    assert (ended["step"], ended["steps"], ended["loss"]) == (STEPS, None, loss_of_loop(STEPS))
+    assert ended["gpu_hours"] > retried["gpu_hours"] > 0
+    assert curve(job.run) == pytest.approx(losses(job.run))
+    assert "notify:" not in job.log()
+    assert "track:" not in job.log()
 
 
 @story

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.around import around, curve, events_of
 from tests.slurm.launcher import Job, Launcher
 
 RECORD = """\
@@ -35,6 +36,8 @@ PROCESSES = """\
 umask 027
 python3 -I "$REC/record.py" batch "$@" *
 srun -n1 -N1 python3 -I "$REC/record.py" step "$@"
+echo "step 1 loss 2.5"
+echo "step 2 loss 2.0"
 exit 3
 """
 MPIRUN = """\
@@ -129,10 +132,12 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
 )
 def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code, who, request):
     jobs = {}
+    told = launcher.folder / f"{request.node.callspec.id}-told"
     for way in ("sbatch", "submit"):
         name = f"{request.node.callspec.id}-{way}"
         folder = folder_of(launcher, name, train_slurm=script, record_py=RECORD)
-        words = ("--no-requeue",) if code else ()
+        words = ["--no-requeue"] if code else []
+        words += around(told) if way == "submit" and script is PROCESSES else []
         jobs[way] = folder, submit(launcher, way, folder, *words, "--comment=it's", "train.slurm", "a b", "--lr", "*")
     found: dict[str, dict[str, Any]] = {}
     for way, (folder, job) in jobs.items():
@@ -155,6 +160,13 @@ def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code,
         env, of_sbatch = ways["submit"].pop("env"), ways["sbatch"].pop("env")
         assert {name for name in {*env, *of_sbatch} if env.get(name) != of_sbatch.get(name)} == set(), each
         assert ways["submit"] == ways["sbatch"], each
+    if script is PROCESSES:
+        run = jobs["submit"][1].run
+        first, failed = events_of(run, told)
+        assert (first["event"], first["next"]) == ("first_step", "it trains")
+        seen = [failed[key] for key in ("event", "ended", "step", "loss")]
+        assert seen == ["failed", "error", 2, 2.0]
+        assert curve(run) == {1: 2.5, 2: 2.0}
 
 
 @pytest.mark.long(but="first")

@@ -26,7 +26,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.end_policy import SIGNALS
 from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.ends.judge import budget_left
-from hpc_gpt.ends.notify import event_of, send_event
+from hpc_gpt.ends.notify import send_events
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
@@ -192,7 +192,7 @@ class RunController(Controller):
                 file.close()
             if self._tracker is not None:
                 self._tracker.end(CANCELLED_S if self.cancelled else LIMIT_S)
-            send_event(self.run_folder, self._resolved, self.attempt, event_of(self.attempt))
+            send_events(self.run_folder, self._resolved, self.attempt)
 
     def _watch_first_step(self) -> None:
         """Starts the process that sends it to the user's command."""

@@ -263,11 +263,12 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   rmdir -- "$attempt/flight" 2>/dev/null
 }
 # --- the user's command gets events --------------------------------------------------------------------------------
-start_notifier() { # sends what the attempt before could not, and the first step; it ends with the ranks
+start_notifier() { # sets $notifier: sends what the attempt before could not, and the first step; it ends with the ranks
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
   ) &
+  notifier=$!
 }
 send_event() { # send_event after|refused: the attempt is judged, and a job that goes on is back in the queue
   local sender until=$((SECONDS + 40))
@@ -276,8 +277,8 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
     exec "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
   ) &
   sender=$!
-  # No `timeout`: the TERM of a requeue would end it.
-  while kill -0 "$sender" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
+  # No `timeout`: the TERM of a requeue would end it. The command may still have the first step's event.
+  while { kill -0 "$sender" || kill -0 "${notifier:-none}"; } 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do sleep 0.2; done
   if kill -KILL "$sender" 2>/dev/null; then
     echo "notify: its process has not ended and is killed"
   else
