@@ -18,12 +18,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import RETRIES
 from hpc_gpt.ends.judge import gpu_hours
+from hpc_gpt.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
+from hpc_gpt.ends.state import class_of
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -41,13 +44,22 @@ _LAST_BYTES = 64 << 10
 _BY_USER = ("stopped", "cancelled")
 
 
-def event_of(attempt: Attempt) -> str | None:
+def ended_as(run: RunFolder, attempt: Attempt) -> str:
+    """How an attempt ended; empty if it may run. Of one whose process here was killed nobody has written it."""
+    said = attempt.verdict().get("ended") or attempt.ended().get("ended")
+    if said or not is_lost_here(run, attempt):
+        return str(said or "")
+    cancelled = run.is_cancelled(attempt.started().get("job_id"))
+    return class_of(replace(read_end(attempt).facts, cancelled=cancelled, alive=False)) or ""
+
+
+def event_of(run: RunFolder, attempt: Attempt) -> str | None:
     """The event that the end of an attempt is; None if it is none: it goes on without a fault, or is not over."""
-    verdict, end = attempt.verdict(), attempt.ended()
-    ended = str(verdict.get("ended") or end.get("ended") or "")
+    verdict = attempt.verdict()
     if verdict.get("go_on"):
         retry = RETRIES.get(str(verdict.get("attempt_ended")))
         return "retried" if retry and retry.fails else None
+    ended = ended_as(run, attempt)
     if not ended or ended == "refused":
         return None
     return "ended" if ended == "done" else "stopped" if ended in _BY_USER else "failed"
@@ -71,8 +83,13 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
     hours_left = 0.0 if left == 0 else left * statistics.median(times) / 3600 if left and times else None
     spent = verdict.get("gpu_hours")
     if spent is None:
-        spent = gpu_hours(read_history(run, gpus_of(resolved), time.time(), attempt.number))
+        newest = attempt.number if _newest(run) == attempt.number else None
+        spent = gpu_hours(read_history(run, gpus_of(resolved), time.time(), newest))
+    ended = verdict.get("ended") or end.get("ended")
     cause = verdict.get("cause") or end.get("cause")
+    if event != "first_step" and not ended:
+        ended = ended_as(run, attempt)
+        cause = cause_of_attempt(run, attempt, ended) or GONE
     return {
         "event": event,
         "run": run.run_id,
@@ -80,7 +97,7 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
         "folder": str(run.path),
         "attempt": attempt.number,
         "job": attempt.started().get("job_id"),
-        "ended": verdict.get("ended") or end.get("ended"),
+        "ended": ended,
         "cause": hide_secrets(str(cause)) if cause else None,
         "node": verdict.get("node") or end.get("node"),
         "step": step,
@@ -88,16 +105,22 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
         "loss": last.get("loss"),
         "gpu_hours": round(spent, 4),
         "hours_left": None if hours_left is None else round(hours_left, 4),
-        "next": _next(attempt, verdict, event),
+        "next": _next(run, attempt, verdict, event),
     }
 
 
-def _next(attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
+def _newest(run: RunFolder) -> int:
+    return run.attempts()[-1].number
+
+
+def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
     """The decision in words."""
     if event == "first_step":
         return "it trains"
     if verdict.get("go_on"):
         return f"attempt {attempt.number + 1} in {float(verdict.get('pause_s') or 0.0):.0f} s"
+    if (newest := _newest(run)) > attempt.number:
+        return f"attempt {newest} has begun"
     why = hide_secrets(str(verdict.get("why") or ""))
     return "no other attempt" + (f": {why}" if why else "")
 
@@ -106,7 +129,7 @@ def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
     """Sends the end of an attempt, after its first step if it was too short for the process beside the ranks."""
     if attempt.last_metrics().get("step") is not None:
         send_event(run, resolved, attempt, "first_step")
-    send_event(run, resolved, attempt, event_of(attempt))
+    send_event(run, resolved, attempt, event_of(run, attempt))
 
 
 def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
@@ -165,13 +188,14 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
 
 def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
     """Sends what the attempts before this one could not, then its first step. Ends with the ranks, or its parent."""
+    parent = os.getppid()
+    here = resolved.cluster.scheduler == "local"  # no script of theirs is left to send it
     started = float(attempt.started().get("started") or time.time())
     for before in [each for each in run.attempts() if each.number < attempt.number]:
         verdict = before.verdict()
         judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
-        if judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
+        if here or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
             send_events(run, resolved, before)
-    parent = os.getppid()
     while "first_step" in resolved.notify.on and os.getppid() == parent:
         if attempt.last_metrics().get("step") is not None:
             send_event(run, resolved, attempt, "first_step")
@@ -189,7 +213,7 @@ def main(arguments: Sequence[str]) -> int:
         send_beside(run, resolved, attempt)
     elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
         send_events(run, resolved, attempt)
-    elif when == "refused" and (event := event_of(attempt)) != "stopped":  # that was while it waited
+    elif when == "refused" and (event := event_of(run, attempt)) != "stopped":  # that was while it waited
         send_event(run, resolved, attempt, event)
     return 0
 

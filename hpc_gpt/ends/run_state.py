@@ -20,6 +20,8 @@ from hpc_gpt.words import clock, some
 
 # A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0
+# The cause of an attempt of a process on this machine that was killed.
+GONE = "its process is gone and wrote no end"
 
 
 @dataclass(frozen=True)

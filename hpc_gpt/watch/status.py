@@ -9,6 +9,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import (
+    GONE,
     AttemptEnd,
     RunState,
     cancel_cause,
@@ -305,7 +306,7 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     if state.by in ("slurm", "not_retried"):
         return f"Slurm says {slurm}" if state.by == "slurm" else f"not requeued, Slurm says {slurm}"
     if state.by == "process":
-        return "it wrote no end" if is_of_slurm(run_state.line) else "its process is gone and wrote no end"
+        return "it wrote no end" if is_of_slurm(run_state.line) else GONE
     if not job_id:
         return "never submitted"
     if not is_of_slurm(run_state.line):

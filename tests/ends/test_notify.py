@@ -53,7 +53,8 @@ def judged(run: RunFolder, ended: str, go_on: bool = False, pause_s: float = 0.0
     ],
 )
 def test_which_end_is_which_event(verdict: dict[str, Any], event: str | None) -> None:
-    assert event_of(judged(run_that_tells("true"), **verdict)) == event
+    run = run_that_tells("true")
+    assert event_of(run, judged(run, **verdict)) == event
 
 
 def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:

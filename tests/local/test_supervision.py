@@ -15,6 +15,7 @@ from hpc_gpt.launch.local.controller import RunController, start_here
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.watch.status import read_status
+from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
@@ -200,12 +201,31 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
         assert (seen["CUDA_VISIBLE_DEVICES"], seen["MINE"]) == ("2,3", "kept")
 
 
-def test_a_killed_controller_leaves_no_rank_and_no_running_state(ranks_that):
-    run = ranks_that("sleep 300")
+def test_a_killed_controller_leaves_no_rank_and_the_next_one_sends_its_event(ranks_that, tmp_path):
+    """Nothing waits for the command that gets the events: it has them all before the first is read."""
+    told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; sleep 300'
+    command = f"touch {tmp_path}/has.$$; until [ -e {tmp_path}/go ]; do sleep 0.1; done; cat >>{told}"
+    keys = ("--set", f"notify.command={command}", "--set", "notify.timeout_s=300", "--set", "track.tensorboard=true")
+    run = ranks_that(text, *keys)
     wait_until(lambda: len(rank_processes(run)) == 2)
     os.kill(run.submissions()[-1]["pid"], signal.SIGKILL)
     wait_until(lambda: all_gone(run))
     assert status_of(run).state == "error"
+    for number in (2, 3):
+        assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+        assert ended(run).state == "error"
+        wait_until(lambda number=number: len(list(tmp_path.glob("has.*"))) == number)
+        assert not (run.path / "lock.json").exists()
+        tracker = read_json(run.attempt(number).track)["pid"]
+        assert not os.path.exists(f"/proc/{tracker}")
+    (tmp_path / "go").touch()
+    wait_until(lambda: told.exists() and told.read_text().count("\n") == 3)
+    second, third = (run.attempt(number).ended()["cause"] for number in (2, 3))
+    assert named(events_of(run, told), "ended", "cause", "next") == [
+        ("failed", 1, "error", "its process is gone and wrote no end", "attempt 2 has begun"),
+        ("failed", 2, "error", second, "no other attempt"),
+        ("failed", 3, "error", third, "no other attempt"),
+    ]
 
 
 @pytest.mark.long

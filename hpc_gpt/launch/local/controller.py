@@ -172,11 +172,11 @@ class RunController(Controller):
         self._say(self._unsaid_class(), str(end))
 
     def run(self, max_retry: int = 1) -> None:
-        """Runs one attempt. At the return ended.json exists and no process of the attempt runs."""
+        """Runs one attempt. At the return ended.json exists, no process of the attempt runs, and the run may resume."""
         try:
             self.start_tasks()
-            if "first_step" in self._resolved.notify.on and self._resolved.notify.is_asked:
-                self._watch_first_step()
+            if self._resolved.notify.is_asked:
+                self._start_notifier()
             self._tracker = RunTracker(self.run_folder, self.attempt) if self._tracks else None
             self.wait()
         finally:
@@ -192,10 +192,12 @@ class RunController(Controller):
                 file.close()
             if self._tracker is not None:
                 self._tracker.end(CANCELLED_S if self.cancelled else LIMIT_S)
+            # The command may take its time. The tracker has ended: the next attempt's goes on where it came to.
+            lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
 
-    def _watch_first_step(self) -> None:
-        """Starts the process that sends it to the user's command."""
+    def _start_notifier(self) -> None:
+        """Starts the process that sends what earlier attempts could not, and the first step."""
         line = [sys.executable, "-m", "hpc_gpt.ends.notify", str(self.run_folder.path), str(self.attempt.number)]
         with self.attempt.log.open("ab") as log:
             subprocess.Popen([*line, "beside"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)

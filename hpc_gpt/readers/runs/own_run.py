@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.ends.run_state import (
+    GONE,
     RunState,
     attempt_classes,
     cancel_cause,
@@ -268,7 +269,7 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
     if cancelled := cancel_cause(run, run_state):
         cause = cancelled
     if state in ("error", "user_error") and last and not last.ended:
-        cause = moved_note(run_state) or "its process is gone and wrote no end"
+        cause = moved_note(run_state) or GONE
     if state == "refused" and run_state.state.by == "submission":
         cause = submissions[-1].get("refused")
     where = _source_of_state(run_state)
