@@ -50,7 +50,7 @@ def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]
     profile = load_profile(LOCAL)
     if chosen is not None and chosen.name != LOCAL:
         own = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
-        profile = chosen if chosen.scheduler == LOCAL else replace(profile, **own)
+        profile = replace(chosen, stage=None) if chosen.scheduler == LOCAL else replace(profile, **own)
     if not gpus:
         return profile
     device = profile.device or device_named(str(gpus[0]["name"]))

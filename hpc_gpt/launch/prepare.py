@@ -114,6 +114,7 @@ def prepare_row(
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     own = None if file.path is DEFAULTS else file
     last = small.experiment if small is not None else experiment
+    profile = profile if small is None else replace(profile, stage=None)
     prepared = finish(last, profile, file=own, row=row, refuse=refuse, template=request.template, inputs=inputs)
     # 5. What its user is to know of it.
     resolved = prepared.resolved

@@ -150,6 +150,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "modules": profile.modules,
         "purge_modules": profile.purge_modules,
         "venv": profile.venv,
+        "stage": profile.stage,
+        "archive": profile.archive,
         "python": profile.python or ("python" if profile.venv else "python3"),
         "container": profile.container,
         "environment": profile.environment,

@@ -17,7 +17,7 @@ from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.runs.lineage import Parent
-from hpc_gpt.runs.provenance import collect, weights_of
+from hpc_gpt.runs.provenance import collect, stage_sum, weights_of
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
@@ -210,6 +210,7 @@ def write_run(
     beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
         beside |= weights_of(resolved)
+    beside |= stage_sum(resolved)
     if prepared.job_script is not None:
         beside |= prepared.job_script.provenance
     if (work := snapshot_of(resolved)) is not None:

@@ -45,7 +45,7 @@ def _other_python(resolved: Resolved) -> str | None:
     profile = resolved.cluster
     if profile.scheduler == "local":
         return None
-    if profile.container is not None:
+    if profile.container is not None or profile.archive is not None:
         return ""
     named = os.environ.get("HPC_GPT_PYTHON") or profile.python
     if named is None and profile.venv is None:

@@ -142,6 +142,9 @@ def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[NotRehe
         if named and not is_here:
             missing.append(NotRehearsed(f"{key} {named}", "not on this machine: the ranks run without it"))
             profile = replace(profile, **{key: nothing})
+    if profile.stage is not None:
+        missing.append(NotRehearsed(f"stage {profile.stage}", "the environment is read where it is"))
+        profile = replace(profile, stage=None)
     for name, value in profile.environment.items():
         if name in _OURS or name.endswith("_SOCKET_IFNAME"):
             del environment[name]

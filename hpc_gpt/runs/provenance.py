@@ -1,6 +1,7 @@
 """Where a run comes from: code, versions, machine. Never the environment, so no secrets."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pyda
 _PATIENCE_S = 10
 # In provenance.json: the hashes of the folder that train.init names (`weights_identity`).
 INIT = "init"
+# In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
+STAGE_KEY = "stage_sha256"
 _PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`weights.config.InitConfig`)
 
 
@@ -70,6 +73,22 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
         with contextlib.suppress(UserError):
             return {INIT: {**identity_of(read_folder(path)), _PASSED_ON: asdict(init_config_in(path))}}
     return {}
+
+
+def stage_sum(resolved: Resolved) -> dict[str, str]:
+    """`stage_sha256` of the archive that the profile's `stage` names; empty without one, or if it is not readable here:
+    each attempt prints what its nodes have unpacked."""
+    if resolved.cluster.archive is not None:
+        with contextlib.suppress(OSError):
+            return {STAGE_KEY: _sha256(resolved.cluster.archive)}
+    return {}
+
+
+@functools.cache
+def _sha256(path: str) -> str:
+    """Of a file. Cached, as all rows of a sweep are for one cluster."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_weights_of(run: Path, resolved: Resolved) -> str:

@@ -150,7 +150,7 @@ def ready_code(run: Path) -> Path:
 
 def begin(run: Path) -> None:
     """Makes the archive of a run that plain sbatch has started. RunFolderError if the run had one."""
-    from hpc_gpt.runs.provenance import collect
+    from hpc_gpt.runs.provenance import STAGE_KEY, collect
 
     snapshot = take_snapshot()
     if submitted_sha256(run) not in (None, snapshot.sha256):
@@ -158,7 +158,9 @@ def begin(run: Path) -> None:
     with OsErrorAs(RunFolderError, f"cannot write {run / CODE_ARCHIVE}", "is the disk full?"):
         snapshot.place(run)
     if submitted_sha256(run) is None:
-        write_once(run / "provenance.json", json.dumps({**collect(), CODE_KEY: snapshot.sha256}, indent=1) + "\n")
+        unpacked = os.environ.get("HPC_GPT_STAGE_SUM")  # of job.sh, which runs this
+        found = {**collect(), CODE_KEY: snapshot.sha256, **({STAGE_KEY: unpacked} if unpacked else {})}
+        write_once(run / "provenance.json", json.dumps(found, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from hpc_gpt.tables import close_matches, flat, merge_tables, read_toml
 from hpc_gpt.typed_tables import check_tables
 
 FALLBACK = "generic-slurm"
+WARM = "warm"
 
 # A way to get another job is a module of hpc_gpt/slurm/requeue, and its name is the file's.
 CHAINS = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "slurm" / "requeue").glob("[a-z]*.py")))
@@ -144,6 +145,8 @@ class ClusterProfile:
     "A virtual environment that a job activates."
     python: str | None = None
     "The interpreter of the ranks, if there is no venv."
+    stage: str | None = None
+    "What a node does before its ranks start: warm reads the environment's libraries, a tar's path unpacks it."
     megatron_lm: str | None = None
     "The folder of a Megatron-LM checkout, for the engine of that name."
     container: Container | None = None
@@ -160,6 +163,11 @@ class ClusterProfile:
     "Figures that the planner uses instead of those of device and fabric; see [machine]."
     calibration: Calibration | None = _planner_key()
     "The planner's constants for this cluster; see [calibration]."
+
+    @property
+    def archive(self) -> str | None:
+        """The tar of `stage`, from which the ranks' environment is unpacked on each node."""
+        return None if self.stage == WARM else self.stage
 
 
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
@@ -193,7 +201,8 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    more = {} if of_a_run else dict([*_cpu_faults(tables, path), *_secrets(tables, path)])
+    faults = (_cpu_faults, _secrets, _stage_faults)
+    more = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
     profile = check_tables(tables, ClusterProfile, str(path), more=more)
     if profile.gpus_per_node < 1:
         raise ConfigError(
@@ -223,6 +232,23 @@ def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]
         hint += f"; {words} of this profile would prevent that: take it out as well"
     for name in names:
         yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
+
+
+def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of a `stage` that no job can follow."""
+    stage = tables.get("stage")
+    if not isinstance(stage, str):
+        return
+    if stage != WARM and not (stage.startswith("/") and stage.isprintable()):
+        yield (
+            f'{path}: stage is {stage!r}, but must be "{WARM}" or the absolute path of a tar',
+            'for example stage = "/project/me/environment.tar"',
+        )
+    if tables.get("container") is not None:
+        yield (
+            f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
+            "take stage or [container] out",
+        )
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:

@@ -120,6 +120,8 @@ class Resolved:
             del tables["cluster"][key]
         if self.cluster.purge_modules:  # a key added later: the same text as ever without it
             del tables["cluster"]["purge_modules"]
+        if self.cluster.stage is None:
+            del tables["cluster"]["stage"]
         for name in ("data", "engine", "layout", "train", *form.tables):
             rules = self.key_rules(name)
             for key in [key for key in tables[name] if key not in _WRITTEN]:

@@ -43,8 +43,8 @@ _PROBES_LEAST, _PROBES_KEPT = 3, 20
 _GPU_SIZE, _CPU_SIZE = 8192, 256
 _START_FILE = "start.json"
 # In the order in which they follow each other. `script`: from the job's start to the start of this rank's process, with
-# a preflight. `imports`: until its modules are loaded. `rendezvous`: until all ranks have met. `build`: data, model,
-# engine and checkpoint, until the first step begins.
+# a preflight, but without the `staging` of a profile's `stage`. `imports`: until its modules are loaded. `rendezvous`:
+# until all ranks have met. `build`: data, model, engine and checkpoint, until the first step begins.
 START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_step")
 
 
@@ -314,7 +314,10 @@ class StartClock:
         self._attempt = attempt
         self._process_start = process_start()
         self._job_start = min(_job_start(attempt.started(), environment) or self._process_start, self._process_start)
-        self._ends = {"script": self._process_start}
+        # On this machine the script becomes this process, which is then older than what the script has done.
+        staging_s, until = _staging(environment)
+        until = max(until, self._process_start)
+        self._ends = {"script": until - staging_s, "staging": until}
 
     def end(self, part: str) -> None:
         """Notes that a part of START_PARTS ends now; a second end of it changes nothing."""
@@ -334,6 +337,15 @@ class StartClock:
             parts[part] = round(ended - began, 3)
             began = ended
         return {"start_s": round(began - self._job_start, 3), "start_parts": parts}
+
+
+def _staging(environment: Mapping[str, str]) -> tuple[float, float]:
+    """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
+    try:
+        seconds, until = map(float, environment.get("HPC_GPT_STAGING", "0 0").split())
+    except ValueError:
+        return 0.0, 0.0
+    return max(0.0, seconds), until
 
 
 def process_start() -> float:

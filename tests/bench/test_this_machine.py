@@ -14,11 +14,16 @@ from hpc_gpt.bench.preparation import (
     profile_here,
 )
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
 SMALL = Training(ModelShape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)
+
+
+def test_a_bench_stages_nothing():
+    assert profile_here(replace(load_profile("local"), name="mine", stage="warm"), []).stage is None
 
 
 def resolved(profile, micro_batch, model="gpt2"):

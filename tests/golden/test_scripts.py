@@ -97,6 +97,12 @@ SCRIPTS = {
         "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), track=Track(tensorboard=True)
     ),
     "job-script-local": lambda: _as_it_is("local", notify=Notify("mail -s GPT me"), track=Track(wandb="gpt")),
+    "stage-warm": lambda: _render("local", stage="warm"),
+    "stage-tar": lambda: _render(
+        "h100-80g-8", overrides={"layout.gpus": 16}, stage="/sw/it's an $ENV/x.tar", venv="/opt/venv", preflight=True
+    ),
+    "stage-tar-local": lambda: _render("local", stage="/sw/environment.tar.zst"),
+    "stage-warm-slurm": lambda: _render(stage="warm", srun=("--mpi=$(reboot)",)),
     "singleton": lambda: _render(chain="singleton"),
     "preflight-slurm": lambda: _render(
         "h100-80g-8",

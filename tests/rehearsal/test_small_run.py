@@ -48,6 +48,7 @@ def test_what_this_machine_lacks_is_left_out_and_said(monkeypatch: pytest.Monkey
         modules=("cuda/12",),
         venv="/nosuch/venv",
         python="nosuch-python",
+        stage="/nosuch/environment.tar",
         container=Container("pyxis", "image.sqsh"),
         environment={"GLOO_SOCKET_IFNAME": "nosuch0", "PATH": "/site/bin", "MINE": "kept"},
         node_suffix="-ib0",
@@ -56,7 +57,17 @@ def test_what_this_machine_lacks_is_left_out_and_said(monkeypatch: pytest.Monkey
     profile = small.resolved.cluster
     assert (profile.modules, profile.venv, profile.python, profile.container) == ((), None, None, None)
     assert profile.environment == {"MINE": "kept"}
-    for words in ("modules cuda/12", "/nosuch/venv", "nosuch-python", "image.sqsh", "nosuch0", "PATH", "-ib0"):
+    assert profile.stage is None
+    for words in (
+        "modules cuda/12",
+        "/nosuch/venv",
+        "nosuch-python",
+        "stage /nosuch/environment.tar",
+        "image.sqsh",
+        "nosuch0",
+        "PATH",
+        "-ib0",
+    ):
         assert words in missing(small)
 
 

@@ -36,14 +36,28 @@ def test_parts_follow_each_other_and_add_up(attempt):
     assert found["start_parts"]["staging"] == 0
 
 
+def test_the_scripts_staging_is_a_part_of_its_own(attempt):
+    """Under Slurm it ended before this process; on this machine the script became it, so it may be the older one."""
+    started(attempt, "47", time.time() - process_start() + 10)
+    before = StartClock(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() - 3}"})
+    parts = before.figures()["start_parts"]
+    assert (parts["script"], parts["staging"]) == (pytest.approx(6, abs=0.5), pytest.approx(4, abs=0.001))
+    within = StartClock(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() + 4.5}"})
+    within.end("imports")
+    parts = within.figures()["start_parts"]
+    assert (parts["script"], parts["staging"]) == (pytest.approx(10.5, abs=0.5), pytest.approx(4, abs=0.001))
+    assert sum(parts.values()) == pytest.approx(within.figures()["start_s"], abs=0.01)
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {},
+        {"HPC_GPT_STAGING": "soon"},
         {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_ID": "46"},
         {"SLURM_JOB_START_TIME": "soon", "SLURM_JOB_ID": "47"},
     ],
-    ids=["no Slurm", "another job's", "no number"],
+    ids=["no Slurm", "no seconds", "another job's", "no number"],
 )
 def test_without_slurms_time_the_attempts_counts(attempt, environment):
     started(attempt, "47", time.time() - process_start() + 10)

@@ -7,11 +7,13 @@ command that started it.
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
 
+import atexit
 import contextlib
 import json
 import os
 import platform
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +64,8 @@ class RunController(Controller):
         self._tracker: RunTracker | None = None
         self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
+        if resolved.cluster.archive is not None:
+            _stage_below_tmpdir()
         super().__init__(attempt.folder)
         for signum in SIGNALS:
             signal.signal(signum, self._pass_on)
@@ -205,6 +209,14 @@ class RunController(Controller):
     def exit_code(self) -> int:
         """The largest exit code of the ranks, in a shell's numbering of signals."""
         return max((code if code >= 0 else 128 - code for code in self.codes.values()), default=1)
+
+
+def _stage_below_tmpdir() -> None:
+    """The folder into which job.sh unpacks the environment, removed when this process ends. A script that was started
+    by hand has one, from which this process runs."""
+    name = os.environ.setdefault("HPC_GPT_STAGED", f"hpc-gpt-{os.getuid()}-local-{os.getpid()}-{time.time_ns()}/0")
+    folder = Path(os.environ.get("TMPDIR") or "/tmp") / name
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
 
 
 def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:

@@ -1,0 +1,305 @@
+#!/bin/bash
+# demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
+# Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
+
+# What to edit: modules and variables below. The settings at the end are those of the training: to change one, render
+#   again.
+# What happens: `main`. Started by hand, this script makes a run folder and starts itself once for each rank; started so,
+#   it becomes that rank.
+
+# Texts of the experiment and the profile are in single quotes, unchanged.
+# shellcheck disable=SC2016,SC1003
+set -o pipefail
+
+# --- environment ---------------------------------------------------------------------------------------------------
+# Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
+unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+[ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+[ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
+# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
+export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+# Each rank has an even share of the CPUs that this process may use, by its affinity and its container's quota. The load
+# does not count: with another number of threads sums round differently.
+cpus=$(nproc)
+cgroup=/sys/fs/cgroup
+{
+  read -r quota period <"$cgroup/cpu.max" ||
+    { read -r quota <"$cgroup/cpu/cpu.cfs_quota_us" && read -r period <"$cgroup/cpu/cpu.cfs_period_us"; }
+  if [ "$quota" -gt 0 ] && [ "$quota" -lt $((cpus * period)) ]; then cpus=$(((quota + period - 1) / period)); fi
+} 2>/dev/null
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > 4 ? cpus / 4 : 1))}"
+# A thread that waits for others spins, by OpenMP's default for milliseconds: the fastest where nothing else runs. Where
+# others run, spinning takes the CPUs from the threads that are waited for: there it is some 0.2 ms, then sleep. The
+# least of three looks counts, as a short command beside is no load; this run's own ranks are none either.
+if [ -z "${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ]; then
+  export GOMP_SPINCOUNT=5000
+  for pause in 0 0.02 0.02; do
+    sleep "$pause"
+    IFS=" /" read -r _ _ _ runnable _ </proc/loadavg || continue
+    if [ "$runnable" -le 4 ]; then
+      unset GOMP_SPINCOUNT
+      break
+    fi
+  done
+fi
+# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
+
+main() {
+  if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then
+    HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-$PWD/logs}/demo/$(date +%Y%m%d-%H%M%S)-$$}"
+    make_run_folder
+    command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
+    use_submitted_code
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+  fi
+  attempt="$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT"
+  stage_environment fail # the profile's stage, once for all ranks
+  # The submitted code, whatever PYTHONPATH the profile sets.
+  export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
+  # This process is one rank. With exec no shell is in between: signals reach python itself. USR2 is ignored until the
+  # trainer handles it.
+  # shellcheck disable=SC2153
+  export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
+  export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
+  trap "" USR2
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.train
+}
+
+# === nothing below is for editing: the functions that main calls, then the settings ==================================
+die() { # die MESSAGE HINT [CODE]
+  printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
+  exit "${3:-1}"
+}
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
+  local aside="$HPC_GPT_RUN/.$1.$$"
+  cat >"$aside" || return
+  ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
+  rm -f -- "$aside"
+  [ -e "$HPC_GPT_RUN/$1" ]
+}
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+  [ ! -e "$attempt/ended.json" ] || return 0
+  local step cause="${2//[[:cntrl:]]/ }"
+  cause="${cause//\\/\\\\}"
+  step=$(tail -n 1 "$attempt/metrics.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p')
+  printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
+    "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
+    mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
+}
+fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+  say_ended user_error "$1"
+  die "$1" "$2"
+}
+# --- the environment on each node ----------------------------------------------------------------------------------
+seconds_of() { # seconds_of MS: prints them, with three digits
+  printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000))
+}
+# shellcheck disable=SC2317,SC2329
+stage_node() { # reads the environment's shared libraries into the page cache, in the order of their paths
+  local began folders libraries
+  began=$(date +%s%3N)
+  mapfile -d "" -t folders < <("$HPC_GPT_PYTHON" -P -E -c 'import os, sys
+folders = {*sys.path, sys.prefix + "/lib" * os.path.isdir(sys.prefix + "/conda-meta")} - {sys.prefix, os.path.dirname(os.__file__)}
+print(*filter(os.path.isdir, folders), sep="\0", end="\0")' 2>/dev/null)
+  mapfile -d "" -t libraries < <(find "${folders[@]:-/nowhere}" -type f \( -name "*.so" -o -name "*.so.*" \) -print0 2>/dev/null | sort -zu)
+  [ "${#libraries[@]}" = 0 ] || printf '%s\0' "${libraries[@]}" | xargs -0 cat >/dev/null 2>&1
+  echo "stage: ${#libraries[@]} shared libraries are read on ${SLURMD_NODENAME:-$HOSTNAME} in $(seconds_of $(($(date +%s%3N) - began))) s"
+}
+stage_once() { # the first rank of the attempt, and the others wait for it
+  (
+    flock 9
+    [ -e "$attempt/.warm" ] || { stage_node && : >"$attempt/.warm"; }
+  ) 9>>"$attempt/log"
+}
+stage_environment() { # stage_environment die|fail: what to do with a fault
+  local said began
+  began=$(date +%s%3N)
+  said=$(stage_once)
+  HPC_GPT_STAGING="$(seconds_of $(($(date +%s%3N) - began))) $(date +%s.%N)"
+  export HPC_GPT_STAGING
+  [ -z "$said" ] || echo "$said"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  case "$HPC_GPT_RUN" in
+  *:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain bash
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
+    die "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
+{
+ "name": "demo",
+ "preset": null,
+ "model": {
+  "hidden": 128,
+  "layers": 4,
+  "heads": 4,
+  "vocab": 256,
+  "seq": 128,
+  "tied": true,
+  "vocab_multiple": 64
+ },
+ "data": {
+  "source": "stdlib",
+  "path": null,
+  "eval_fraction": 0.05,
+  "tokenizer": "byte",
+  "workers": 0,
+  "on_bad_shard": "stop"
+ },
+ "engine": {
+  "name": "deepspeed-3d",
+  "zero_stage": 1,
+  "recompute": "none",
+  "attention": "auto",
+  "compile": "none",
+  "compile_backend": "inductor",
+  "keep_residuals": false,
+  "sequence_parallel": false,
+  "partition": "layers",
+  "offload": "none",
+  "offload_path": null,
+  "offload_ratio": 1.0,
+  "tiles": 1,
+  "activation_offload": false,
+  "loss_chunks": 1,
+  "one_pass_loss": false,
+  "fused_bias_gradients": false,
+  "sharded_optimizer": false,
+  "overlap_update": false,
+  "prefetch": true,
+  "reshard": true,
+  "megatron_args": []
+ },
+ "layout": {
+  "tp": 2,
+  "pp": 2,
+  "dp": 1
+ },
+ "batch": {
+  "micro_batch": 8,
+  "micro_batches": 4,
+  "global_batch": 32
+ },
+ "gpus": 4,
+ "nodes": 1,
+ "ranks_per_node": 4,
+ "train": {
+  "steps": 200,
+  "minutes": null,
+  "dtype": "fp32",
+  "seed": 1,
+  "deterministic": false,
+  "tf32": false,
+  "optimizer": "adamw",
+  "optimizer_mode": "fused",
+  "lr": 0.001,
+  "min_lr": 0.0,
+  "warmup_steps": 20,
+  "decay": "cosine",
+  "weight_decay": 0.1,
+  "beta1": 0.9,
+  "beta2": 0.95,
+  "eps": 1e-08,
+  "clip": 1.0,
+  "log_every": 10,
+  "eval_every": 50,
+  "eval_batches": 4,
+  "save_every": 100,
+  "save_last": true,
+  "save_in_background": true,
+  "keep_last": 0,
+  "keep_every": 0,
+  "max_failed_saves": 3,
+  "max_bad_steps": 20,
+  "until_loss": null,
+  "matmul_rate": false,
+  "hang_multiple": 20.0,
+  "hang_floor_s": 300.0
+ },
+ "job": {
+  "name": "demo",
+  "time": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "nodelist": null,
+  "exclude": null,
+  "comment": null,
+  "mem": null,
+  "cpus_per_task": null,
+  "dependency": null,
+  "exclusive": false,
+  "signal_lead_s": 30,
+  "max_gpu_hours": null,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "sbatch": [],
+  "srun": []
+ },
+ "cluster": {
+  "name": "local",
+  "description": "this machine: one node of 8 slots, no scheduler; without a GPU every rank runs on CPU",
+  "scheduler": "local",
+  "device": null,
+  "gpus_per_node": 8,
+  "cpus_per_node": null,
+  "gpu_flag": "none",
+  "gpu_type": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "time": null,
+  "mem": null,
+  "exclusive": false,
+  "chain": "none",
+  "signal_lead_s": 30,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "bad_node_hours": 24.0,
+  "modules": [],
+  "venv": null,
+  "python": null,
+  "stage": "warm",
+  "megatron_lm": null,
+  "container": null,
+  "environment": {},
+  "node_suffix": "",
+  "sbatch": [],
+  "srun": []
+ },
+ "sweep": null,
+ "row": null,
+ "version": "0.0.0",
+ "schema": 1
+}
+HPC_GPT_RESOLVED
+
+main
