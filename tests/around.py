@@ -14,10 +14,9 @@ KEYS = {"event", "run", "name", "folder", "attempt", "job", "ended", "cause", "n
         "gpu_hours", "hours_left", "next"}  # fmt: skip
 
 
-def around(told: Path) -> list[str]:
-    """The options of a run whose command appends each event to `told`, and which is tracked."""
-    command = ["tee", "-a", str(told)]
-    keys = {"notify.command": command, "notify.on": EVENTS, "track.tensorboard": True}
+def around(told: Path, track: bool = True) -> list[str]:
+    """The options of a run whose command appends each event to `told`, and which TensorBoard follows."""
+    keys = {"notify.command": ["tee", "-a", str(told)], "notify.on": EVENTS, "track.tensorboard": track}
     return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 

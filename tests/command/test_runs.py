@@ -16,7 +16,7 @@ from hpc_gpt.files import read_json
 from hpc_gpt.process import is_alive
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.around import around, curve, events_of, named
+from tests.around import around, events_of, named
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.conftest import REPOSITORY
@@ -43,7 +43,7 @@ def step(run: RunFolder, attempt: int = 1) -> int:
 
 def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_same_losses(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    run = start(experiment(tmp_path, "loop", tables=GPUS), *around(told), STEPS="30")
+    run = start(experiment(tmp_path, "loop", tables=GPUS), *around(told, track=False), STEPS="30")
     wait_until(lambda: step(run) >= 13)
     kill(run, "loop.sh")
     status = ended(run)
@@ -79,7 +79,6 @@ def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_sam
         ("first_step", number, None, None, "it trains") for number in (1, 2)
     ]
     assert events[3]["loss"] == loss_of_loop(30)
-    assert curve(run) == pytest.approx(losses(run))
 
 
 @pytest.mark.long
