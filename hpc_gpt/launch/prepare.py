@@ -159,6 +159,9 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
     if train.init is not None and not smoke and "train.lr" not in given:
         usual = f"usual for trained ones is --set train.lr={LR_OF_TRAINED:g}"
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
+    archive = resolved.cluster.archive
+    if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
+        yield f"stage {archive} is not a file here; where a node cannot read it either, the attempt ends as user_error"
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.tracker import check_tracker
@@ -186,6 +186,9 @@ def check_inputs(
     ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
+        archive = resolved.cluster.archive
+        if archive is not None and not os.access(archive, os.R_OK):
+            raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
     check_tracker(resolved)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         preflight_limit_s()

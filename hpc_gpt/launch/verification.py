@@ -14,7 +14,7 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.program.work_folder import WORK_ARCHIVE
 from hpc_gpt.program.work_folder import changed_since as changed_in
 from hpc_gpt.runs.checkpoints import WORK, faults_of, list_complete, newest_sound
-from hpc_gpt.runs.provenance import INIT, collect
+from hpc_gpt.runs.provenance import INIT, STAGE_KEY, collect, stage_sum
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.runs.snapshot import code_files, read_archive, submitted_sha256
 from hpc_gpt.runs.stored import read_stored
@@ -36,6 +36,7 @@ MEANS = {
     "work": "the next attempt runs with work/ as it is; the program itself may have written these files",
     "versions": "the next attempt runs with what is installed then: figures and losses may differ",
     "profile": "the run keeps the profile it was submitted under; a new submission would follow the present one",
+    "stage": "the next attempt runs from the archive as it is then: figures and losses may differ",
     "experiment": "the run keeps the settings it was submitted with; a new submission would follow the file",
     "data": "the trainer refuses to resume from the checkpoint with other data",
     "init": "the trainer refuses to begin from other weights; a run that has a checkpoint needs them no more",
@@ -85,6 +86,7 @@ def verify_run(run: RunFolder) -> Verification:
         "work": lambda: _work(run.path),
         "versions": lambda: _versions(run.path),
         "profile": lambda: _profile(resolved),
+        "stage": lambda: _stage(run.path, resolved),
         "experiment": lambda: _experiment(run.path, resolved),
         "data": lambda: _data(run, resolved),
         "init": lambda: _init(run, resolved, notes),
@@ -146,6 +148,17 @@ def _profile(resolved: Resolved) -> Iterator[Difference]:
     yield from _keys(
         "profile", *({k: v for k, v in tables.items() if k not in OF_THE_PLANNER} for tables in (then, now))
     )
+
+
+def _stage(run: Path, resolved: Resolved) -> Iterator[Difference]:
+    then, archive = read_stored(run / "provenance.json").get(STAGE_KEY), resolved.cluster.archive
+    if archive is None or then is None:
+        return
+    now = stage_sum(resolved).get(STAGE_KEY)
+    if now is None:
+        raise LookupError(f"{archive} cannot be read here")
+    if now != then:
+        yield Difference("stage", archive, f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was submitted")
 
 
 def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:

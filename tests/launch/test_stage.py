@@ -137,6 +137,27 @@ def test_other_faults(tmp_path, archive):
     assert node.fault(TMPDIR=str(tmp_path / "file")) == f"n1: cannot use {tmp_path}/file/hpc-gpt-1-2/1"
 
 
+def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
+    """pip writes the original's path into them."""
+    (folder := tmp_path / "original" / "bin").mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    bodies = {
+        "torchrun": "#!/gone/env/bin/python3.11",
+        "pack": "#!/usr/bin/env python",
+        "of-the-system": "#!/usr/bin/python3",
+    }
+    for name, shebang in bodies.items():
+        (folder / name).write_text(f"{shebang}\nprint(1)\n")
+        (folder / name).chmod(0o755)
+    subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "x.tar", "original"], check=True)
+    node = Node(tmp_path, str(tmp_path / "x.tar"))
+    node.say()
+    bin_folder = node.folder / "environment" / "bin"
+    found = {name: (bin_folder / name).read_text().splitlines() for name in bodies}
+    assert found == {name: [shebang, "print(1)"] for name, shebang in (bodies | {"torchrun": bodies["pack"]}).items()}
+    assert os.access(bin_folder / "torchrun", os.X_OK)
+
+
 def test_a_python_that_does_not_start(tmp_path):
     (tmp_path / "bin").mkdir()
     (python := tmp_path / "bin" / "python").write_text("#!/bin/sh\necho no base Python >&2\nexit 1\n")
@@ -145,6 +166,12 @@ def test_a_python_that_does_not_start(tmp_path):
     assert Node(tmp_path, str(tmp_path / "x.tar")).fault() == (
         f"n1: bin/python of {tmp_path}/x.tar does not start: no base Python"
     )
+    python.unlink()
+    python.symlink_to("/gone/bin/python3")
+    subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "y.tar", "bin"], check=True)
+    cause = Node(tmp_path, str(tmp_path / "y.tar")).fault(HPC_GPT_STAGED="hpc-gpt-1-2/2")
+    assert cause.startswith(f"n1: bin/python of {tmp_path}/y.tar does not start: ")
+    assert cause.endswith("No such file or directory")
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path, archive):
@@ -216,6 +243,14 @@ def test_a_smoke_run_stages_nothing(tmp_path):
     for more, count in ((("--smoke",), 0), ((), 1)):
         done = in_process("render", "demo", "--cluster", profile, *more)
         assert (done.code, done.stdout.count('"stage": ')) == (0, count), done.stderr
+
+
+def test_an_archive_that_is_not_here_is_said_before_it_waits_in_the_queue(tmp_path):
+    (profile := tmp_path / "site.toml").write_text('stage = "/an/environment.tar"\n')
+    assert (
+        "note: stage /an/environment.tar is not a file here; "
+        in in_process("render", "demo", "--cluster", profile).stderr
+    )
 
 
 def test_provenance_has_the_sum_if_the_archive_is_seen_here(archive):

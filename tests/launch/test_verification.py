@@ -1,5 +1,7 @@
 """What `verify` says of a run that is as it was submitted, and of each thing that may differ."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -12,7 +14,7 @@ import pytest
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.verification import MEANS, verify_run
-from hpc_gpt.runs.provenance import collect
+from hpc_gpt.runs.provenance import STAGE_KEY, collect, stage_sum
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import take_snapshot, unpack_code
 from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY
@@ -49,6 +51,17 @@ def replace(path: Path, content: bytes) -> None:
 
 def edit(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
+
+
+def test_the_environments_archive_is_another(tmp_path: Path) -> None:
+    (archive := tmp_path / "environment.tar").write_bytes(b"1")
+    resolved = resolve(load_experiment("demo"), dataclasses.replace(load_profile("local"), stage=str(archive)))
+    run = create_run(tmp_path / "logs", resolved, "", "", {}, {STAGE_KEY: hashlib.sha256(b"0").hexdigest()})
+    (found,) = [each for each in verify_run(run).differences if each.check == "stage"]
+    assert (found.name, found.words) == (str(archive), "SHA-256 6b86b273ff34…, but 5feceb66ffc8… was submitted")
+    archive.unlink()
+    stage_sum.__globals__["_sha256"].cache_clear()
+    assert verify_run(run).not_checked["stage"] == f"{archive} cannot be read here"
 
 
 def test_nothing_differs_of_a_run_just_submitted(run: RunFolder) -> None:

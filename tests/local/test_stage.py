@@ -53,10 +53,11 @@ def test_ranks_wait_for_the_first_and_the_seconds_are_the_attempts(tmp_path):
     removed(tmp_path)
 
 
-def test_an_archive_that_is_gone_is_the_users_to_mend(tmp_path):
-    run = start(tmp_path, tmp_path / "gone.tar", *SMALL[:1], *SMALL[3:])
+def test_a_damaged_archive_is_the_users_to_mend(tmp_path):
+    (archive := tmp_path / "damaged.tar").write_bytes(b"no archive")
+    run = start(tmp_path, archive, *SMALL[:1], *SMALL[3:])
     end = ended(run)
     assert end.state == "user_error"
-    assert str(end.cause).endswith(f": cannot read {tmp_path}/gone.tar")
-    assert "hint: put it where every node can read it" in run.attempt(1).log.read_text()
+    assert f": cannot unpack {archive}: " in str(end.cause)
+    assert "hint: is it a whole tar" in run.attempt(1).log.read_text()
     removed(tmp_path)

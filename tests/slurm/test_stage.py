@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job
-from tests.slurm.stories import Story, Teller, story
+from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job, paused
+from tests.slurm.stories import Teller, story
+from tests.slurm.test_here import Here, allocation
 from tests.staged import make_archive
 
 EIGHT = ("--engine", "ddp", "--gpus", "8", "--nodes", "2", "--tp", "1", "--pp", "1")
@@ -24,51 +26,127 @@ class Staged(NamedTuple):
     archive: Path
 
 
-def run_staged(teller: Teller, name: str, top: str, *words: str, **more: str) -> Staged:
-    """No other Python is there: the one that HPC_GPT_PYTHON names is gone, and so is the archive's original."""
-    launcher = teller.launcher
-    place = launcher.place(f"{name} of 'a' $HOME \"x\"")
-    archive = make_archive(place / "an environment.tar")
-    (tmp := place / "tmp").mkdir()
-    site = PROFILE.replace("gpus_per_node = 2", "gpus_per_node = 4")
-    cluster = launcher.profile(name, f"stage = {json.dumps(str(archive))}\n{top}", site)
-    asked = {"TMPDIR": str(tmp), "STAGE_SEEN": str(place / "seen"), "HPC_GPT_PYTHON": "/gone/python", **more}
-    job = launcher.submit("--cluster", cluster, *words, *STEPS, **asked)
-    job.wait_end()
-    seen = [line.split(" ", 1) for line in (place / "seen").read_text().splitlines()]
-    return Staged(job, [(rank, prefix) for rank, prefix in seen], tmp, archive)
+class Site:
+    """A profile with an archive. No other Python is there: the one that HPC_GPT_PYTHON names is gone, and so is the
+    archive's original."""
+
+    def __init__(self, teller: Teller, name: str, top: str = "") -> None:
+        self.place = teller.launcher.place(f"{name} of 'a' $HOME \"x\"")
+        self.archive = make_archive(self.place / "an environment.tar")
+        (self.place / "tmp").mkdir()
+        site = PROFILE.replace("gpus_per_node = 2", "gpus_per_node = 4")
+        profile = f"stage = {json.dumps(str(self.archive))}\n{top}"
+        self.words = ("--cluster", teller.launcher.profile(name, profile, site))
+        self.environment = {
+            "TMPDIR": str(self.place / "tmp"),
+            "STAGE_SEEN": str(self.place / "seen"),
+            "HPC_GPT_PYTHON": "/gone/python",
+        }
+
+    def seen(self, job: Job) -> Staged:
+        lines = [line.split(" ", 1) for line in (self.place / "seen").read_text().splitlines()]
+        return Staged(job, [(rank, prefix) for rank, prefix in lines], self.place / "tmp", self.archive)
 
 
 @story
 def two_ranks(teller: Teller) -> Staged:
-    return run_staged(teller, "staged", "", *PAIR)
+    site = Site(teller, "staged")
+    job = teller.launcher.submit(*site.words, *PAIR, *STEPS, **site.environment)
+    job.wait_end()
+    return site.seen(job)
+
+
+# Gives each virtual node its own $TMPDIR, as a site's prolog does.
+PROLOG = """#!/bin/bash
+mkdir -p "$TMPDIR/$SLURMD_NODENAME"
+echo "export TMPDIR=$TMPDIR/$SLURMD_NODENAME"
+"""
 
 
 @story
 def eight_ranks(teller: Teller) -> Staged:
-    """Their nodes are probed first, by the same Python."""
-    return run_staged(teller, "staged-eight", "preflight = true\n", *EIGHT)
+    """On two nodes, which are probed first, by the same Python."""
+    prolog = teller.launcher.folder / "prolog"
+    prolog.write_text(PROLOG)
+    prolog.chmod(0o755)
+    site = Site(teller, "staged-eight", f'preflight = true\nsrun = ["--task-prolog={prolog}"]\n')
+    job = teller.launcher.submit(*site.words, *EIGHT, *STEPS, **site.environment)
+    job.wait_end()
+    return site.seen(job)
 
 
-@pytest.mark.long(but="first")
-@pytest.mark.parametrize(
-    ("case", "ranks"), [pytest.param(two_ranks, 2, id="2 ranks"), pytest.param(eight_ranks, 8, id="8 ranks")]
-)
-def test_ranks_run_from_below_tmpdir_and_the_original_is_gone(told: Teller, case: Story[Staged], ranks: int) -> None:
-    job, seen, tmp, archive = told(case)
-    assert job.ended() == ["done"], job.log()
-    below = {prefix for _, prefix in seen}
-    assert below == {f"{tmp}/hpc-gpt-0-{job.id}/1/environment"}
+@story
+def preempted(teller: Teller) -> Staged:
+    site = Site(teller, "staged-preempted")
+    job = teller.launcher.submit("--partition", "low", *site.words, *SINGLE, **paused(13), **site.environment)
+    job.wait_paused()
+    job.preempt()
+    job.hears(signal.SIGTERM)
+    job.wait_end()
+    return site.seen(job)
+
+
+@story
+def in_an_allocation(teller: Teller) -> tuple[Staged, int]:
+    """And the exit code of `submit --here`."""
+    site = Site(teller, "staged-here")
+    job_id = allocation(teller.launcher, 1)
+    here = Here(teller.launcher, job_id, *site.words, *SINGLE, *STEPS, **site.environment)
+    code = here.end()
+    teller.cluster.run("scancel", job_id, check=True)
+    return site.seen(here.job), code
+
+
+def check(found: Staged, ranks: int, attempts: int = 1) -> None:
+    """Every Python ran from below $TMPDIR, nothing of it is left, and provenance and figures say so."""
+    job, seen, tmp, archive = found
     assert {rank for rank, _ in seen} >= {str(rank) for rank in range(ranks)}
-    # The virtual nodes are one machine, with one $TMPDIR.
-    assert job.log().count(" is unpacked on ") == 1
-    assert not list(tmp.glob("hpc-gpt-*")), "nothing of it is left"
+    assert {Path(prefix).name for _, prefix in seen} == {"environment"}
+    assert {Path(prefix).parent.name for _, prefix in seen} == {str(n + 1) for n in range(attempts)}
+    assert not list(tmp.rglob("hpc-gpt-*")), "nothing of it is left"
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert json.loads((job.run.path / "provenance.json").read_text())["stage_sha256"] == sha256
     assert f"stage: {archive}, SHA-256 {sha256}, " in job.log()
     start = json.loads((job.run.attempt(1).folder / "start.json").read_text())
     assert sum(start["start_parts"].values()) == pytest.approx(start["start_s"], rel=0.05)
     assert start["start_parts"]["staging"] > 0
+
+
+def test_two_ranks_run_from_below_tmpdir_and_the_original_is_gone(told: Teller) -> None:
+    found = told(two_ranks)
+    assert found.job.ended() == ["done"], found.job.log()
+    check(found, 2)
+    assert {prefix for _, prefix in found.seen} == {f"{found.tmp}/hpc-gpt-0-{found.job.id}/1/environment"}
+    # The virtual nodes are one machine, with one $TMPDIR.
+    assert found.job.log().count(" is unpacked on ") == 1
+
+
+@pytest.mark.long
+def test_eight_ranks_run_each_from_its_own_nodes_tmpdir(told: Teller) -> None:
+    found = told(eight_ranks)
+    assert found.job.ended() == ["done"], found.job.log()
+    check(found, 8)
+    nodes = found.job.nodes()
+    assert len(nodes) == 2
+    folder = f"hpc-gpt-0-{found.job.id}/1/environment"
+    of_ranks = {f"{found.tmp}/{node}/{folder}" for node in nodes}
+    assert {prefix for rank, prefix in found.seen if rank != "-"} == of_ranks
+    assert {prefix for _, prefix in found.seen} == of_ranks | {f"{found.tmp}/{folder}"}
+    assert found.job.log().count(" is unpacked on ") == 3
+
+
+@pytest.mark.long
+def test_a_requeued_attempt_has_its_own(told: Teller) -> None:
+    found = told(preempted)
+    assert found.job.ended() == ["preempted", "done"], found.job.log()
+    check(found, 1, attempts=2)
+
+
+@pytest.mark.long
+def test_in_an_allocation_of_the_users(told: Teller) -> None:
+    found, code = told(in_an_allocation)
+    assert code == 0
+    check(found, 1)
 
 
 class Faulty(NamedTuple):

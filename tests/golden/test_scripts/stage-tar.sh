@@ -137,7 +137,7 @@ fault_of_stage() { # fault_of_stage CAUSE HINT: prints them, and keeps them for 
   exit 1
 }
 unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environment
-  local folder=$1 archive=$2 began other said sum at="$1/environment"
+  local folder=$1 archive=$2 began other said sum at="$1/environment" shebang="^#!/.+/bin/python[0-9.]*$"
   began=$(date +%s%3N)
   for other in "${folder%/*}"/*; do # of an attempt that was killed
     [ "$other" = "$folder" ] || rm -rf -- "$other"
@@ -157,18 +157,21 @@ unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environmen
     esac
   fi
   other=("$folder/new"/*)
-  [ -e "$folder/new/bin/python" ] || [ "${#other[@]}" != 1 ] || mv -- "${other[0]}" "$at"
+  [ -e "$folder/new/bin" ] || [ "${#other[@]}" != 1 ] || mv -- "${other[0]}" "$at"
   [ -e "$at" ] || mv -- "$folder/new" "$at"
   rm -rf -- "$folder/new"
-  [ -e "$at/bin/python" ] ||
-    fault_of_stage "$archive has no bin/python, neither at its top nor in its one folder" \
-      "pack the environment's content, and python -m venv makes it with --copies"
+  [ -e "$at/bin/python" ] || [ -L "$at/bin/python" ] ||
+    fault_of_stage "$archive has no bin/python, neither at its top nor in its one folder" "tar -C ENVIRONMENT -cf NAME.tar ."
   # Of conda-pack, and after the last move: it writes this path into files.
   [ ! -e "$at/bin/conda-unpack" ] || said=$(PATH="$at/bin:$PATH" "$at/bin/conda-unpack" 2>&1) ||
     fault_of_stage "conda-unpack of $archive failed: ${said##*$'\n'}" "pack the environment again"
   said=$("$at/bin/python" -I -c "" 2>&1) ||
     fault_of_stage "bin/python of $archive does not start: ${said%%$'\n'*}" \
       "a virtual environment needs its base Python on every node; conda-pack packs it, too"
+  for other in "$at"/bin/*; do # scripts of a virtual environment, torchrun for one, name the original's Python
+    [ -L "$other" ] || ! [ -f "$other" ] || ! IFS= read -r said <"$other" || ! [[ $said =~ $shebang ]] ||
+      [[ $said = '#!/usr/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
+  done 2>/dev/null
   echo "stage: $archive, SHA-256 $sum, is unpacked on ${SLURMD_NODENAME:-$HOSTNAME} in $(seconds_of $(($(date +%s%3N) - began))) s"
   echo "$sum" >"$folder/done"
 }
