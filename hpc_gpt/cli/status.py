@@ -138,5 +138,12 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
     said = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
+    said += [(row.run, _words_of(job)) for row in lines for job in row.after or ()]
     said += [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
     return table + [plain(f"{run}: {words}") for run, words in said]
+
+
+def _words_of(job: dict[str, Any]) -> str:
+    """A job of [after]."""
+    code = f", exit code {job['code']}" if job["code"] else ""
+    return f"after step {job['step']}: " + (f"job {job['job']} " if job["job"] else "") + f"{job['state']}{code}"

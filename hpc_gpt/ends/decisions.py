@@ -21,7 +21,7 @@ from hpc_gpt.ends.run_state import is_lost_here, read_end
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.checkpoints import command_of, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.disk_space import free_space_text, is_full
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import newest_step
@@ -33,8 +33,6 @@ NEXT_MARK = "hpc-gpt-next"
 # What reads the first cause in the logs of an attempt: `readers.attempt_cause`, which the caller hands in.
 ReadCause = Callable[[Attempt], End]
 _EXIT = re.compile(r"exit code \d+")
-# Megatron-LM's file with the step of its newest checkpoint.
-_MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
 
 def classify(
@@ -233,7 +231,7 @@ def newest_saved(run: RunFolder) -> int:
     if (command := command_of(run)) is not None:
         return saved_step(run, command)
     try:
-        megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
+        megatron = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         megatron = 0
     return max(megatron, newest_step(run) or 0)

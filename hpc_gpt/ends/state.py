@@ -47,6 +47,15 @@ def start_class(word: str) -> str:
     return "requeued" if word == "REQUEUED" else slurm_state(word)
 
 
+def job_state(word: str) -> str:
+    """The class for Slurm's state of a job that is not a training of ours: its exit code says whether it is done.
+
+    >>> job_state("COMPLETED"), job_state("TIMEOUT")
+    ('done', 'walltime')
+    """
+    return "done" if word == "COMPLETED" else slurm_state(word)
+
+
 def slurm_has_ranks(word: str) -> bool:
     """Whether ranks of a job in this state may be on its nodes."""
     return word == "CONFIGURING" or (slurm_state(word) == "running" and not slurm_is_leaving(word))

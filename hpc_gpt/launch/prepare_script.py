@@ -128,7 +128,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
                 close_matches(key, known)
-                or "--set takes keys of [job], [command], [notify], [track], train.steps, and the profile's",
+                or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
             )
     for own in ("run", "per", "setup", "resume", "snapshot", "link"):
         if own in tables["command"]:

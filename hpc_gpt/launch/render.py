@@ -16,10 +16,15 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import RenderError
 from hpc_gpt.files import templates_dir
 from hpc_gpt.launch.tracker import tracked_packages
+from hpc_gpt.runs.after_jobs import AfterJob
+from hpc_gpt.runs.checkpoints import program_folder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import (
     JOB_NAME,
     allocated_nodes,
+    check_after,
     check_job,
     directives_but_name,
     quote_directive,
@@ -44,6 +49,7 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     import jinja2
 
     check_job(resolved)
+    check_after(resolved)
     names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
     name = names[0]
     try:
@@ -70,6 +76,30 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
+def render_after_job(resolved: Resolved, run: RunFolder, job: AfterJob, checkpoint: Path) -> str:
+    """The script of the job that `[after]` runs for a checkpoint."""
+    after = resolved.after
+    values = {"checkpoint": str(checkpoint), "export": str(job.export), "step": str(job.step), "run": str(run.path)}
+    line = fill_line(after.run, values) if isinstance(after.run, str) else None
+    own = [f"--account={resolved.job.account}"] if resolved.job.account is not None else []
+    output = str(job.log).replace("%", "%%")  # sbatch reads it as a pattern
+    options = [f"--job-name={job.name}", f"--output={output}", "--open-mode=append", *own, *after.sbatch]
+    return (
+        _environment()
+        .get_template("after-job.sh.j2")
+        .render(
+            **variables(resolved) | {"directives": [quote_directive(option) for option in options]},
+            run=run.path,
+            made_for=job,
+            argv=["bash", "-c", line, "after"]
+            if line is not None
+            else [fill(word, values) for word in after.run or ()],
+            folder=program_folder(run),
+            export=after.export,
+        )
+    )
+
+
 # All but KILL, STOP, CHLD and CONT, and the two that the C library keeps.
 _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 32, 33)]
 
@@ -77,6 +107,7 @@ _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 3
 def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str], directives: Sequence[str]) -> str:
     """The job script around a script of the user's own, whose bytes are its end (surrogates stand for bytes that are no
     UTF-8). `directives` are all of the text's, as sbatch is to read them."""
+    check_after(resolved)
     facts, signal = resolved.script, resolved.job.signal_lead_s
     assert facts is not None
     template = _environment().get_template(f"script/{resolved.cluster.scheduler}.sh.j2")
@@ -138,6 +169,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "nodes": resolved.nodes,
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
+        "after": resolved.after.is_asked and profile.scheduler == "slurm",
         "notify": resolved.notify if resolved.notify.is_asked and profile.scheduler == "slurm" else None,
         "track": bool(tracked_packages(resolved)) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,

@@ -1,22 +1,13 @@
-"""What `[track]` needs: its packages at the submission, and on this machine its process beside the ranks."""
+"""The packages that `[track]` needs, at the submission."""
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
-from contextlib import suppress
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.process import die_with_parent
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 
-# After the ranks: for all that is to be sent, and if the run was cancelled.
-LIMIT_S, CANCELLED_S = 30.0, 5.0
-_POLL_S = 0.05
 _FIND = "import sys, importlib.util as u; sys.exit(3 * (u.find_spec(sys.argv[1]) is None))"
 _ASK_S = 30
 
@@ -62,49 +53,3 @@ def _lacks(python: str, package: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 3
-
-
-class RunTracker:
-    """The tracker of one attempt on this machine, in a process group of its own."""
-
-    def __init__(self, run: RunFolder, attempt: Attempt) -> None:
-        self._attempt = attempt
-        line = [sys.executable, "-m", "hpc_gpt.report.track", str(run.path), str(attempt.number)]
-        with attempt.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                preexec_fn=die_with_parent,
-            )
-        self._over = False
-
-    def look(self) -> bool:
-        """Whether it has ended. If it died, that is a line of the log, once."""
-        code = self._process.poll()
-        if code and not self._over:
-            end = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._say(f"its process ended with {end}; the run goes on without it")
-        self._over = self._over or code is not None
-        return self._over
-
-    def end(self, limit_s: float) -> None:
-        """Lets it send the rest, and kills it if it has not ended in so many seconds."""
-        with suppress(OSError):
-            self._attempt.ranks_ended.touch()
-        end = time.monotonic() + limit_s
-        while not self.look() and time.monotonic() < end:
-            time.sleep(_POLL_S)
-        if not self._over:
-            self._over = True
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._say(f"its process has not ended {limit_s:g} s after the ranks, so it is killed")
-        with suppress(OSError):
-            self._attempt.ranks_ended.unlink(missing_ok=True)
-
-    def _say(self, words: str) -> None:
-        with suppress(OSError), self._attempt.log.open("a", encoding="utf-8") as log:
-            log.write(f"track: {words}\n")

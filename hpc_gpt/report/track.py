@@ -158,7 +158,6 @@ class Tracker:
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
                 sink.close()
-        self.own.ranks_ended.unlink(missing_ok=True)
 
     def _note(self) -> None:
         """Writes track.json: `pid, step`, the last one sent, and `sent`, the SentTo of each sink."""

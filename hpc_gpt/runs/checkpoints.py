@@ -25,6 +25,7 @@ from hpc_gpt.settings.program_text import fill
 
 COMPLETE = "complete.json"
 SCHEMA = 1
+DAMAGED, DELETING = ".damaged-", ".deleting-"  # before the name of a checkpoint that was renamed
 _PIECE_BYTES = 1 << 22
 
 
@@ -44,6 +45,15 @@ def checkpoint_folder_name(step: int) -> str:
 def list_complete(folder: Path) -> list[Path]:
     """Folders with the name of a complete checkpoint, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
+    """Renames a checkpoint that is damaged or will be removed, and returns its new path."""
+    taken = 1
+    while (place := path.with_name(f"{prefix}{path.name}-{taken}")).exists():
+        taken += 1
+    path.rename(place)
+    return place
 
 
 def read_marker(path: Path) -> dict[str, Any]:
@@ -140,6 +150,8 @@ def read_through(path: Path) -> tuple[int, int]:
     return size, crc
 
 
+# Megatron-LM's file with the step of its newest checkpoint.
+MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 # The folder of a run that has the files of workdir, if they were kept.
 WORK = "work"
 _NUMBER = re.compile(r"\d{1,15}")
@@ -155,6 +167,25 @@ def command_of(run: RunFolder) -> Command | None:
 def work_folder(run: RunFolder, command: Command) -> Path:
     """The folder that the program runs in."""
     return run.path / WORK if command.snapshot else Path(command.workdir)
+
+
+def program_folder(run: RunFolder) -> Path | None:
+    """The folder that a program of one's own runs in; None for our trainers, and for a job script, which runs where it
+    was submitted."""
+    command = command_of(run)
+    return None if command is None or command.script is not None else work_folder(run, command)
+
+
+def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
+    """(step, path) of the complete checkpoints of a run, by step; of a program's own the newest alone."""
+    if (command := command_of(run)) is not None:
+        path = newest_checkpoint(run, command)
+        return [] if path is None else [(checkpoint_step(run, command, path), path)]
+    with contextlib.suppress(OSError, ValueError):
+        step = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
+        return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
+    found = [path for path in reversed(list_complete(run.checkpoints)) if path.name[5:].isdigit()]
+    return [(int(path.name[5:]), path) for path in found]
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> Path | None:

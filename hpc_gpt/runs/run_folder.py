@@ -69,7 +69,7 @@ class Attempt:
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
     track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
     notified = _In("notified")  # a file for each event that the user's command got; see `ends.notify`
-    ranks_ended = _In(".ranks-ended")  # the tracker's sign to send the rest and end; job.sh makes it too
+    ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
 
     @property
     def number(self) -> int:

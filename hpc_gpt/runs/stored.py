@@ -21,12 +21,15 @@ _SENT = {"attempt": int, "bytes": int, "step": int}
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
     "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str},
-    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE},
+    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
         "saved_step": int, "pause_s": float, "begin": float, "retries": int,
     },
     "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
+    "seen": {"step": int, "count": int},
+    "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},
+    "left": {"state": str},
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},

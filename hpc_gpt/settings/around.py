@@ -1,4 +1,4 @@
-"""What is to happen around a run: `[notify]` and `[track]`. Without its table nothing does.
+"""What is to happen around a run: `[notify]`, `[after]` and `[track]`. Without its table nothing does.
 
 No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
 """
@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.settings.key_rules import key, key_rules
-from hpc_gpt.settings.program_text import text_faults, texts_of
+from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
 
 Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
+# What is filled into the texts of [after].
+AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,29 @@ class Notify:
 
 
 @dataclass(frozen=True)
+class After:
+    """`[after]`: a job of its own after each checkpoint, such as an evaluation.
+
+    In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
+    """
+
+    run: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
+    every: int = key(1, resume="free", decides="nothing", added=True, least=0)
+    "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
+    export: bool = key(False, resume="free", decides="nothing", added=True)
+    "The job first writes the checkpoint in Hugging Face's format, to {export}."
+    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
+    'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
+    most: int = key(4, resume="free", decides="nothing", added=True, least=1)
+    "Unfinished jobs beyond which a checkpoint gets none; for example 2."
+
+    @property
+    def is_asked(self) -> bool:
+        return self.run is not None
+
+
+@dataclass(frozen=True)
 class Track:
     """`[track]`: curves of the run in other programs while it trains."""
 
@@ -48,17 +73,17 @@ class Track:
 
 
 # {name of the table in an experiment: the table without which nothing happens}
-AROUND: dict[str, Any] = {"notify": Notify(), "track": Track()}
+AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track()}
 
 
-def changed_keys(table: Notify | Track) -> dict[str, Any]:
+def changed_keys(table: Notify | After | Track) -> dict[str, Any]:
     """The keys of a table that do not have their defaults."""
     return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
 
 
-def check_around(notify: Notify, track: Track) -> None:
-    """ConfigError with every fault of the two tables."""
-    raise_faults(dict([*_notify_faults(notify), *_track_faults(track)]))
+def check_around(notify: Notify, after: After, track: Track) -> None:
+    """ConfigError with every fault of the three tables."""
+    raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
 
 
 def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
@@ -68,8 +93,23 @@ def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
             yield "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
         return
     yield from _command_faults("notify.command", notify.command)
-    if fault := key_rules(Notify)["timeout_s"].fault(notify.timeout_s):
-        yield f"notify.timeout_s {fault}", "leave it out for its default"
+    yield from _number_faults("notify", notify, ("timeout_s",))
+
+
+def _after_faults(after: After) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [after]."""
+    if after.run is None:
+        if after != After():
+            yield "[after] has no run, which says what its job runs", 'set after.run = "…", or leave the table out'
+        return
+    yield from _command_faults("after.run", after.run)
+    for where, text in texts_of("after.run", after.run).items():
+        yield from brace_faults(where, text, AFTER_BRACES)
+        if "{export}" in text.replace("{{export}}", "") and not after.export:
+            yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
+    for index, option in enumerate(after.sbatch):
+        yield from text_faults(f"after.sbatch[{index}]", option)
+    yield from _number_faults("after", after, ("every", "most"))
 
 
 def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
@@ -84,3 +124,9 @@ def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tupl
         yield f"{where} is empty", "say what is to run, or leave the table out"
     for of, text in texts.items():
         yield from text_faults(of, text)
+
+
+def _number_faults(table: str, values: Notify | After, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name in keys:
+        if fault := key_rules(type(values))[name].fault(getattr(values, name)):
+            yield f"{table}.{name} {fault}", "leave it out for its default"

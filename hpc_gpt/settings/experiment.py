@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import Notify, Track
+from hpc_gpt.settings.around import After, Notify, Track
 from hpc_gpt.settings.key_rules import key
 from hpc_gpt.settings.mixture import MixedSource
 
@@ -424,6 +424,7 @@ class Experiment:
     job: Job = field(default_factory=Job)
     command: Command = field(default_factory=Command)
     notify: Notify = field(default_factory=Notify)
+    after: After = field(default_factory=After)
     track: Track = field(default_factory=Track)
 
 

@@ -16,7 +16,7 @@ from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
 from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.mixture import MIX, mixture_faults
-from hpc_gpt.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
@@ -82,7 +82,7 @@ def resolve(
             'use engine.cp_exchange = "heads", or data.mask_documents = false',
         )
     facts.check_run(layout, shape, train)
-    check_around(experiment.notify, experiment.track)
+    check_around(experiment.notify, experiment.after, experiment.track)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
             raise ConfigError(
@@ -108,12 +108,33 @@ def resolve(
         row=row,
         command=command,
         notify=experiment.notify,
+        after=experiment.after,
         track=experiment.track,
         script=script,
         data_from=data_from,
     )
     facts.check_resolved(resolved)
+    _check_after(resolved)
     return resolved
+
+
+def _check_after(resolved: Resolved) -> None:
+    """ConfigError if `[after]` asks for what its jobs cannot have of such a run."""
+    after, command = resolved.after, resolved.command
+    if not after.is_asked:
+        return
+    if command is not None and command.checkpoints is None:
+        raise ConfigError(
+            "[after] follows checkpoints, but nothing says where the program's are",
+            'set command.checkpoints, such as "{run}/step-*"',
+        )
+    if after.export:
+        engine_named(resolved.engine.name).check_export()
+        if architecture_of(resolved.model) is None:
+            raise ConfigError(
+                "after.export is true, but transformers has no class of this model's shape",
+                "leave it out, and let the job read {checkpoint}",
+            )
 
 
 def resolve_shape(model: Model) -> ModelShape:

@@ -8,7 +8,7 @@ which of them says so itself.
 import functools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from hpc_gpt.errors import ConfigError, raise_faults
@@ -91,6 +91,10 @@ _OWNED_SBATCH = {
                      "array", "wait", "parsable", "quiet", "test-only")),
 }  # fmt: skip
 _OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
+# Those of a job of [after] that are given.
+_OWNED_AFTER = dict.fromkeys(
+    ("job-name", "output", "error", "open-mode", "array", "wrap", "wait", "parsable", "test-only", "clusters")
+)
 # {flag without such a key: why it cannot be added}.
 _WHY = {
     "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
@@ -128,6 +132,16 @@ def check_job(resolved: Resolved) -> None:
     if cpus is not None and cpus < 1:
         faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
     raise_faults(dict.fromkeys(faults, "change the key in the experiment, the cluster profile or with --set"))
+
+
+def check_after(resolved: Resolved) -> None:
+    """ConfigError, with all faults, for options that the directives of a job of `[after]` cannot carry."""
+    faults: list[str] = []
+    for i, flag in enumerate(resolved.after.sbatch):
+        if bad := _control_character(flag):
+            faults.append(f"after.sbatch[{i}] holds {bad}, which a line of the script cannot carry: {flag!r}")
+    faults += _owned_faults("after.sbatch", "sbatch", resolved.after.sbatch, _OWNED_AFTER)
+    raise_faults(dict.fromkeys(faults, "change after.sbatch"))
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:
@@ -224,19 +238,24 @@ def _control_character(text: str) -> str:
 
 
 def _flag_faults(resolved: Resolved) -> Iterator[str]:
-    tables = (("sbatch", resolved.job.sbatch, _OWNED_SBATCH), ("srun", resolved.job.srun, _OWNED_SRUN))
-    for table, flags, owned in tables:
-        letters = options_of(table).letters
-        for i, flag in enumerate(flags):
-            key = f"job.{table}[{i}]"
-            if not _FLAG.fullmatch(flag):
-                yield f"{key} {flag!r} is no flag of {table}: one --name or --name=value each"
-                continue
-            name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
-            if name in owned:
-                instead = owned[name]
-                why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
-                yield f"{key} {flag!r} is not for you to add: {why}"
+    yield from _owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH)
+    yield from _owned_faults("job.srun", "srun", resolved.job.srun, _OWNED_SRUN)
+
+
+def _owned_faults(
+    where: str, command: Literal["sbatch", "srun"], flags: Sequence[str], owned: Mapping[str, str | None]
+) -> Iterator[str]:
+    letters = options_of(command).letters
+    for i, flag in enumerate(flags):
+        key = f"{where}[{i}]"
+        if not _FLAG.fullmatch(flag):
+            yield f"{key} {flag!r} is no flag of {command}: one --name or --name=value each"
+            continue
+        name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
+        if name in owned:
+            instead = owned[name]
+            why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
+            yield f"{key} {flag!r} is not for you to add: {why}"
 
 
 def _environment_faults(resolved: Resolved) -> Iterator[str]:

@@ -13,6 +13,7 @@ import torch
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
 from hpc_gpt.network import use_interface
+from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
 from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
@@ -152,6 +153,8 @@ class Trainer:
     def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues; a
         branch from the one that it begins after. Other data than the checkpoint's begin at their first sample."""
+        if ranks.is_first:
+            forget_over(self._run.path)
         sources = ranks.broadcast(checkpoint_sources(self._run) if ranks.is_first else [])
         for run, step in sources:
             is_own = run.path == self._run.path

@@ -23,7 +23,9 @@ from hpc_gpt.ends.run_state import (
     read_run_state,
     retry_note,
 )
+from hpc_gpt.ends.state import job_state
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.runs.after_jobs import after_table
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.lock import lock_path
@@ -62,7 +64,8 @@ class RunStatus:
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
-    all its attempts. `branch_of`: RUN@STEP that a branch begins from.
+    all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
+    job of `[after]`.
     """
 
     run: str
@@ -90,6 +93,7 @@ class RunStatus:
     left_s: float | None = None
     gpu_hours: float | None = None
     branch_of: str | None = None
+    after: list[dict[str, Any]] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -229,6 +233,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
     slurm = None if words is None else {job_id: state for job_id, (state, _) in words.items()}
+    of_after = None if slurm is None else {job_id: job_state(word) for job_id, word in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, words)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):
@@ -269,6 +274,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s is not None and state == "running" else None,
         gpu_hours=gpu_hours(past) if past else None,
+        after=after_table(run.path, of_after) or None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
     )
 

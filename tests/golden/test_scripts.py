@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import array_script, render_job_script, render_script
-from hpc_gpt.settings.around import Notify, Track
+from hpc_gpt.launch.render import array_script, render_after_job, render_job_script, render_script
+from hpc_gpt.runs.after_jobs import AfterJob
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.around import After, Notify, Track
 from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
@@ -55,7 +57,8 @@ def _command(profile: str, nodes: int = 1, preflight: bool = False, **command) -
 
 def _as_it_is(profile: str, **around) -> str:
     """Around a job script of the user's own."""
-    command = Command(script="/home/me/train.slurm", workdir="/home/me", snapshot=False, args=("it's",))
+    own = {"script": "/home/me/train.slurm", "workdir": "/home/me", "checkpoints": "out/step-*"}
+    command = Command(**own, snapshot=False, args=("it's",))
     settings = Experiment("mine", engine=Engine("command"), layout=LayoutRequest(gpus=1), command=command, **around)
     resolved = resolve(settings, load_profile(profile), script=ScriptFacts("0" * 64, 1, error="err.txt"))
     body = b'#!/bin/bash\n#SBATCH -N 1\nsrun python3 train.py "$@"\n'
@@ -92,9 +95,11 @@ SCRIPTS = {
     "command-job-alone": lambda: _command("generic-slurm", per="job", nodes=2, stop_signal="none"),
     "notify": lambda: _render("h100-80g-8", overrides={"notify.command": 'mail -s "$USER\'s GPT" me'}, preflight=True),
     "track": lambda: _render("h100-80g-8", overrides={"track.wandb": "gpt"}, preflight=True),
+    "after": lambda: _render("h100-80g-8", overrides={"after.run": "python evaluate.py"}, preflight=True),
+    "after-pyxis": lambda: _render("h100-80g-8", overrides={"after.run": "true"}, container=PYXIS),
     "track-pyxis": lambda: _render("h100-80g-8", overrides={"track.tensorboard": True}, container=PYXIS),
     "job-script-slurm": lambda: _as_it_is(
-        "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), track=Track(tensorboard=True)
+        "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), after=After("true"), track=Track(tensorboard=True)
     ),
     "job-script-local": lambda: _as_it_is("local", notify=Notify("mail -s GPT me"), track=Track(wandb="gpt")),
     "stage-warm": lambda: _render("local", stage="warm"),
@@ -122,6 +127,30 @@ SCRIPTS = {
         if name != "local"
     },
 }
+
+
+def _after(profile: str = "generic-slurm", run=("python3", "evaluate.py", "{export}"), **changes) -> str:
+    """The script of a job of [after]."""
+    own = {"after.run": run, "after.export": True, "after.sbatch": ["--gpus=1", "--comment=a 'b'"]}
+    settings = load_experiment("demo", own | {"job.account": "abc@v100"})
+    folder = RunFolder(Path("/scratch/my 100% logs/demo/20260102-030405-abcd"))
+    resolved = resolve(settings, replace(load_profile(profile), **changes))
+    job = AfterJob(folder.path / "after" / "step-20")
+    return render_after_job(resolved, folder, job, folder.checkpoints / "step-00000020")
+
+
+AFTER_JOBS = {
+    "after-job-slurm": _after,
+    "after-job-local": lambda: _after("local", "python3 evaluate.py {checkpoint} '{run}/scores' \"step {step}\""),
+    "after-job-staged": lambda: _after("h100-80g-8", stage="/images/an env.tar.gz"),
+    "after-job-pyxis": lambda: _after("h100-80g-8", container=PYXIS),
+    "after-job-apptainer": lambda: _after("h100-80g-8", container=APPTAINER, python="/opt/python3"),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_JOBS)
+def test_the_script_of_a_job_after_a_checkpoint_is_the_golden_one(name, file_regression):
+    file_regression.check(AFTER_JOBS[name](), extension=".sh", basename=name)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -167,7 +196,7 @@ def test_shellcheck_finds_nothing(tmp_path):
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("no shellcheck here")
-    for name, render in SCRIPTS.items():
+    for name, render in (SCRIPTS | AFTER_JOBS).items():
         (tmp_path / f"{name}.sh").write_text(render())
     as_it_is = sorted(tmp_path.glob("job-script-*"))  # is after `exit`, unreachable to shellcheck
     ours = [str(path) for path in tmp_path.iterdir() if path not in as_it_is]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.local.beside import BesideRanks, end_beside
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.tracker import RunTracker, check_tracker
+from hpc_gpt.launch.tracker import check_tracker
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -43,7 +44,7 @@ def tracker(tmp_path, monkeypatch):
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         run = make_run(tmp_path / "logs", track__wandb="gpt")
         attempt = add_attempt(run, [metrics_line(1)], ended=None)
-        tracker = RunTracker(run, attempt)
+        tracker = BesideRanks("track", "hpc_gpt.report.track", run, attempt)
         until = time.monotonic() + 120
         while not (tmp_path / "asked").exists():
             assert time.monotonic() < until
@@ -55,8 +56,8 @@ def tracker(tmp_path, monkeypatch):
 
 def test_a_tracker_that_dies_is_a_line(tracker):
     process, attempt = tracker("os._exit(7)")
-    process.end(60)
-    process.end(60)
+    end_beside([process], attempt, 60)
+    end_beside([process], attempt, 60)
     assert attempt.log.read_text() == "track: its process ended with exit code 7; the run goes on without it\n"
     assert not attempt.ranks_ended.exists()
 
@@ -64,7 +65,7 @@ def test_a_tracker_that_dies_is_a_line(tracker):
 def test_a_tracker_that_hangs_is_killed(tracker):
     process, attempt = tracker("time.sleep(600)")
     assert not process.look()
-    process.end(0.1)
+    end_beside([process], attempt, 0.1)
     assert attempt.log.read_text() == "track: its process has not ended 0.1 s after the ranks, so it is killed\n"
     assert process._process.wait(60) == -signal.SIGKILL
 
@@ -83,9 +84,7 @@ SAYS = "track: its process "
 )
 def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, said):
     script = render_script(resolve(load_experiment("demo", {"track.tensorboard": True}), load_profile("generic-slurm")))
-    functions = re.findall(
-        r"^(?:start_tracker|tell_tracker|end_tracker)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL
-    )
+    functions = re.findall(r"^(?:start_tracker|tell_beside|end_beside)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
     assert len(functions) == 3
     # The script's sleeps are a second of its clock each, and hear the TERM that a requeue sends.
     sleep = 'sleep() { SECONDS=$((SECONDS + 1)); command sleep 0.01 & kill "$!"; }' if "600" in what else ""
@@ -94,9 +93,9 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     python.chmod(0o755)
     steps = [
         "start_tracker",
-        "tell_tracker",
-        "end_tracker 30",
-        "for try in {1..1000}; do kill -0 $tracker 2>/dev/null || exit 0; command sleep 0.01; done",
+        "tell_beside",
+        "end_beside 30",
+        "for try in {1..1000}; do kill -0 ${beside[0]#* } 2>/dev/null || exit 0; command sleep 0.01; done",
         "echo alive",
     ]
     done = subprocess.run(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.files import read_json, read_json_lines
+from hpc_gpt.runs.after_jobs import after_table, list_after
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
@@ -96,9 +97,10 @@ def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_on
     assert len(losses(newest())) == 2
 
 
-def test_a_run_here_has_its_curve_in_tensorboard_and_tells_of_its_events(tmp_path):
+def test_a_run_here_has_its_curve_its_events_and_a_job_after_it_is_done(tmp_path):
     told = tmp_path / "told"
-    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told))
+    after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
+    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after)
     assert done.code == 0, done.stderr
     run = newest()
     assert ended(run).state == "done"
@@ -110,3 +112,12 @@ def test_a_run_here_has_its_curve_in_tensorboard_and_tells_of_its_events(tmp_pat
     events = named(events_of(run, told), "ended", "steps", "hours_left")
     assert events[1:] == [("ended", 1, "done", 3, 0.0)]
     assert events[0][:3] == ("first_step", 1, None)
+    wait_until(lambda: [job.has_left for job in list_after(run.path)] == [True])
+    (job,) = list_after(run.path)
+    assert job.log.read_text().split()[-2:] == ["config.json", "model.safetensors"]
+    (row,) = after_table(run.path)
+    assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
+    shown = in_process("status", run.run_id).stdout
+    assert f"{run.run_id}: after step 3: job {row['job']} done\n" in shown
+    assert hpc_gpt("report", str(run.path)).code == 0
+    assert json.loads((run.path / "record.json").read_text())["after"] == [row]

@@ -16,7 +16,7 @@ tflops_hardware, tflops_model, tflops_printed, mfu, hfu, memory_allocated_gib, m
 predicted_memory_gib, memory_seed003_gib, predicted_step_s, gpu_util_mean, gpu_util_spread, allocator_retries,
 attention_used, start_s, start_parts, compile_s, matmul_tflops_before, matmul_tflops_after, sm_clock_mhz, power_w,
 rounds, tokens_per_s_spread, loss_first, loss_last, loss_eval, loss_eval_by, skipped_steps, nan_steps, save_s,
-gpu_hours, node_list, failed_node, attempts, ended, cause, config_hash, versions, flags, sources"""
+gpu_hours, node_list, failed_node, attempts, after, ended, cause, config_hash, versions, flags, sources"""
 
 
 def test_the_whole_key_set_is_written_null_where_nothing_measures_one():

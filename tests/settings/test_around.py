@@ -1,4 +1,4 @@
-"""[notify] and [track]: what they refuse, and that they are no part of what a run is."""
+"""[notify], [after] and [track]: what they refuse, and that they are no part of what a run is."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,9 @@ PROFILE = load_profile("local")
 ASKED = {
     "notify.command": "mail -s GPT me@example.org",
     "notify.on": ["first_step", "stopped"],
+    "after.run": ["python", "evaluate.py", "{export}", "{step}", "{run}", "{checkpoint}"],
+    "after.export": True,
+    "after.sbatch": ["--gpus=1"],
     "track.tensorboard": True,
     "track.wandb": "gpt",
 }
@@ -52,6 +55,12 @@ def test_a_resumption_may_change_the_tables():
         ("notify.command", "curl -H 'Bearer 0123456789abcdefgh'", "what looks like a secret"),
         ("notify.on", ["end"], "did you mean ended?"),
         ("notify.timeout_s", 0, "notify.timeout_s is 0.0, but must be above 0"),
+        ("after.run", " ", "after.run is empty"),
+        ("after.run", "evaluate {chekpoint}", "did you mean checkpoint?"),
+        ("after.run", "evaluate {attempt}", "known"),
+        ("after.every", -1, "after.every is -1, but must not be negative"),
+        ("after.most", 0, "after.most is 0, but must be at least 1"),
+        ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
         ("track.wandb", "", "track.wandb is empty"),
     ],
 )
@@ -65,6 +74,8 @@ def test_a_value_without_sense_is_refused(key, value, words):
     ("key", "value", "words"),
     [
         ("notify.on", ["ended"], "no command"),
+        ("after.every", 2, "no run"),
+        ("after.run", "evaluate {export}", "after.export is false"),
     ],
 )
 def test_a_key_without_the_one_it_needs_is_refused(key, value, words):

@@ -14,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_gpt.files import read_json_lines
+from hpc_gpt.runs.after_jobs import after_table, list_after
 from hpc_gpt.runs.run_folder import RunFolder, user_name
 from tests.processes import send
 from tests.slurm.launcher import (
@@ -33,16 +34,23 @@ from tests.slurm.launcher import (
 from tests.slurm.references import no_progress, pair, single, unbroken
 from tests.slurm.stories import Teller, slow_story, story
 
+AFTER = 'echo "{checkpoint} ${SLURM_JOB_NUM_NODES} ${RANK-}"; until [ -e {run}/go ]; do sleep 0.2; done; exit 3'
+
 
 @slow_story
 def walltime(teller: Teller) -> Job:
-    """Slurm itself signals it at its time limit."""
-    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, "--set", "track.tensorboard=true", **paused(13))
+    """Slurm itself signals it at its time limit. The jobs after its checkpoints wait until it has ended."""
+    beside = ("--set", "track.tensorboard=true", "--set", "train.keep_last=1", "--set", "after.most=2")
+    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, *beside, "--set", f"after.run={AFTER}", **paused(13))
     job.wait_paused()
     job.near_its_limit()
     job.hears(signal.SIGUSR2)
     job.far_from_its_limit()
     job.wait_end()
+    held = sorted(path.name for path in job.run.checkpoints.glob("step-*"))
+    (job.run.path / "held").write_text(json.dumps([held, after_table(job.run.path)]))
+    (job.run.path / "go").touch()
+    job.wait("the jobs' ends", lambda: all(each.has_left for each in list_after(job.run.path)))
     return job
 
 
@@ -321,7 +329,7 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
 
 
 @pytest.mark.story(walltime, single)
-def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
+def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
     job = told(walltime)
     assert job.ended() == ["walltime", "done"], job.log()
     assert job.restarts == 1
@@ -333,6 +341,19 @@ def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
     events.Reload()
     assert {event.step: event.value for event in events.Scalars("loss")} == pytest.approx(job.losses())
     assert "track:" not in job.log()
+    # [after]: the first two checkpoints got a job, and stayed until it had left.
+    first, second = (each.step for each in list_after(job.run.path))
+    held, then = json.loads((job.run.path / "held").read_text())
+    assert held == [f"step-{step:08d}" for step in (first, second, STEPS)]
+    assert [row["state"] for row in then] == ["running", "running"]
+    assert [path.name for path in job.run.checkpoints.glob("step-*")] == [f"step-{STEPS:08d}"]
+    rows = json.loads(launcher.run("status", job.run.run_id, "--json")[0])["runs"][0]["after"]
+    assert [(row["step"], row["state"], row["code"]) for row in rows] == [(first, "error", 3), (second, "error", 3)]
+    assert [row["job"] for row in rows] == [row["job"] for row in then]
+    assert len({job.id, *(row["job"] for row in rows)}) == 3
+    assert f"after: step {STEPS}: it gets no job, as 2 jobs have not ended (after.most is 2)" in job.log()
+    for each in list_after(job.run.path):
+        assert each.log.read_text().split() == [str(job.run.checkpoints / f"step-{each.step:08d}"), "1"]
 
 
 @pytest.mark.parametrize(

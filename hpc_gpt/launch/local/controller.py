@@ -32,7 +32,7 @@ from hpc_gpt.ends.notify import send_events
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
-from hpc_gpt.launch.tracker import CANCELLED_S, LIMIT_S, RunTracker, tracked_packages
+from hpc_gpt.launch.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 from hpc_gpt.process import die_with_parent, interrupts_wait, start_time
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
@@ -60,8 +60,7 @@ class RunController(Controller):
         self.kill_at: float | None = None
         self.cancelled = False
         self._unwritten = False
-        self._tracks = bool(tracked_packages(resolved))
-        self._tracker: RunTracker | None = None
+        self._beside: list[BesideRanks] = []
         self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         if resolved.cluster.archive is not None:
@@ -127,8 +126,8 @@ class RunController(Controller):
                 if rank not in self.codes and (code := task.poll()) is not None:
                     self.codes[rank] = code
                     self._note_rank(rank, code)
-            if self._tracker is not None:
-                self._tracker.look()
+            for each in self._beside:
+                each.look()
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
                 return list(self.codes.values())
@@ -181,7 +180,7 @@ class RunController(Controller):
             self.start_tasks()
             if self._resolved.notify.is_asked:
                 self._start_notifier()
-            self._tracker = RunTracker(self.run_folder, self.attempt) if self._tracks else None
+            self._beside = start_beside(self.run_folder, self.attempt, self._resolved)
             self.wait()
         finally:
             self._kill_groups()
@@ -194,9 +193,8 @@ class RunController(Controller):
                 self._say(self._unsaid_class(), words)
             for file in self.stdouts:
                 file.close()
-            if self._tracker is not None:
-                self._tracker.end(CANCELLED_S if self.cancelled else LIMIT_S)
-            # The command may take its time. The tracker has ended: the next attempt's goes on where it came to.
+            end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
+            # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
             lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
 

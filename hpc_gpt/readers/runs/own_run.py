@@ -23,6 +23,7 @@ from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
+from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
@@ -64,6 +65,8 @@ def read_own(run: RunFolder) -> RunRead:
     _add_measurements(draft, attempts)
     _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     _add_attempts(draft, run, resolved, attempts)
+    if jobs := after_table(run.path):
+        draft.set("after", jobs, f"{AFTER}/step-*/")
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:

@@ -29,10 +29,11 @@ import torch
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.files import json_in, sync
+from hpc_gpt.runs.after_jobs import held_steps, hold_back
 from hpc_gpt.runs.branches import reserved_steps
-from hpc_gpt.runs.checkpoints import COMPLETE, has_all_bytes, list_complete
+from hpc_gpt.runs.checkpoints import COMPLETE, DAMAGED, DELETING, has_all_bytes, list_complete, set_aside
 
-WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
+WRITING = ".writing-"
 # Hints for a checkpoint that cannot be loaded.
 REMOVE_IT = "remove the checkpoint, and the one before is used"
 IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
@@ -67,19 +68,10 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
     sync(final.parent)
 
 
-def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
-    """Renames a checkpoint that is damaged or will be removed, and returns its new path."""
-    taken = 1
-    while (place := path.with_name(f"{prefix}{path.name}-{taken}")).exists():
-        taken += 1
-    path.rename(place)
-    return place
-
-
 @dataclass(frozen=True)
 class Retention:
     """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), those
-    of the steps `keep_at`, and those that branches of the run begin from."""
+    of the steps `keep_at`, those that branches of the run begin from, and those that a job of `[after]` needs."""
 
     keep_last: int = 0
     keep_every: int = 0
@@ -96,13 +88,18 @@ class Retention:
         gone = []
         reserved = reserved_steps(folder.parent)
         found = [path for path in list_complete(folder) if path.name <= newest]
+        held = held_steps(folder.parent, [int(path.name[5:]) for path in found if path.name[5:].isdigit()])
         for path in found:
             if sound < self.keep_last:
                 # One that lacks bytes does not count, and stays: a resume renames it.
                 sound += has_all_bytes(path)
             elif not self._is_kept(path, reserved):
-                set_aside(path, DELETING)
-                gone.append(path.name)
+                step = int(path.name.removeprefix("step-"))
+                if step in held and hold_back(folder.parent, step):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # the job has just removed it
+                    set_aside(path, DELETING)
+                    gone.append(path.name)
         if sound == self.keep_last:
             oldest = [path for path in found if path.name not in gone][self.keep_last - 1 :][:1]
             damaged = folder.glob(f"{DAMAGED}step-*")

@@ -288,7 +288,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "workdir": "/home/me",
   "setup": [],
   "resume": null,
-  "checkpoints": null,
+  "checkpoints": "out/step-*",
   "complete": null,
   "stop_signal": "TERM",
   "pattern": null,

@@ -27,12 +27,13 @@ main() {
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
   ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
   start_notifier     # [notify]: hpc_gpt.ends.notify, beside the script
+  start_follower     # [after]: hpc_gpt.launch.after, beside the script
   start_tracker      # [track]: hpc_gpt.report.track, beside the script
   run_script         # the script, in its folder
-  tell_tracker
+  tell_beside
   continue_or_end    # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
   send_event after
-  end_tracker 30
+  end_beside 30
   exit "$rc"
 }
 
@@ -295,34 +296,63 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
     wait "$sender" || echo "notify: its process ended with exit code $?"
   fi
 }
-# --- curves in other programs --------------------------------------------------------------------------------------
-start_tracker() { # sets $tracker; hpc_gpt.report.track sends the steps until the ranks have ended
+# --- processes beside the ranks ------------------------------------------------------------------------------------
+tell_beside() { # the ranks have ended
+  ranks_ended=$SECONDS
+  : >"$attempt/.ranks-ended"
+}
+end_beside() { # end_beside SECONDS: after so many since the ranks, or the last few of a requeued job, they are killed
+  local each pid left=$((ranks_ended + $1 - SECONDS))
+  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
+  left=$((SECONDS + (left > 1 ? left : 1)))
+  for each in "${beside[@]}"; do
+    pid=${each#* }
+    # No `timeout`: the TERM of a requeue would end it.
+    while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
+    if kill -0 "$pid" 2>/dev/null; then
+      echo "${each% *}: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
+      disown "$pid"
+      kill -KILL -- "-$pid"
+    fi 2>/dev/null
+  done
+  rm -f -- "$attempt/.ranks-ended"
+}
+start_follower() { # hpc_gpt.launch.after says which jobs to submit, until the ranks have ended
+  local what of pid run=$HPC_GPT_RUN after after_PID
+  set -m # a process group of its own
+  (
+    trap '' TERM INT USR2 # signals are for the ranks
+    # It reads a line first: of a process that has ended bash forgets descriptors and number.
+    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launch.after "$HPC_GPT_RUN" "$n" $$; }
+    exec 8<&"${after[0]}" 9>&"${after[1]}" && pid=$after_PID && echo >&9
+    while read -r what of <&8; do # a question: only this shell gives commands to Slurm
+      case "$what" in
+      unset) # what is this job's own
+        # shellcheck disable=SC2086
+        unset $of
+        ;;
+      sbatch) within 60 sbatch "$run/after/step-$of/job.sh" ;;
+      named) within 60 squeue --noheader --states=all "--user=$UID" "--name=$of" --format=%i ;;
+      squeue) within 60 squeue --noheader --states=all --array "--user=$UID" '--format=%i|%T|%r' ;;
+      sacct) within 60 sacct --federation -n -X -P -o JobID,State -j "$of" ;;
+      esac >&9 2>&1 </dev/null
+      echo "hpc-gpt-end $?" >&9
+    done
+    wait "$pid" && exit
+    echo "after: its process ended with exit code $?; the run goes on without it"
+  ) &
+  beside+=("after $!")
+  set +m
+}
+start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have ended
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
     echo "track: its process ended with exit code $?; the run goes on without it"
   ) &
-  tracker=$!
+  beside+=("track $!")
   set +m
-}
-tell_tracker() { # the ranks have ended
-  ranks_ended=$SECONDS
-  : >"$attempt/.ranks-ended"
-}
-end_tracker() { # end_tracker SECONDS: after so many since the ranks, or the last few of a requeued job, it is killed
-  local left=$((ranks_ended + $1 - SECONDS))
-  [ -n "${tracker:-}" ] || return 0
-  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
-  left=$((SECONDS + (left > 1 ? left : 1)))
-  # No `timeout`: the TERM of a requeue would end it.
-  while kill -0 "$tracker" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
-  if kill -0 "$tracker" 2>/dev/null; then
-    echo "track: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
-    disown "$tracker"
-    kill -KILL -- "-$tracker"
-  fi 2>/dev/null
-  rm -f -- "$attempt/.ranks-ended"
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
 answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
@@ -530,7 +560,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "workdir": "/home/me",
   "setup": [],
   "resume": null,
-  "checkpoints": null,
+  "checkpoints": "out/step-*",
   "complete": null,
   "stop_signal": "TERM",
   "pattern": null,
@@ -548,6 +578,9 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
    "GPT",
    "me"
   ]
+ },
+ "after": {
+  "run": "true"
  },
  "track": {
   "tensorboard": true

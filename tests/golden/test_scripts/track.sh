@@ -66,10 +66,10 @@ main() {
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
       exec "$@"' rank "${python[@]}" -m hpc_gpt.train
-  tell_tracker
+  tell_beside
   fi
   continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
-  end_tracker 30
+  end_beside 30
   exit "$rc"
 }
 
@@ -263,34 +263,36 @@ run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
   rm -f -- "$attempt/.code"
   rmdir -- "$attempt/flight" 2>/dev/null
 }
-# --- curves in other programs --------------------------------------------------------------------------------------
-start_tracker() { # sets $tracker; hpc_gpt.report.track sends the steps until the ranks have ended
+# --- processes beside the ranks ------------------------------------------------------------------------------------
+tell_beside() { # the ranks have ended
+  ranks_ended=$SECONDS
+  : >"$attempt/.ranks-ended"
+}
+end_beside() { # end_beside SECONDS: after so many since the ranks, or the last few of a requeued job, they are killed
+  local each pid left=$((ranks_ended + $1 - SECONDS))
+  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
+  left=$((SECONDS + (left > 1 ? left : 1)))
+  for each in "${beside[@]}"; do
+    pid=${each#* }
+    # No `timeout`: the TERM of a requeue would end it.
+    while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
+    if kill -0 "$pid" 2>/dev/null; then
+      echo "${each% *}: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
+      disown "$pid"
+      kill -KILL -- "-$pid"
+    fi 2>/dev/null
+  done
+  rm -f -- "$attempt/.ranks-ended"
+}
+start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have ended
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
     "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
     echo "track: its process ended with exit code $?; the run goes on without it"
   ) &
-  tracker=$!
+  beside+=("track $!")
   set +m
-}
-tell_tracker() { # the ranks have ended
-  ranks_ended=$SECONDS
-  : >"$attempt/.ranks-ended"
-}
-end_tracker() { # end_tracker SECONDS: after so many since the ranks, or the last few of a requeued job, it is killed
-  local left=$((ranks_ended + $1 - SECONDS))
-  [ -n "${tracker:-}" ] || return 0
-  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
-  left=$((SECONDS + (left > 1 ? left : 1)))
-  # No `timeout`: the TERM of a requeue would end it.
-  while kill -0 "$tracker" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
-  if kill -0 "$tracker" 2>/dev/null; then
-    echo "track: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
-    disown "$tracker"
-    kill -KILL -- "-$tracker"
-  fi 2>/dev/null
-  rm -f -- "$attempt/.ranks-ended"
 }
 # --- what comes next -----------------------------------------------------------------------------------------------
 answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both

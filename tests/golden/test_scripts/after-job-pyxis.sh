@@ -1,0 +1,44 @@
+#!/bin/bash
+#SBATCH --job-name=after-20260102-030405-abcd-20
+#SBATCH '--output=/scratch/my 100%% logs/demo/20260102-030405-abcd/after/step-20/log'
+#SBATCH --open-mode=append
+#SBATCH --account=abc@v100
+#SBATCH --gpus=1
+#SBATCH '--comment=a '"'"'b'"'"''
+# A job of [after], which hpc_gpt.launch.after has started for step 20 of a run.
+# shellcheck disable=SC2016,SC1003
+set -o pipefail
+HPC_GPT_RUN='/scratch/my 100% logs/demo/20260102-030405-abcd'
+after='/scratch/my 100% logs/demo/20260102-030405-abcd/after/step-20'
+[ -n "${HPC_GPT_PYTHON:-}" ] || HPC_GPT_PYTHON=python3
+trap : TERM # at the time limit the program ends, and this script says how
+me="${SLURM_JOB_ID:-$$}"
+if ! (set -C && echo "$me" >"$after/started") 2>/dev/null && [ "$(cat -- "$after/started")" != "$me" ]; then
+  echo "another job has run for this step: $(cat -- "$after/started")"
+  exit 0
+fi
+# Our code is for our own parts alone.
+PYTHONPATH=":${PYTHONPATH:-}:"
+PYTHONPATH="${PYTHONPATH//":$HPC_GPT_RUN/code:"/:}"
+PYTHONPATH="${PYTHONPATH#:}"
+PYTHONPATH="${PYTHONPATH%:}"
+[ -n "$PYTHONPATH" ] || unset PYTHONPATH
+rc=0
+  # shellcheck disable=SC2054
+  container=(
+    --container-image='nvcr.io#nvidia/pytorch:26.01-py3'
+    --container-mounts='/scratch:/scratch,/data my/x:/data:ro,'"$HPC_GPT_RUN:$HPC_GPT_RUN"
+  )
+  # The image's variables override the job's, so PYTHONPATH is set inside the container.
+  python=(env "PYTHONPATH=$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 "$HPC_GPT_PYTHON")
+
+[ "$rc" != 0 ] || [ -e "$after/export" ] || srun --export=ALL --nodes=1 --ntasks=1 "${container[@]}" "${python[@]}" -m hpc_gpt.train.export "$HPC_GPT_RUN" "$after/export" fp32 20 || rc=$?
+if [ "$rc" = 0 ]; then
+  (
+    exec python3 evaluate.py '/scratch/my 100% logs/demo/20260102-030405-abcd/after/step-20/export'
+  )
+  rc=$?
+fi
+printf '{"code": %d, "time": %d}\n' "$rc" "$(date +%s)" >"$after/.ended.json" && mv -f -- "$after/.ended.json" "$after/ended.json"
+srun --export=ALL --nodes=1 --ntasks=1 "${container[@]}" "${python[@]}" -m hpc_gpt.launch.after "$HPC_GPT_RUN" left 20
+exit "$rc"

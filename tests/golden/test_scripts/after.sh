@@ -1,0 +1,534 @@
+#!/bin/bash
+# demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
+# Rendered by hpc-gpt 0.0.0. It is complete: hand it to sbatch as it is.
+#SBATCH --job-name=demo
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=12
+#SBATCH --time=04:00:00
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=USR2@120
+#SBATCH --output=%x-%j.out
+
+# What to edit: the directives above; modules and variables below. The settings at the end are those of the training:
+#   to change one, render again.
+# What happens: `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
+#   Python (hpc_gpt.chain, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
+#   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
+
+# Texts of the experiment and the profile are in single quotes, unchanged.
+# shellcheck disable=SC2016,SC1003
+set -o pipefail
+
+# --- environment ---------------------------------------------------------------------------------------------------
+# Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
+unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+[ -n "${PYTORCH_ALLOC_CONF:-}${PYTORCH_CUDA_ALLOC_CONF:-}" ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+[ -n "${HPC_GPT_PYTHON:-}" ] || export HPC_GPT_PYTHON=python3
+# Python imports from PYTHONPATH, never from the current folder; a cached file would run instead of the submitted one.
+export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+# Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+# A hang becomes an error, and the flight recorder writes every rank's last collectives.
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
+# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
+
+main() {
+  make_run_folder    # $HPC_GPT_RUN, or logs/demo/<job id> by plain sbatch: it keeps this script and its settings
+  start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
+  python=("$HPC_GPT_PYTHON")
+  use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
+  ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
+
+  # Every node is probed before the ranks start. They run on the first sound nodes, of 1 requested.
+  probe=(
+    srun --export=ALL --kill-on-bad-exit=0 --nodes=1 --ntasks=4 --ntasks-per-node=4
+    bash -c 'trap "" USR2 TERM; exec "$@"' probe "${python[@]}" -m hpc_gpt.train.preflight
+  )
+  if find_sound_nodes; then # hpc_gpt.doctor.preflight sets $sound, or ends the attempt
+  start_follower # [after]: hpc_gpt.launch.after, beside the ranks
+  # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
+  MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$sound")}" || exit
+  export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((10000 + SLURM_JOB_ID % 20000))}"
+  echo "4 ranks on $sound, rendezvous $MASTER_ADDR:$MASTER_PORT"
+
+  # exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
+  # until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
+  run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
+    --nodes=1 --nodelist="$sound" \
+    bash -c 'trap "" USR2 TERM
+      export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
+      exec "$@"' rank "${python[@]}" -m hpc_gpt.train
+  tell_beside
+  fi
+  continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
+  end_beside 30
+  exit "$rc"
+}
+
+# === nothing below is for editing: the functions that main calls, then the settings ==================================
+die() { # die MESSAGE HINT [CODE]
+  printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
+  exit "${3:-1}"
+}
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
+  local aside="$HPC_GPT_RUN/.$1.$$"
+  cat >"$aside" || return
+  ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
+  rm -f -- "$aside"
+  [ -e "$HPC_GPT_RUN/$1" ]
+}
+make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+  [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
+  # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
+  export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
+  unset HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
+  { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
+    die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
+  export HPC_GPT_RUN
+  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
+    die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
+  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+}
+start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
+  n=1 rc=1
+  until mkdir -- "$HPC_GPT_RUN/attempts/$n" 2>/dev/null; do
+    [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
+    n=$((n + 1))
+  done
+  export HPC_GPT_ATTEMPT=$n
+  attempt="$HPC_GPT_RUN/attempts/$n"
+  export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  mkdir -- "$attempt/flight"
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
+    "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
+    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" >"$attempt/attempt.json"
+  echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
+  exec >>"$attempt/log" 2>&1
+  trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
+}
+say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
+  [ ! -e "$attempt/ended.json" ] || return 0
+  local step cause="${2//[[:cntrl:]]/ }"
+  cause="${cause//\\/\\\\}"
+  step=$(tail -n 1 "$attempt/metrics.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p')
+  printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
+    "$1" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$attempt/.ended.json" &&
+    mv -n -- "$attempt/.ended.json" "$attempt/ended.json"
+}
+fail() { # fail CAUSE HINT: ends the attempt before a rank has started
+  say_ended user_error "$1"
+  die "$1" "$2"
+}
+# --- the submitted code --------------------------------------------------------------------------------------------
+use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
+  local said code="$HPC_GPT_RUN/code"
+  command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
+    fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
+  case "$HPC_GPT_RUN" in
+  *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+  esac
+  if [ ! -e "$code.tar.gz" ]; then # plain sbatch
+    "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
+      fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+        "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+  fi
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
+    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+}
+# --- questions to Slurm and to Python -------------------------------------------------------------------------------
+within() { # within SECONDS COMMAND: the job's signals do not end it, the time limit does
+  (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
+}
+retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
+  local left
+  for ((left = $1; left > 0; left--)); do
+    "${@:3}" && return
+    sleep "$2"
+  done
+  return 1
+}
+ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
+  local left=20
+  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
+    sleep 3
+  done
+}
+shown_as() { # shown_as KEY: prints its value in $shown
+  local pattern="(^| )$1=([^ ]*)"
+  if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
+}
+words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
+  [ -n "$1" ] || return 0
+  retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
+  within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
+}
+ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+  local try
+  for try in 1 2; do # after a signal within $(…) bash can lose its output
+    answer=$(within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" <<<"${words:-}" |
+      sed -n 's/^hpc-gpt-next //p')
+    [ -z "$answer" ] || return 0
+    echo "hpc_gpt.chain.$1 gave no answer, try $try"
+  done
+  return 1
+}
+ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
+  local left words code jobs=
+  for ((left = 40; left > 0; left--)); do
+    words=$(words_of_slurm "$jobs")
+    ask_chain before "$left" "$jobs"
+    case "$answer" in
+    'ask '*) jobs="${answer#ask }" ;;
+    wait) sleep 3 ;;
+    *) break ;;
+    esac
+  done
+  case "$answer" in
+  go\ *) read -r _ HPC_GPT_STOP_AT MASTER_PORT <<<"$answer" && export HPC_GPT_STOP_AT MASTER_PORT ;;
+  stop\ *) read -r _ code _ <<<"$answer" && exit "$code" ;;
+  esac
+}
+# --- the ranks -----------------------------------------------------------------------------------------------------
+find_sound_nodes() { # sets $sound; 1 if the attempt has ended
+  local hosts said
+  mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  [ -n "${hosts[0]:-}" ] || fail "scontrol names no host of '$SLURM_JOB_NODELIST'" "is slurmctld up?"
+  said=$("$HPC_GPT_PYTHON" -m hpc_gpt.doctor.preflight "$HPC_GPT_RUN" "$n" "${hosts[*]}" -- "${probe[@]}")
+  case "$said" in
+  'nodes '*) sound="${said#nodes }" ;;
+  'end '*)
+    said="${said#end }"
+    say_ended "${said%% *}" "${said#* }"
+    return 1
+    ;;
+  *)
+    sound=$(IFS=, && echo "${hosts[*]:0:1}")
+    echo "warning: no preflight; the ranks run on $sound"
+    ;;
+  esac
+}
+first_host() { # first_host NODES: prints its name; with localhost every node would form a world of its own
+  local host
+  host=$(scontrol show hostnames "$1" | head -n 1)
+  [ -n "$host" ] || fail "scontrol names no host of '$1'" "set HPC_GPT_MASTER_ADDR by hand"
+  ! type getent >/dev/null 2>&1 || getent ahosts "$host" >/dev/null ||
+    fail "the host $host has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
+  echo "$host"
+}
+# shellcheck disable=SC2317,SC2329
+be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
+  trap '' TERM # a later TERM must not end what starts now
+  (
+    within "$((kill_wait > last_s ? kill_wait - last_s : 1))" tail --pid="$waits" -f /dev/null && exit
+    ask_slurm
+    [ "$(shown_as Reason)" = TimeLimit ] || exit
+    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    kill -KILL "$waits"
+  ) &
+  trap be_in_time TERM
+}
+run_ranks() { # run_ranks COMMAND: waits for its end; sets $rc to its exit code
+  local code
+  # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
+  kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+  kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
+  {
+    trap : TERM INT USR2
+    "$@"
+    code=$?
+    echo "$code" >"$attempt/.code"
+    exit "$code"
+  } &
+  waits=$!
+  trap be_in_time TERM
+  while kill -0 "$waits" 2>/dev/null; do
+    wait "$waits" 2>/dev/null
+    rc=$?
+  done
+  trap : TERM
+  # A signal interrupts the wait, and bash may then have lost the exit code: the file has it.
+  if read -r code 2>/dev/null <"$attempt/.code"; then rc=$code; fi
+  rm -f -- "$attempt/.code"
+  rmdir -- "$attempt/flight" 2>/dev/null
+}
+# --- processes beside the ranks ------------------------------------------------------------------------------------
+tell_beside() { # the ranks have ended
+  ranks_ended=$SECONDS
+  : >"$attempt/.ranks-ended"
+}
+end_beside() { # end_beside SECONDS: after so many since the ranks, or the last few of a requeued job, they are killed
+  local each pid left=$((ranks_ended + $1 - SECONDS))
+  if [[ ${answer:-} = again\ * ]] && [ "$left" -gt 5 ]; then left=5; fi
+  left=$((SECONDS + (left > 1 ? left : 1)))
+  for each in "${beside[@]}"; do
+    pid=${each#* }
+    # No `timeout`: the TERM of a requeue would end it.
+    while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$left" ]; do sleep 0.2; done
+    if kill -0 "$pid" 2>/dev/null; then
+      echo "${each% *}: its process has not ended $((SECONDS - ranks_ended)) s after the ranks, so it is killed"
+      disown "$pid"
+      kill -KILL -- "-$pid"
+    fi 2>/dev/null
+  done
+  rm -f -- "$attempt/.ranks-ended"
+}
+start_follower() { # hpc_gpt.launch.after says which jobs to submit, until the ranks have ended
+  local what of pid run=$HPC_GPT_RUN after after_PID
+  set -m # a process group of its own
+  (
+    trap '' TERM INT USR2 # signals are for the ranks
+    # It reads a line first: of a process that has ended bash forgets descriptors and number.
+    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launch.after "$HPC_GPT_RUN" "$n" $$; }
+    exec 8<&"${after[0]}" 9>&"${after[1]}" && pid=$after_PID && echo >&9
+    while read -r what of <&8; do # a question: only this shell gives commands to Slurm
+      case "$what" in
+      unset) # what is this job's own
+        # shellcheck disable=SC2086
+        unset $of
+        ;;
+      sbatch) within 60 sbatch "$run/after/step-$of/job.sh" ;;
+      named) within 60 squeue --noheader --states=all "--user=$UID" "--name=$of" --format=%i ;;
+      squeue) within 60 squeue --noheader --states=all --array "--user=$UID" '--format=%i|%T|%r' ;;
+      sacct) within 60 sacct --federation -n -X -P -o JobID,State -j "$of" ;;
+      esac >&9 2>&1 </dev/null
+      echo "hpc-gpt-end $?" >&9
+    done
+    wait "$pid" && exit
+    echo "after: its process ended with exit code $?; the run goes on without it"
+  ) &
+  beside+=("after $!")
+  set +m
+}
+# --- what comes next -----------------------------------------------------------------------------------------------
+answer_without_python() { # the trainer's wish and the time limit count, and a cancel before both
+  local ended=error
+  answer="stop 0 - - $rc"
+  ! grep -qs '"requeue": true' "$attempt/ended.json" || answer="again 0 - - $rc"
+  [ "$(shown_as Reason)" != TimeLimit ] || ended=walltime answer="again 0 - - $rc"
+  [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] || ended=cancelled answer="stop 0 - - $rc"
+  say_ended "$ended" "exit code $rc"
+}
+change() { # change JOB KEY=VALUE of a job that waits, or is about to
+  retry 10 1 within 20 scontrol update "jobid=$1" "$2" || echo "warning: Slurm does not take $2 for job $1"
+}
+is_put_back() { # Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died
+  [ "$(shown_as Restarts)" -gt "${SLURM_RESTART_COUNT:-0}" ] 2>/dev/null
+}
+requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
+  local try said
+  for ((try = 0; try < 20; try++)); do
+    said=$(within 60 scontrol requeue "$HPC_GPT_JOB" 2>&1) && return
+    echo "$said"
+    [[ ! $said =~ 'pending execution' ]] || return 0
+    [[ $said =~ [Uu]'nable to contact'|'timed out'|onnection|^$ ]] || { echo "$said" >"$attempt/requeue-refused"; return 1; }
+    sleep 3
+    ask_slurm
+    ! is_put_back || return 0 # a second requeue would end the next attempt at its start
+  done
+  return 1
+}
+continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
+  local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
+  resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
+  local test=(within 20 sbatch --quiet --test-only)
+  if [[ $nodes = =?* ]] && ! "${test[@]}" "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
+    "${test[@]}" "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
+    echo "warning: without ${nodes#=} Slurm has too few nodes for the job, so it may get them again"
+    nodes=-
+  fi
+  ask_slurm # again: a requeue after scancel would revive a cancelled job
+  state=$(shown_as JobState)
+  [ -n "$state" ] || die "Slurm does not answer, so job $HPC_GPT_JOB is not continued" "$resume"
+  if ! is_put_back; then
+    if [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
+      echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"
+      return
+    fi
+    echo "back to the queue: scontrol requeue $HPC_GPT_JOB"
+    requeue_job || die "Slurm will not requeue job $HPC_GPT_JOB" "with chain = \"singleton\" in the profile it need not; $resume"
+  fi
+  # A requeued job has only KillWait from here on.
+  [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
+  [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
+}
+continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
+  local what pause nodes jobs
+  ask_slurm
+  # KillWait is running. If python does not judge in time, the next start does.
+  [ "$(shown_as Reason)" != TimeLimit ] || patience_s=$((${last_s:-10} / 3))
+  ask_chain after "$rc" "$shown" || answer_without_python
+  read -r what pause nodes jobs rc <<<"$answer"
+  if [ "$what" = again ]; then continue_run "$pause" "$nodes" "$jobs"; fi
+}
+# --- settings: resolved.json of the run ----------------------------------------------------------------------------
+settings() { cat; } <<'HPC_GPT_RESOLVED'
+{
+ "name": "demo",
+ "preset": null,
+ "model": {
+  "hidden": 128,
+  "layers": 4,
+  "heads": 4,
+  "vocab": 256,
+  "seq": 128,
+  "tied": true,
+  "vocab_multiple": 64
+ },
+ "data": {
+  "source": "stdlib",
+  "path": null,
+  "eval_fraction": 0.05,
+  "tokenizer": "byte",
+  "workers": 0,
+  "on_bad_shard": "stop"
+ },
+ "engine": {
+  "name": "deepspeed-3d",
+  "zero_stage": 1,
+  "recompute": "none",
+  "attention": "auto",
+  "compile": "none",
+  "compile_backend": "inductor",
+  "keep_residuals": false,
+  "sequence_parallel": false,
+  "partition": "layers",
+  "offload": "none",
+  "offload_path": null,
+  "offload_ratio": 1.0,
+  "tiles": 1,
+  "activation_offload": false,
+  "loss_chunks": 1,
+  "one_pass_loss": false,
+  "fused_bias_gradients": false,
+  "sharded_optimizer": false,
+  "overlap_update": false,
+  "prefetch": true,
+  "reshard": true,
+  "megatron_args": []
+ },
+ "layout": {
+  "tp": 2,
+  "pp": 2,
+  "dp": 1
+ },
+ "batch": {
+  "micro_batch": 8,
+  "micro_batches": 4,
+  "global_batch": 32
+ },
+ "gpus": 4,
+ "nodes": 1,
+ "ranks_per_node": 4,
+ "train": {
+  "steps": 200,
+  "minutes": null,
+  "dtype": "fp32",
+  "seed": 1,
+  "deterministic": false,
+  "tf32": false,
+  "optimizer": "adamw",
+  "optimizer_mode": "fused",
+  "lr": 0.001,
+  "min_lr": 0.0,
+  "warmup_steps": 20,
+  "decay": "cosine",
+  "weight_decay": 0.1,
+  "beta1": 0.9,
+  "beta2": 0.95,
+  "eps": 1e-08,
+  "clip": 1.0,
+  "log_every": 10,
+  "eval_every": 50,
+  "eval_batches": 4,
+  "save_every": 100,
+  "save_last": true,
+  "save_in_background": true,
+  "keep_last": 0,
+  "keep_every": 0,
+  "max_failed_saves": 3,
+  "max_bad_steps": 20,
+  "until_loss": null,
+  "matmul_rate": false,
+  "hang_multiple": 20.0,
+  "hang_floor_s": 300.0
+ },
+ "job": {
+  "name": "demo",
+  "time": "04:00:00",
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "nodelist": null,
+  "exclude": null,
+  "comment": null,
+  "mem": null,
+  "cpus_per_task": null,
+  "dependency": null,
+  "exclusive": true,
+  "signal_lead_s": 120,
+  "max_gpu_hours": null,
+  "retry_pause_s": 30,
+  "preflight": true,
+  "spare_nodes": 0,
+  "sbatch": [],
+  "srun": []
+ },
+ "cluster": {
+  "name": "h100-80g-8",
+  "description": "nodes of 8 H100 SXM 80 GB with NVLink and InfiniBand",
+  "scheduler": "slurm",
+  "device": "h100-80g",
+  "gpus_per_node": 8,
+  "cpus_per_node": 96,
+  "gpu_flag": "gpus-per-node",
+  "gpu_type": null,
+  "partition": null,
+  "account": null,
+  "qos": null,
+  "constraint": null,
+  "reservation": null,
+  "time": "04:00:00",
+  "mem": null,
+  "exclusive": true,
+  "chain": "requeue",
+  "signal_lead_s": 120,
+  "retry_pause_s": 30,
+  "preflight": true,
+  "spare_nodes": 0,
+  "bad_node_hours": 24.0,
+  "modules": [],
+  "venv": null,
+  "python": null,
+  "megatron_lm": null,
+  "container": null,
+  "environment": {},
+  "node_suffix": "",
+  "sbatch": [],
+  "srun": []
+ },
+ "sweep": null,
+ "row": null,
+ "after": {
+  "run": "python evaluate.py"
+ },
+ "version": "0.0.0",
+ "schema": 1
+}
+HPC_GPT_RESOLVED
+
+main

@@ -1,0 +1,256 @@
+"""The follower: which checkpoints get a job, once each, and what a job that cannot be submitted leaves."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.after import CheckpointFollower, ProcessQueue
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.runs.after_jobs import AfterJob, after_table, list_after
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.train.checkpoints.folders import Retention
+from tests.conftest import REPOSITORY
+from tests.made_runs import add_attempt, add_checkpoint, make_run
+
+
+def wait_until(ready: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def follower_of(run: RunFolder, ended: str | None = None) -> CheckpointFollower:
+    return CheckpointFollower(run, add_attempt(run, [], ended=ended), run.resolved(), ProcessQueue())
+
+
+@pytest.fixture(autouse=True)
+def this_code(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("HPC_GPT_PYTHON", sys.executable)
+
+
+def steps(run: RunFolder) -> list[int]:
+    return [job.step for job in list_after(run.path)]
+
+
+def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
+    run = make_run(tmp_path, after__run="echo {step} >>{run}/ran", after__every=2)
+    for step in (10, 20, 30):
+        add_checkpoint(run, step)
+    follower_of(run).look()
+    assert steps(run) == [20]
+    add_checkpoint(run, 40)
+    again = follower_of(run)
+    again.look()
+    assert steps(run) == [20, 40]
+    again.finish()
+    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
+    assert sorted((run.path / "ran").read_text().split()) == ["20", "40"]
+    wait_until(lambda: all(job.has_left for job in list_after(run.path)))
+
+
+def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
+    run = make_run(tmp_path, after__run="until [ -e {run}/go ]; do sleep 0.05; done; exit 3", after__most=2)
+    follower = follower_of(run)
+    for step in (1, 2, 3):
+        add_checkpoint(run, step)
+    follower.look()
+    assert steps(run) == [1, 2]
+    assert capfd.readouterr().err == "after: step 3: it gets no job, as 2 jobs have not ended (after.most is 2)\n"
+    assert [row["state"] for row in after_table(run.path)] == ["running", "running"]
+    (run.path / "go").touch()
+    wait_until(lambda: all(job.has_left for job in list_after(run.path)))
+    assert [(row["state"], row["code"]) for row in after_table(run.path)] == [("error", 3)] * 2
+    add_checkpoint(run, 4)
+    follower.finish()
+    assert steps(run) == [1, 2, 4]
+
+
+def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
+    run = make_run(tmp_path, after__run="true", after__every=3)
+    follower = follower_of(run)
+    for step in (1, 2):
+        add_checkpoint(run, step)
+    Retention(keep_last=1).apply(run.checkpoints, "step-00000002")
+    assert len(list(run.checkpoints.iterdir())) == 2
+    follower.finish()
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize(("ended", "jobs"), [("done", [20]), ("error", []), ("stopped", [])])
+def test_of_every_zero_only_the_last_checkpoint_of_a_done_run_gets_one(tmp_path, ended, jobs):
+    run = make_run(tmp_path, after__run="true", after__every=0)
+    for step in (10, 20):
+        add_checkpoint(run, step)
+    follower = follower_of(run, ended)
+    follower.look()
+    assert steps(run) == []
+    assert follower.is_judged()
+    follower.finish()
+    follower.finish()
+    assert steps(run) == jobs
+
+
+def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
+    run = make_run(tmp_path, after__run="kill -KILL $PPID; sleep 60")
+    follower = follower_of(run)
+    add_checkpoint(run, 1)
+    follower.look()
+    (job,) = list_after(run.path)
+    wait_until(lambda: not job.runs_here())
+    follower._settle(0.0)
+    assert after_table(run.path)[0]["state"] == "unknown"
+    assert re.search(r"after: step 1: its job \d+ has left the queue without an end: unknown", capfd.readouterr().err)
+    assert job.has_left
+
+
+def test_an_own_list_is_executed_as_it_is_and_knows_nothing_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setenv("HPC_GPT_ATTEMPT", "1")
+    given = ["python3", "-c", "import os, sys; print(sys.argv[1:], *sorted(os.environ))", "{checkpoint}", "$a {{step}}"]
+    run = make_run(tmp_path / "it's a $place", after__run=given)
+    add_checkpoint(run, 1)
+    follower_of(run).look()
+    wait_until(lambda: after_table(run.path)[0]["state"] == "done")
+    (job,) = list_after(run.path)
+    said, _, names = job.log.read_text().partition("] ")
+    assert said == f"[{str(run.checkpoints / 'step-00000001')!r}, '$a {{step}}'"
+    gone = {"RANK", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "HPC_GPT_ATTEMPT", "HPC_GPT_RUN", "PYTHONSAFEPATH"}
+    assert not gone & set(names.split())
+    assert "HOME" in names.split()
+
+
+def test_a_second_job_for_a_step_does_nothing(tmp_path):
+    run = make_run(tmp_path, after__run="echo once >>{run}/ran")
+    add_checkpoint(run, 1)
+    follower_of(run).look()
+    (job,) = list_after(run.path)
+    wait_until(lambda: job.has_left)
+    done = subprocess.run(["bash", job.script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("another job has run for this step: ")
+    assert (run.path / "ran").read_text() == "once\n"
+
+
+def test_the_checkpoints_of_a_program_are_followed(tmp_path):
+    program = {"engine__name": "command", "command__run": "true", "command__workdir": str(tmp_path)}
+    program |= {"command__checkpoints": "{run}/at-*", "command__snapshot": False, "after__run": "pwd; ls {checkpoint}"}
+    run = make_run(tmp_path / "logs", experiment=_program(tmp_path), **program)
+    follower = follower_of(run)
+    for step in (5, 15):
+        (run.path / f"at-{step}").touch()
+        follower._looked_at = 0.0
+        follower.look()
+    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["done", "done"])
+    assert steps(run) == [5, 15]
+    assert AfterJob(run.path / "after" / "step-5").log.read_text() == f"{tmp_path}\n{run.path}/at-5\n"
+
+
+def _program(folder: Path) -> str:
+    file = folder / "mine.toml"
+    file.write_text('name = "mine"\n[layout]\ngpus = 1\n')
+    return str(file)
+
+
+# --- under Slurm: what the script asks for
+
+SBATCH = """#!/bin/bash
+env >>"$SEEN"
+[ -e "$ALLOW" ] || { echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1; }
+echo "Submitted batch job 4242"
+"""
+SQUEUE = '#!/bin/bash\n[[ "$*" = *--name=* ]] || echo "4242|PENDING|Priority"\n'
+
+
+def ask_script(run: RunFolder, tmp_path: Path) -> str:
+    """What the script's part prints beside an attempt whose ranks have ended."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "sacct": "#!/bin/bash\nexit 1\n"}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    attempt = add_attempt(run, [], ended="done")
+    (attempt.folder / "next.json").write_text(json.dumps({"ended": "done", "go_on": False}))
+    wanted = r"^(?:start_follower|tell_beside|end_beside|within)\(\) \{.*?^\}$"
+    functions = re.findall(wanted, run.job_script.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(functions) == 4
+    lines = [*functions, f"python=({sys.executable})", "start_follower", "tell_beside", "end_beside 60"]
+    own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder), "answer": "stop"}
+    own |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    own |= {"SLURM_JOB_ID": "77", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/its", "ALLOW": str(tmp_path / "allow")}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], env={**os.environ, **own}, capture_output=True, text=True, check=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_it(tmp_path):
+    run = make_run(tmp_path / "logs of mine", "generic-slurm", after__run="true", after__sbatch=["--qos=none"])
+    add_checkpoint(run, 1)
+    script = run.path / "after" / "step-1" / "job.sh"
+    said = ask_script(run, tmp_path)
+    assert said == (
+        "after: step 1: sbatch refused the job: Batch job submission failed: Invalid qos specification; "
+        f"the next attempt tries again, or you: sbatch '{script}'\n"
+    )
+    assert after_table(run.path) == [{"step": 1, "job": None, "state": "unsubmitted", "code": None}]
+    (tmp_path / "allow").touch()
+    assert ask_script(run, tmp_path) == ""
+    assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
+    seen = (tmp_path / "seen").read_text()
+    assert "SLURM_CONF=/its" in seen
+    assert "SLURM_JOB_ID" not in seen
+    assert "SBATCH_EXPORT" not in seen
+    assert "#SBATCH --qos=none\n" in script.read_text()
+
+
+# --- refused at the submission
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--array=1-3", "not for you to add"), ("gpus=1", "no flag of sbatch"), ("--comment=a\nb", "a newline")],
+)
+def test_an_option_that_would_break_the_job_is_refused(option, words):
+    asked = {"after.run": "true", "after.sbatch": [option]}
+    with pytest.raises(ConfigError, match=words):
+        render_script(resolve(load_experiment("demo", asked), load_profile("generic-slurm")))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"engine.name": "command", "command.run": "x"}, "nothing says where the program's are"),
+        ({"engine.name": "command", "command.run": "x", "command.checkpoints": "c/*", "after.export": True}, "its own"),
+    ],
+)
+def test_what_no_job_can_have_of_a_program_is_refused(tmp_path, keys, words):
+    asked = {"command.workdir": str(tmp_path), "after.run": "true"} | keys
+    with pytest.raises(ConfigError, match=words):
+        resolve(load_experiment(_program(tmp_path), asked), load_profile("local"))
+
+
+def test_a_shape_that_no_class_has_cannot_be_exported():
+    asked = load_experiment("demo", {"after.run": "true", "after.export": True, "model.positions": "rope"})
+    with pytest.raises(ConfigError, match="no class of this model's shape"):
+        resolve(asked, load_profile("local"))
+
+
+def test_a_script_without_the_table_has_no_line_of_it():
+    plain = resolve(load_experiment("demo"), load_profile("generic-slurm"))
+    assert "follower" not in render_script(plain)
+    asked = resolve(load_experiment("demo", {"after.run": "true"}), load_profile("generic-slurm"))
+    assert replace(asked, after=plain.after) == plain

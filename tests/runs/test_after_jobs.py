@@ -1,0 +1,138 @@
+"""The checkpoints that the jobs of [after] keep, and when they go."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.after_jobs import (
+    AfterJob,
+    after_table,
+    forget_over,
+    held_steps,
+    hold_back,
+    note_left,
+    note_seen,
+)
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.train.checkpoints.folders import Retention
+from tests.made_runs import add_checkpoint, make_run
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    return make_run(tmp_path)
+
+
+def job_of(run: RunFolder, step: int, job_id: str | None = None, code: int | None = None) -> AfterJob:
+    job = AfterJob(run.path / "after" / f"step-{step}")
+    job.folder.mkdir(parents=True)
+    if job_id is not None:
+        job.note(job_id)
+    if code is not None:
+        (job.folder / "ended.json").write_text(json.dumps({"code": code, "time": 1}))
+    return job
+
+
+def kept(run: RunFolder) -> list[int]:
+    return sorted(int(path.name[5:]) for path in run.checkpoints.glob("step-*"))
+
+
+def retained(run: RunFolder, newest: int) -> list[int]:
+    Retention(keep_last=1).apply(run.checkpoints, f"step-{newest:08d}")
+    return kept(run)
+
+
+def test_a_checkpoint_stays_until_its_job_has_left_and_no_longer(run):
+    for step in (2, 4, 6):
+        add_checkpoint(run, step)
+    waiting, failed = job_of(run, 2, "11"), job_of(run, 4, "12")
+    note_seen(run.path, 6, 3)
+    assert retained(run, 6) == [2, 4, 6]
+    note_left(run, failed, "node_failure")
+    assert kept(run) == [2, 6]
+    assert retained(run, 6) == [2, 6]
+    note_left(run, waiting)
+    assert kept(run) == [6]
+    assert not list((run.path / "after" / "over").iterdir())
+
+
+def test_one_that_keep_last_keeps_is_not_removed_when_its_job_has_left(run):
+    for step in (2, 4):
+        add_checkpoint(run, step)
+    job = job_of(run, 2, "11")
+    note_left(run, job, "done")
+    assert kept(run) == [2, 4]
+
+
+def test_the_last_one_with_all_its_bytes_is_never_removed(run):
+    for step in (2, 4):
+        add_checkpoint(run, step)
+    job = job_of(run, 2, "11")
+    assert retained(run, 4) == [2, 4]
+    next((run.checkpoints / "step-00000004").glob("*.pt"), run.checkpoints / "step-00000004" / "complete.json").unlink()
+    note_left(run, job)
+    assert kept(run) == [2, 4]
+
+
+def test_a_run_that_resumes_may_need_what_was_to_go(run):
+    for step in (2, 4):
+        add_checkpoint(run, step)
+    job = job_of(run, 2, "11")
+    assert retained(run, 4) == [2, 4]
+    forget_over(run.path)
+    note_left(run, job)
+    assert kept(run) == [2, 4]
+    assert retained(run, 4) == [4]
+
+
+def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(run):
+    for step in range(1, 9):
+        add_checkpoint(run, step)
+    note_seen(run.path, 2, 2)
+    assert held_steps(run.path, range(1, 9)) == {5, 6, 7, 8}
+    assert retained(run, 8) == [5, 6, 7, 8]
+    note_seen(run.path, 8, 8)
+    assert retained(run, 8) == [8]
+
+
+def test_whoever_comes_second_removes_it(run):
+    for step in (2, 4):
+        add_checkpoint(run, step)
+    job = job_of(run, 2, "11")
+    assert hold_back(run.path, 2)
+    note_left(run, job)
+    assert kept(run) == [4]
+    add_checkpoint(run, 2)
+    assert not hold_back(run.path, 2), "its job has left before it was noted: rank 0 removes it"
+
+
+def test_a_run_without_jobs_holds_nothing(run):
+    assert held_steps(run.path, [2, 4]) == set()
+    assert after_table(run.path) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "code", "slurm", "state"),
+    [
+        (None, None, None, "pending"),
+        (None, None, {"11": "running"}, "running"),
+        (None, None, {}, "unknown"),
+        ("walltime", None, None, "walltime"),
+        ("", None, None, "unknown"),
+        ("", 0, None, "done"),
+        ("cancelled", 143, None, "cancelled"),
+        ("", 3, {"11": "running"}, "error"),
+    ],
+)
+def test_the_state_is_what_the_job_said_else_what_slurm_says(run, left, code, slurm, state):
+    job = job_of(run, 2, "11", code)
+    if left is not None:
+        note_left(run, job, left)
+    assert after_table(run.path, slurm) == [{"step": 2, "job": "11", "state": state, "code": code}]
+
+
+def test_a_job_without_an_id_was_not_submitted(run, tmp_path: Path):
+    job_of(run, 2)
+    (run.path / "after" / "step-x").mkdir()
+    assert after_table(run.path, {}) == [{"step": 2, "job": None, "state": "unsubmitted", "code": None}]
