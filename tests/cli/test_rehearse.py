@@ -62,6 +62,8 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path, tmp_path: Path) -> None:
+    """Of one rank: it starts four times. Those below have two."""
+    tiny.write_text(EXPERIMENT.replace("gpus = 2", "gpus = 1"))
     kept = tmp_path / "kept"
     done = hpc_gpt("rehearse", tiny, "--json", "--keep", kept, environment={"TMPDIR": str(scratch)})
     assert done.code == 0, done.stderr
@@ -83,7 +85,7 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
                      environment=without_slurm(tmp_path))  # fmt: skip
     assert dry.code == 0, dry.stderr
     assert "# tiny: 2 layers of 64, " in dry.stdout
-    assert "tp1-pp1-dp2 on 2 GPUs" in dry.stdout
+    assert "tp1-pp1-dp1 on 1 GPU" in dry.stdout
     for words in ("no GPU here", "whether Slurm accepts the job"):
         assert any(words in f"{each['what']}: {each['why']}" for each in told["not_rehearsed"])
     assert list(scratch.iterdir()) == []

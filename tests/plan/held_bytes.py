@@ -237,7 +237,8 @@ def main(folder: Path) -> None:
     import_deepspeed(torch.device("cpu"))
     for name in ("ddp", "deepspeed-zero", "deepspeed-3d", "fsdp", "hf-deepspeed"):
         module_of(name)
-    importlib.import_module("torch._dynamo")
+    # What building an engine imports on the way; frozen, it is not looked through in each of the processes.
+    importlib.import_module("tests.preload")
     forking = multiprocessing.get_context("fork")
     for name, resolved in (ALL if ALL_TESTS else {name: ALL[name] for name in SHORT}).items():
         ranks = range(resolved.layout.gpus)

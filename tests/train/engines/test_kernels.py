@@ -255,7 +255,8 @@ def test_a_compiled_loss_in_chunks_holds_the_logits_of_one() -> None:
     assert logits < most < 1.5 * logits
 
 
-@pytest.mark.parametrize("offload", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("offload", [False, True])
 def test_inductor_is_near(offload: bool) -> None:
     compiler()
     loss, gradients, _ = train(Gpt(SMALL, 1))
