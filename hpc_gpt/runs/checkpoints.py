@@ -177,10 +177,9 @@ def program_folder(run: RunFolder) -> Path | None:
 
 
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
-    """(step, path) of the complete checkpoints of a run, by step; of a program's own the newest alone."""
+    """(step, path) of the complete checkpoints of a run, by step; of Megatron-LM's the newest alone."""
     if (command := command_of(run)) is not None:
-        path = newest_checkpoint(run, command)
-        return [] if path is None else [(checkpoint_step(run, command, path), path)]
+        return [(checkpoint_step(run, command, path), path) for path in own_checkpoints(run, command)]
     with contextlib.suppress(OSError, ValueError):
         step = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
         return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
@@ -189,11 +188,16 @@ def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> Path | None:
-    """The newest complete checkpoint, None without one: the one with the highest last number in its name, then the
-    latest. In a folder that other runs have too, only those that are later than the run count; of all those that were
-    made by `until` (epoch seconds)."""
+    """The last of `own_checkpoints`, None without one."""
+    return next(iter(own_checkpoints(run, command, until)[-1:]), None)
+
+
+def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -> list[Path]:
+    """The complete checkpoints of a program, by the last number in their names, then by time. In a folder that other
+    runs have too, only those that are later than the run count; of all those that were made by `until` (epoch
+    seconds)."""
     if command.checkpoints is None:
-        return None
+        return []
     of_run = command.checkpoints.startswith("{run}/")
     is_whole = of_run or os.path.isabs(command.checkpoints)
     base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
@@ -208,7 +212,7 @@ def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf)
             continue
         if since <= made <= until and _is_complete(path, run, command):
             found.append(((_number(path, pattern), made), path))
-    return max(found)[1] if found else None
+    return [path for _, path in sorted(found)]
 
 
 def saved_step(run: RunFolder, command: Command) -> int:
