@@ -131,19 +131,21 @@ def note_seen(run: Path, step: int, count: int) -> None:
     replace_whole(run / AFTER / "seen.json", json.dumps({"step": step, "count": count}) + "\n")
 
 
-def held_steps(run: Path, steps: Collection[int]) -> set[int]:
-    """Those steps of a run's checkpoints that a job needs, or may get."""
+def held_steps(run: Path, steps: Collection[int], followed: bool = False) -> set[int]:
+    """Those steps of a run's checkpoints that a job needs, or may get: `followed` says that a follower is to look at
+    them, which may not have begun."""
     held = {job.step for job in list_after(run) if not job.is_over}
-    if seen := read_seen(run):
+    if (seen := read_seen(run)) or followed:
         held |= set(sorted(step for step in steps if step > seen.get("step", 0))[-_MOST_UNSEEN:])
     return held & set(steps)
 
 
-def hold_back(run: Path, step: int) -> bool:
+def hold_back(run: Path, step: int, followed: bool = False) -> bool:
     """Notes that keep_last does not keep a checkpoint that is held; False if its job has left meanwhile."""
-    (run / AFTER / "over").mkdir(exist_ok=True)
+    for folder in (run / AFTER, run / AFTER / "over"):  # without its parents: the run may have been moved away
+        folder.mkdir(exist_ok=True)
     (run / AFTER / "over" / str(step)).touch()
-    return step in held_steps(run, [step])
+    return step in held_steps(run, [step], followed)
 
 
 def forget_over(run: Path) -> None:

@@ -95,7 +95,12 @@ class Trainer:
             self._run.checkpoints,
             ranks,
             background_of(resolved),
-            Retention(resolved.train.keep_last, resolved.train.keep_every, resolved.train.save_at),
+            Retention(
+                resolved.train.keep_last,
+                resolved.train.keep_every,
+                resolved.train.save_at,
+                followed=resolved.after.is_asked and resolved.after.every > 0,
+            ),
         )
         progress = self._resume(resolved, engine, ranks, checkpoints)
         failed_kernels = ranks.gather(engine.attention.failed)

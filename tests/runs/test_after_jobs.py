@@ -13,6 +13,7 @@ from hpc_gpt.runs.after_jobs import (
     hold_back,
     note_left,
     note_seen,
+    remove_over,
 )
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.train.checkpoints.folders import Retention
@@ -94,6 +95,16 @@ def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(ru
     assert retained(run, 8) == [5, 6, 7, 8]
     note_seen(run.path, 8, 8)
     assert retained(run, 8) == [8]
+
+
+def test_one_that_is_saved_before_the_follower_has_begun_stays(run):
+    for step in (2, 4):
+        add_checkpoint(run, step)
+    Retention(keep_last=1, followed=True).apply(run.checkpoints, "step-00000004")
+    assert kept(run) == [2, 4]
+    note_seen(run.path, 4, 2)
+    remove_over(run, 2)
+    assert kept(run) == [4]
 
 
 def test_whoever_comes_second_removes_it(run):

@@ -71,11 +71,13 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
 @dataclass(frozen=True)
 class Retention:
     """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), those
-    of the steps `keep_at`, those that branches of the run begin from, and those that a job of `[after]` needs."""
+    of the steps `keep_at`, those that branches of the run begin from, and those that a job of `[after]` needs: of a
+    `followed` run also those that may get one."""
 
     keep_last: int = 0
     keep_every: int = 0
     keep_at: tuple[int, ...] = ()
+    followed: bool = False
 
     def apply(self, folder: Path, newest: str) -> list[str]:
         """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
@@ -88,14 +90,16 @@ class Retention:
         gone = []
         reserved = reserved_steps(folder.parent)
         found = [path for path in list_complete(folder) if path.name <= newest]
-        held = held_steps(folder.parent, [int(path.name[5:]) for path in found if path.name[5:].isdigit()])
+        held = held_steps(
+            folder.parent, [int(path.name[5:]) for path in found if path.name[5:].isdigit()], self.followed
+        )
         for path in found:
             if sound < self.keep_last:
                 # One that lacks bytes does not count, and stays: a resume renames it.
                 sound += has_all_bytes(path)
             elif not self._is_kept(path, reserved):
                 step = int(path.name.removeprefix("step-"))
-                if step in held and hold_back(folder.parent, step):
+                if step in held and hold_back(folder.parent, step, self.followed):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # the job has just removed it
                     set_aside(path, DELETING)
