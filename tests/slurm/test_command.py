@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hpc_gpt.runs.after_jobs import after_table, list_after
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
@@ -35,13 +36,15 @@ def start(teller: Teller, name: str, story: str, *more: str, step_s: str = "0.1"
 
 
 def killed(name: str) -> Callable[[Teller], Job]:
-    """Its program gets SIGKILL. Its events are in its folder."""
+    """Its program gets SIGKILL. Its events are in its folder, and the last checkpoint gets a job."""
 
     def tell(teller: Teller) -> Job:
-        job = start(teller, name, "killed", *around(teller.launcher.folder / f"{name}-killed" / "told"))
+        after = ("--set", "after.run=basename {checkpoint}", "--set", "after.every=0")
+        job = start(teller, name, "killed", *around(teller.launcher.folder / f"{name}-killed" / "told"), *after)
         job.wait_step(13)
         kill(job.run, SCRIPTS[name])
         job.wait_end()
+        job.wait("the job after its last checkpoint", lambda: any(each.is_over for each in list_after(job.run.path)))
         return job
 
     return tell
@@ -153,6 +156,9 @@ def test_its_command_gets_each_event_once_and_tensorboard_its_curve(launcher: La
     assert curve(job.run) == pytest.approx(losses(job.run))
     assert "notify:" not in job.log()
     assert "track:" not in job.log()
+    (after,) = after_table(job.run.path)
+    assert (after["step"], after["state"], after["code"]) == (STEPS, "done", 0)
+    assert str(STEPS) in list_after(job.run.path)[0].log.read_text()
 
 
 @story
