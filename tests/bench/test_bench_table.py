@@ -3,12 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.bench.bench_run import bench_text
 from hpc_gpt.bench.measurement import BenchRow, measurement_row
 from hpc_gpt.runs.record import Record
+from tests import examples
 from tests.bench.test_measurement import bad, good
 from tests.report.any_run import any_run
 
@@ -91,6 +92,7 @@ def test_without_rows_there_is_nothing():
     assert bench_text([]) == ""
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(any_run(), min_size=1, max_size=4), st.one_of(st.none(), st.integers(1, 400)))
 def test_whatever_a_log_made_of_a_record_it_is_printed_line_by_line(runs, width):
     some = [

@@ -70,6 +70,8 @@ CASES = [
     (experiment(gpus=8, partition="parameters", attention="math", tiles=2), ("deepspeed-3d", "deepspeed-zero"), 12.0),
 ]
 NAMES = ["room", "tight", "fp32", "twelve", "odd", "switches"]
+# Of which trying everything takes longest; "odd" is as tight.
+LARGE = ("tight", "fp32", "twelve")
 
 
 @pytest.mark.parametrize(("asked", "engines", "gib"), CASES, ids=NAMES)
@@ -127,7 +129,11 @@ def every_run(asked, engines):
     return runs
 
 
-@pytest.mark.parametrize(("asked", "engines", "gib"), CASES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("asked", "engines", "gib"),
+    [pytest.param(*case, marks=[pytest.mark.long] * (name in LARGE)) for case, name in zip(CASES, NAMES, strict=True)],
+    ids=NAMES,
+)
 def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     card = machine(gib)
     question = question_of(asked, PROFILE, engines=engines)

@@ -13,7 +13,7 @@ from hpc_gpt.readers.logs import Part, lines, read_log
 from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import find
 from hpc_gpt.readers.logs.read_log import BlockReader
-from tests import ALL_TESTS
+from tests import ALL_TESTS, examples
 from tests.readers.logs.comparable import comparable
 from tests.readers.reading import read_lines
 
@@ -124,13 +124,13 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 LOGS = st.lists(stretches(), max_size=12).map("".join)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say(text: str, size: int) -> None:
     assert_same(text, size)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text: str, size: int) -> None:
     assert_same(text, size)

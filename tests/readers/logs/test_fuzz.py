@@ -18,6 +18,7 @@ from hpc_gpt.readers.logs.matches import all_patterns
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
 from hpc_gpt.readers.pattern import figure
 from hpc_gpt.readers.steps import MOST_STEP
+from tests import marked
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
 from tests.readers.reading import read_log_plainly
@@ -129,13 +130,25 @@ def test_hurt_lines(log: Path, lines: list[bytes]) -> None:
     check(log, b"a log\n" * 20 + b"".join(lines))
 
 
+NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
+
+
 @pytest.mark.parametrize("absurd", ABSURD)
-def test_every_number_of_every_line_absurd(log: Path, absurd: str) -> None:
-    lines = [re.sub(r"\d[\d.,]*(?:[eE][-+]?\d+)?", lambda _: absurd, line) for line in SPECIMENS]
-    lines += [
-        line[: number.start()] + absurd + line[number.end() :]
-        for line in SPECIMENS
-        for number in re.finditer(r"\d[\d.,]*(?:[eE][-+]?\d+)?", line)
+def test_all_numbers_of_every_line_absurd(log: Path, absurd: str) -> None:
+    check(log, "\n".join(NUMBER.sub(lambda _: absurd, line) for line in SPECIMENS).encode())
+
+
+TURNS = range(len(ABSURD))
+
+
+@pytest.mark.parametrize("turn", marked(TURNS, TURNS[4:]))
+def test_every_number_of_every_line_absurd(log: Path, turn: int) -> None:
+    """One number of a line at a time: in all turns with every absurd one, in each with the next."""
+    numbers = [(line, number) for line in SPECIMENS for number in NUMBER.finditer(line)]
+    # 7 and the count of absurd ones have no factor in common.
+    lines = [
+        line[: number.start()] + ABSURD[(place + 7 * turn) % len(ABSURD)] + line[number.end() :]
+        for place, (line, number) in enumerate(numbers)
     ]
     check(log, "\n".join(lines).encode())
 

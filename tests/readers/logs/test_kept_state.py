@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.logs import kept, source
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from tests import examples
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import LOGS
 from tests.readers.logs.test_source import LINE
@@ -151,7 +152,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "CHUNK", 2000)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
 def test_any_log_in_any_pieces(
     cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int

@@ -17,6 +17,7 @@ from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.svg import safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import REMOVED
+from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
 VOID = {"meta", "link", "br", "wbr", "img", "input"}
@@ -87,7 +88,7 @@ def test_hostile_words_are_on_the_page_as_words():
     assert "49" not in re.findall(r"\{\{.*?\}\}", text)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.text(max_size=80))
 def test_no_words_of_a_log_add_a_tag(words):
     def page_of(text):
