@@ -201,9 +201,10 @@ class CheckpointFollower:
                 return
             self._queue.submit(job)
         except (UserError, OSError) as fault:
-            words = hide_secrets(plain(" ".join(str(fault).split()), " "))[:400]
             by_hand = "sbatch" if self._resolved.cluster.scheduler == "slurm" else "bash"
-            self._say(job.step, f"{words}; the next attempt tries again, or you: {by_hand} {quote(str(job.script))}")
+            self._say(
+                job.step, f"{_words(fault)}; the next attempt tries again, or you: {by_hand} {quote(str(job.script))}"
+            )
 
     def _unfinished(self) -> list[AfterJob]:
         return [job for job in list_after(self._run.path) if not job.is_over]
@@ -239,28 +240,46 @@ def _dropped() -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII))
 
 
-def main(arguments: Sequence[str]) -> int:
-    run = RunFolder(Path(arguments[0]))
-    if arguments[1] == "left":
-        note_left(run, AfterJob(run.path / AFTER / f"step-{int(arguments[2])}"))
-        return 0
-    attempt, resolved = run.attempt(int(arguments[1])), run.resolved()
-    starter = int(arguments[2]) if arguments[2:] else None
+def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) -> None:
+    """Follows a run's checkpoints until the ranks of an attempt have ended, or the process that started this one."""
+    resolved = run.resolved()
     started = start_time(starter) if starter is not None else None
 
-    def is_over() -> bool:
-        return attempt.ranks_ended.exists() or (started is not None and not is_alive(starter, started))
+    def is_alone() -> bool:
+        return started is not None and not is_alive(starter, started)
 
     queue: Queue = ProcessQueue()
     if resolved.cluster.scheduler == "slurm":
         queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
     follower = CheckpointFollower(run, attempt, resolved, queue)
-    while not is_over():
-        follower.look()
+    said = ""
+    while not attempt.ranks_ended.exists() and not is_alone():
+        try:
+            follower.look()
+        except (UserError, OSError) as fault:  # a disk that is full may have space later
+            if said != (said := _words(fault)):
+                print(f"after: {said}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
-    while not follower.is_judged() and not (started is not None and not is_alive(starter, started)):
+    while not follower.is_judged() and not is_alone():
         time.sleep(_POLL_S)
     follower.finish()
+
+
+def _words(fault: BaseException) -> str:
+    if isinstance(fault, OSError) and fault.filename is not None:
+        return f"cannot use {fault.filename}: {fault.strerror}"
+    return hide_secrets(plain(" ".join(str(fault).split()) or type(fault).__name__, " "))[:400]
+
+
+def main(arguments: Sequence[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    try:
+        if arguments[1] == "left":
+            note_left(run, AfterJob(run.path / AFTER / f"step-{int(arguments[2])}"))
+        else:
+            follow_checkpoints(run, run.attempt(int(arguments[1])), int(arguments[2]) if arguments[2:] else None)
+    except Exception as fault:  # a traceback in the log would be taken for the training's
+        print(f"after: {_words(fault)}; the run goes on without it", file=sys.stderr, flush=True)
     return 0
 
 

@@ -165,6 +165,16 @@ def _program(folder: Path) -> str:
     return str(file)
 
 
+def test_a_fault_of_its_own_is_a_line_that_nobody_takes_for_the_training_s(tmp_path):
+    run = make_run(tmp_path, after__run="true")
+    attempt = add_attempt(run, [])
+    attempt.ranks_ended.touch()
+    (run.path / "after").write_text("no folder")
+    command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"after: cannot use \S+/after: File exists; the run goes on without it\n", done.stderr)
+
+
 # --- under Slurm: what the script asks for
 
 SBATCH = """#!/bin/bash
