@@ -26,7 +26,9 @@ def losses(run: RunFolder) -> list[float]:
 def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monkeypatch):
     logs = tmp_path / "logs with 'quotes' and %j"
     monkeypatch.setenv("HPC_GPT_LOGS", str(logs))
-    command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, "--set", "train.steps=100000", "--wait"]
+    # One rank, as it starts twice.
+    alone = ("--gpus", "1", "--tp", "1", "--set", "train.steps=100000")
+    command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, *alone, "--wait"]
     waiting = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE, text=True
     )
