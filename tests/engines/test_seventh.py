@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from tests import ALL_TESTS
 from tests.conftest import REPOSITORY
 from tests.mutations.__main__ import copy_tree, run_tests
 
@@ -31,7 +32,7 @@ def test_three_files_are_an_engine(tmp_path: Path) -> None:
     cases = [f"tests/distributed/test_equality.py::{case}" for case in CASES]
     asked = ["-k", "plain_torch or plain-torch or bytes_are_numbers or is_covered", FILES["plain_torch_tests.py"]]
     asked += ["tests/engines/test_facts.py", "tests/plan/test_memory.py", *cases]
-    code, output = run_tests(tmp_path, asked)
+    code, output = run_tests(tmp_path, asked, long=ALL_TESTS)
     assert code == 0, output[-5000:]
     assert output.count(f"\n{_CASE} ") == len(CASES), "the equality table has a line for each case"
 

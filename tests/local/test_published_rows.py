@@ -11,8 +11,9 @@ from tests import marked
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import newest
 
-# Engines that `make test` begins with `python -m` nowhere else: tests/train/test_endings.py has the others.
-SHORT = ("gpt2-hf-ds", "mingpt-fsdp")
+# The engine that `make test` begins with `python -m` nowhere else: tests/cli/test_bench.py has fsdp,
+# tests/train/test_endings.py the others.
+SHORT = ("gpt2-hf-ds",)
 # The row of each folder with the most switches on, and what must be seen of it: settings by table and key.
 ROWS = {
     "gpt2-meg-ds-3d": ("48b", 4, {"engine.name": "deepspeed-3d", "engine.recompute": "full"}),
