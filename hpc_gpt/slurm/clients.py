@@ -113,7 +113,7 @@ class Client:
                 errors="replace",
                 env=dict(environment),
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             raise SlurmUnreachable(
                 f"no {self.name} on this machine", "run on a login node of the cluster, or use --cluster local"
             ) from None

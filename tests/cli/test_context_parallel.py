@@ -34,7 +34,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_one_line_with_a_hint_and_nothing_is_written(case, verb):
     words, message, hint = REFUSED[case]
-    done = in_process(verb, *words)
+    done = in_process(verb, *words, environment={"HPC_GPT_CLUSTER": "generic-slurm"})
     assert (done.code, done.stdout) == (2, "")
     said, advice = error_of(done)
     assert said.splitlines()[-1] == message

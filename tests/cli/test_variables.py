@@ -66,6 +66,7 @@ def test_flags_and_set_by_variable_give_way_to_the_line():
 def test_one_that_nothing_reads_is_named_with_the_nearest_and_refuses_nothing(verb):
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
     unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": "", "HPC_GPT_ENGINES": "ddp"}
+    unread |= {"HPC_GPT_CLUSTER": "generic-slurm"}  # without one, and without sbatch here, `submit` asks for that first
     done = in_process(verb, "nothing-of-that-name", environment=unread)  # which ends it before anything is done
     named = "from the environment: HPC_GPT_ENGINES=ddp\n" if verb == "bench" else ""
     assert done.stderr.startswith(f"{lines}{named}Error: no experiment 'nothing-of-that-name'")
