@@ -56,8 +56,9 @@ lint: .venv/.ready-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@# Not the scripts that init reads: they are as users write them.
-	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh')
+	@# Not the scripts that init reads: they are as users write them. Of one around a user's own the part after `exit`
+	@# counts as never reached, so tests/golden asks for less.
+	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh' ':!tests/golden/*/job-script-*')
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py
