@@ -132,7 +132,7 @@ def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
 
 
 def _second_run(process: subprocess.Popen[str]) -> RunFolder:
-    """The bench's second run once its rank trains: beats, which say so too, come some seconds apart."""
+    """The bench's second run once its rank has trained a step: heartbeats say so, too, but come some seconds apart."""
     until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         for run in list_runs(benches()[0])[1:] if benches() else []:

@@ -1,4 +1,4 @@
-"""[notify]: which end is which event, what a command is told, that it is told once, and what happens if it fails."""
+"""[notify]: which end is which event, what a command gets, that it gets it once, and what happens if it fails."""
 
 import json
 import os
