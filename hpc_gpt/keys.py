@@ -2,8 +2,9 @@
 the field in the table's source."""
 
 import ast
+import functools
 import inspect
-import textwrap
+import sys
 from dataclasses import MISSING, fields
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -24,8 +25,13 @@ def keys_of(kind: Any, prefix: str = "") -> list[Key]:
 
     It reads the source, so only help calls it.
     """
+    return list(_keys_of(kind, prefix))
+
+
+@functools.cache
+def _keys_of(kind: Any, prefix: str) -> tuple[Key, ...]:
     rows: list[Key] = []
-    hints, means = get_type_hints(kind), _strings_under_fields(kind)
+    hints, means = get_type_hints(kind), _strings_under_fields(kind.__module__)[kind.__qualname__]
     for entry in fields(kind):
         hint = hints[entry.name]
         table, is_named = table_in(hint)
@@ -34,7 +40,7 @@ def keys_of(kind: Any, prefix: str = "") -> list[Key]:
         else:
             default = None if entry.default is MISSING else entry.default
             rows.append(Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, "")))
-    return rows
+    return tuple(rows)
 
 
 def names_of(kind: Any) -> list[str]:
@@ -55,14 +61,17 @@ def _literals(hint: Any) -> tuple[str, ...]:
     return tuple(word for option in get_args(hint) for word in _literals(option))
 
 
-def _strings_under_fields(kind: Any) -> dict[str, str]:
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for above, below in zip(definition.body, definition.body[1:], strict=False):
-        match above, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = text
+@functools.cache
+def _strings_under_fields(module: str) -> dict[str, dict[str, str]]:
+    """{class: {field: the string under it}} of a module, whose source is read once for all of its tables."""
+    found: dict[str, dict[str, str]] = {}
+    for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(definition, ast.ClassDef):
+            strings = found[definition.name] = {}
+            for above, below in zip(definition.body, definition.body[1:], strict=False):
+                match above, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        strings[name] = text
     return found
 
 

@@ -118,26 +118,32 @@ def part_of(module):
 
 
 @functools.cache
+def all_imports_of(path):
+    """(full name, whether it runs when the module is imported, whether it is for the type checker alone) of every
+    import in a file."""
+    found = []
+
+    def visit(node, at_import, for_types):
+        # Only what holds statements is looked into: an import is no expression.
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((name.name, at_import, for_types) for name in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                found.extend((f"{child.module}.{name.name}", at_import, for_types) for name in child.names)
+            elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                checked = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                inside = at_import and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                visit(child, inside, for_types or checked)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True, False)
+    return found
+
+
 def imports_of(path, with_types=False):
     """(full name, whether it runs when the module is imported) of every import in a file; those for the type checker
     alone, which never run, only `with_types`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = []
-
-    def visit(node, at_import):
-        for child in ast.iter_child_nodes(node):
-            inside = at_import and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test) and not with_types:
-                continue
-            if isinstance(child, ast.Import):
-                found.extend((name.name, at_import) for name in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: relative import"
-                found.extend((f"{child.module}.{name.name}", at_import) for name in child.names)
-            visit(child, inside)
-
-    visit(tree, True)
-    return found
+    return [(name, at_import) for name, at_import, for_types in all_imports_of(path) if with_types or not for_types]
 
 
 def own_module(name):

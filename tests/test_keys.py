@@ -23,13 +23,14 @@ def test_each_key_has_its_meaning_in_one_line(table):
     assert len({key.means for key in found}) >= 0.95 * len(found)
 
 
-def test_a_key_without_one_is_found():
-    @dataclass
-    class Table:
-        first: int = 1
-        "What it is."
-        second: int = 2
+@dataclass
+class Table:
+    first: int = 1
+    "What it is."
+    second: int = 2
 
+
+def test_a_key_without_one_is_found():
     assert [key.means for key in keys_of(Table)] == ["What it is.", ""]
 
 

@@ -229,11 +229,12 @@ def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float
 
 
 class _Stages(Sequence[StageMemory]):
-    """The stages of one training. What they share is computed once, in bytes."""
+    """The stages of one training. What they share is computed once, in bytes, and each stage when it is first read."""
 
     def __init__(self, training: Training, layers: Sequence[int], machine: Machine | None) -> None:
         shape, tp = training.shape, training.tp
         self._training, self._layers = training, layers
+        self._found: dict[int, StageMemory] = {}
         self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
         self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
@@ -283,8 +284,11 @@ class _Stages(Sequence[StageMemory]):
 
     def __getitem__(self, stage: int | slice) -> StageMemory | Sequence[StageMemory]:
         if isinstance(stage, slice):
-            return [self._stage(number) for number in range(len(self))[stage]]
-        return self._stage(range(len(self))[stage])
+            return [self[number] for number in range(len(self))[stage]]
+        number = range(len(self))[stage]
+        if (found := self._found.get(number)) is None:
+            found = self._found[number] = self._stage(number)
+        return found
 
     def _stage(self, stage: int) -> StageMemory:
         training, states, last = self._training, self._state_bytes, stage == len(self._layers) - 1

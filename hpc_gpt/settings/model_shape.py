@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from hpc_gpt.errors import LayoutError, check_sizes
@@ -61,7 +61,8 @@ class ModelShape:
     """The shape of a decoder with a norm before attention and MLP. Without the fields after `vocab_multiple` it is
     GPT-2's: learned positions, GELU, biases everywhere.
 
-    A layer is a list of matrices and norms; parameters, bytes and FLOPs follow from it. `vocab` is the tokenizer's; the
+    A layer is a list of matrices and norms; parameters, bytes and FLOPs follow from it, each computed once, as a search
+    asks for them a hundred thousand times. `vocab` is the tokenizer's; the
     embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None
     if they follow from the other sizes (`key_heads`, `head_width`, `mlp_width`). The layers are all alike, but that
     `rotates` is false in every `nope_every`-th one.
@@ -126,17 +127,17 @@ class ModelShape:
         plain = not self.is_gated and self.norm == "layernorm" and not self.embedding_norm and not self.qk_norm
         return sizes and plain and self.positions == "learned" and self.bias == "all" and self.norm_eps == 1e-5
 
-    @property
+    @cached_property
     def padded_vocab(self) -> int:
         """Rows of the embedding. A multiple of 64 pads GPT-2's 50257 to 50304, as nanoGPT does."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
 
-    @property
+    @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
         """The weights of one layer, in the order of its forward pass."""
         return _matrices(self)
 
-    @property
+    @cached_property
     def products(self) -> dict[str, tuple[Matrix, ...]]:
         """The matrices of one layer by the linear layer that computes them together, by its name in our model."""
         found: dict[str, tuple[Matrix, ...]] = {}
@@ -160,7 +161,7 @@ class ModelShape:
             *([] if self.tied else _names("head", False)),
         ]
 
-    @property
+    @cached_property
     def norms(self) -> tuple[NormShape, ...]:
         """The norms of one layer."""
         of_heads = ("attention.query_norm", "attention.key_norm") if self.qk_norm else ()
@@ -169,7 +170,7 @@ class ModelShape:
             *(NormShape(name, self.head_width, False) for name in of_heads),
         )
 
-    @property
+    @cached_property
     def outer_norms(self) -> tuple[NormShape, ...]:
         """The norms outside the layers: the last one, and one of the embedding if there is one."""
         names = ("embedding_norm", "norm") if self.embedding_norm else ("norm",)
@@ -180,18 +181,18 @@ class ModelShape:
         """Parameters of learned positions."""
         return self.seq * self.hidden if self.positions == "learned" else 0
 
-    @property
+    @cached_property
     def layer_weights(self) -> int:
         """Weights of the matrices of one layer, without biases: 12 h^2 for GPT-2's."""
         return sum(matrix.size for matrix in self.matrices)
 
-    @property
+    @cached_property
     def block_params(self) -> int:
         """Parameters of one layer: 12 h^2 + 13 h for GPT-2's."""
         biases = sum(matrix.rows for matrix in self.matrices if matrix.bias)
         return self.layer_weights + biases + sum(norm.params for norm in self.norms)
 
-    @property
+    @cached_property
     def params(self) -> int:
         """Parameters of the whole model, the tied embedding counted once."""
         embedding = self.padded_vocab * self.hidden * (1 if self.tied else 2)

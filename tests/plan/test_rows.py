@@ -8,6 +8,7 @@ pytest tests/plan/test_rows.py --force-regen       after a change that is meant
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def facts(entry: PublishedRow) -> Iterator[tuple[str, Any]]:
     training = entry.training
     yield from (pair for pair in vars(training).items() if pair[0] not in ("shape", "program_states"))
     yield "program", next(name for name, states in PROGRAMS.items() if states is training.program_states)
-    yield from (vars(training.shape) | {"ffn": training.shape.mlp_width}).items()
+    yield from (asdict(training.shape) | {"ffn": training.shape.mlp_width}).items()
     yield "padded_vocab", training.shape.padded_vocab
     yield from (("device", entry.machine.device), ("network", f"{entry.machine.network_gb_s:g} GB/s"))
     seconds, published = entry.published.step_s, entry.published
