@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.process import imports_stay
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.ending import report_failure
 from hpc_gpt.supervision.full_disk import install_patient_output
@@ -44,7 +45,8 @@ def main() -> None:
         identity = identify(os.environ)
         rank = identity.rank
         os.environ["RANK"] = str(rank)
-        from hpc_gpt.train.trainer import Trainer
+        with imports_stay():
+            from hpc_gpt.train.trainer import Trainer
 
         trainer = Trainer(run, attempt, identity, signals)
         signals.on_quit = trainer.quit

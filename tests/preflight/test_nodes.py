@@ -250,10 +250,9 @@ def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):
         ({"sees_run_folder": False}, "user_error", "the run folder is not shared: 2 of 2 nodes"),
     ],
 )
-def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, figures, given, ended, words):
-    run = new_run(tmp_path, nodes=2)
-    (figures / "well").write_text(json.dumps(WELL | given))
-    said, _, log = probe(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, given, ended, words):
+    command = act(tmp_path, "ab", JUDGED | WELL | given, "")
+    said, _, log = probe(new_run(tmp_path, nodes=2), "a b", command=command)
     assert said.startswith(f"end {ended} preflight: ")
     assert words in said
     assert f"ends: {words}" in log

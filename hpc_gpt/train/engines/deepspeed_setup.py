@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_gpt.process import imports_stay
 from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines import private_parts
@@ -32,7 +33,8 @@ def import_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     with quiet():
-        import deepspeed
+        with imports_stay():
+            import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # DeepSpeed calls collectives by names that torch has deprecated.
