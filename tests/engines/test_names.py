@@ -44,19 +44,20 @@ def comparisons(tree: ast.AST, names: frozenset[str] = NAMES) -> Iterator[tuple[
             for each in ast.walk(node)
         )
 
+    every = list(ast.walk(tree))
     held = {
         ast.unparse(target)
-        for node in ast.walk(tree)
+        for node in every
         if isinstance(node, ast.Assign) and is_name(node.value)
         for target in node.targets
     }
-    for node in ast.walk(tree):
+    for node in every:
         found = False
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             equal = any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops)
-            found = any(is_name(side) or (equal and ast.unparse(side) in held) for side in sides)
-            found |= equal and any(map(is_engine, sides)) and any(map(is_common, sides))
+            found = any(is_name(side) or (equal and held and ast.unparse(side) in held) for side in sides)
+            found |= equal and any(map(is_common, sides)) and any(map(is_engine, sides))
             for operator, (left, right) in zip(node.ops, pairwise(sides), strict=True):
                 found |= isinstance(operator, ast.In | ast.NotIn) and is_part(left) and is_engine(right)
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):

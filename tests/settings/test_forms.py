@@ -51,9 +51,11 @@ def found_out(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - FORMS - set(EXCEPTIONS)))
-def test_no_other_module_finds_out_what_a_run_is_of(module: str) -> None:
-    assert list(found_out(ast.parse(MODULES[module].read_text(encoding="utf-8")))) == []
+def test_no_other_module_finds_out_what_a_run_is_of() -> None:
+    texts = {each: MODULES[each].read_text(encoding="utf-8") for each in sorted(set(MODULES) - FORMS - set(EXCEPTIONS))}
+    # Most modules have none of the words, and are not parsed.
+    asking = {each: text for each, text in texts.items() if any(word in text for word in (*WORDS, ".command"))}
+    assert [(each, *found) for each, text in asking.items() for found in found_out(ast.parse(text))] == []
 
 
 @pytest.mark.parametrize("module", EXCEPTIONS)

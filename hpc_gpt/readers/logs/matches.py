@@ -25,6 +25,7 @@ from hpc_gpt.readers.pattern import STEP_FIELDS, Dialect, Pattern, scaled
 from hpc_gpt.secrets import hide_secrets
 
 LONGEST_TEXT = 1000  # characters of a value
+_BEGIN = 3  # characters of a literal by which it is looked up in one line
 # How a line ends that a terminal's width, or a program, cut.
 _CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
 
@@ -54,12 +55,23 @@ def all_patterns() -> tuple[DialectPattern, ...]:
 
 
 @cache
-def patterns_by_literal() -> tuple[tuple[str, tuple[DialectPattern, ...]], ...]:
-    """The patterns by the literal that is in every line they match."""
-    found: dict[str, list[DialectPattern]] = {}
+def patterns_by_literal() -> dict[str, dict[str, list[DialectPattern]]]:
+    """The patterns by the literal that is in every line they match, and these by their first _BEGIN characters; shorter
+    ones are under ""."""
+    found: dict[str, dict[str, list[DialectPattern]]] = {"": {}}
     for each in all_patterns():
-        found.setdefault(each.pattern.literal, []).append(each)
-    return tuple((literal, tuple(group)) for literal, group in found.items())
+        literal = each.pattern.literal
+        begin = literal[:_BEGIN] if len(literal) >= _BEGIN else ""
+        found.setdefault(begin, {}).setdefault(literal, []).append(each)
+    return found
+
+
+def _with_literal(line: str) -> list[DialectPattern]:
+    """The patterns whose literals are in a line; looked for are those whose beginning is somewhere in it."""
+    known = patterns_by_literal()
+    begins = {line[place : place + _BEGIN] for place in range(len(line) - _BEGIN + 1)} & known.keys()
+    likely = [known[begin] for begin in ("", *begins)]
+    return [each for some in likely for literal, group in some.items() if literal in line for each in group]
 
 
 def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
@@ -68,8 +80,7 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found
     `tried`: the patterns that may match it, in the order of their numbers, if they are known.
     """
     if tried is None:
-        wanted = [each for literal, group in patterns_by_literal() if literal in line for each in group]
-        wanted.sort(key=lambda each: each.number)
+        wanted = sorted(_with_literal(line), key=lambda each: each.number)
     else:
         wanted = [each for each in tried if each.pattern.literal in line]
     first = [each for each in wanted if not each.dialect.last_resort]
