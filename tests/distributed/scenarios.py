@@ -19,7 +19,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
 from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
 from tests.distributed.save_now import save_now
-from tests.distributed.trainings import Figures, build, complaint, new_folder, resume, train
+from tests.distributed.trainings import SAVED, Figures, build, complaint, new_folder, resume, train
 
 Scenario = Callable[[Path], Any]
 
@@ -100,19 +100,19 @@ def part_moves(world: int) -> list[str]:
 
 
 def moved(model: str, move: str, folder: Path) -> dict[str, Figures]:
-    """Losses and norms of steps 4 to 6: by the engine that did the first three, and by one in another layout, with
+    """Losses and norms from step SAVED on: by the engine that did those before, and by one in another layout, with
     other initial weights, that loads what it saved."""
     before, after = (MOVES | PART_MOVES)[move]
     kept = new_folder(folder / f"{model} {move}")
     first, then = (Case(layout, engine, clip=CLIP, model=model).resolved for layout, engine in (before, after))
     saved = build(first)
-    train(saved, first, range(3))
+    train(saved, first, range(SAVED))
     save_now(saved, kept)
     dist.barrier()
-    unbroken = train(saved, first, range(3, 6))
+    unbroken = train(saved, first, range(SAVED, STEPS))
     loaded = build(then, seed=2)
     loaded.load(kept)
-    return {"unbroken": unbroken, "moved": train(loaded, then, range(3, 6))}
+    return {"unbroken": unbroken, "moved": train(loaded, then, range(SAVED, STEPS))}
 
 
 def not_finite(case: Case, folder: Path) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def fp16_on_cpu() -> Iterator[None]:
 
 
 def train_in_fp16(case: Case, folder: Path) -> list[tuple[float, float, bool]]:
-    """The table's six steps."""
+    """The table's steps."""
     with fp16_on_cpu():
         return train(Deepspeed3D(case.resolved, torch.device("cpu")), case.resolved, range(STEPS))
 

@@ -44,7 +44,7 @@ def settings(
 
 DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
 COMPILED = partial(DDP, mode="compiled", compile_backend="aot_eager")  # which needs no compiler
-# What each world size trains for six steps, to be held against the reference.
+# What each world size trains for all steps, to be held against the reference.
 TRAININGS: dict[int, dict[str, Resolved]] = {
     1: {
         "ddp": DDP(DP1),
@@ -72,7 +72,7 @@ TRAININGS: dict[int, dict[str, Resolved]] = {
     },
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2, reshard=False), "fsdp tp bf16": FSDP(TP2_DP2, "bf16")},
 }
-# Saved after three steps and continued on the same ranks.
+# Saved half-way and continued on the same ranks.
 RESUMED: dict[int, dict[str, Resolved]] = {
     1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp bf16 compiled": COMPILED(DP1, "bf16", 1)},
     2: {
@@ -177,7 +177,7 @@ def _digest(engine: Any) -> list[list[float]]:
 
 
 def train_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
-    """Six steps and an evaluation; then what it has become, as a checkpoint."""
+    """All steps and an evaluation; then what it has become, as a checkpoint."""
     engine = build(resolved)
     figures = train(engine, resolved, range(STEPS))
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
@@ -193,7 +193,7 @@ def resume_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
 
 
 def move(resolved: Resolved, kept: Path) -> dict[str, Any]:
-    """The last three steps, from another layout's checkpoint."""
+    """The last steps, from another layout's checkpoint."""
     engine = build(resolved, seed=2)
     engine.load(kept)
     return {"step": engine.step, "figures": train(engine, resolved, range(SAVED, STEPS))}

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from hpc_gpt.settings.layout import Layout
-from tests.distributed.equality_cases import CLIP, Case
+from tests.distributed.equality_cases import CLIP, STEPS, Case
 from tests.distributed.reference import reference
 from tests.distributed.scenarios import MOVED_MODELS, MOVES, part_moves
+from tests.distributed.trainings import SAVED
 
 Launches = Callable[[int], Any]
 KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
@@ -21,7 +22,7 @@ WORLDS = [4, *(pytest.param(world, marks=pytest.mark.long) for world in (1, 2))]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
     found = launches(world).figures(f"resume {kind}")
-    assert found["step"] == 3
+    assert found["step"] == SAVED
     assert found["resumed"] == found["unbroken"]
     assert found["same_weights"]
     assert found["same_random"]
@@ -79,12 +80,12 @@ def _check_skipped(found: dict[str, Any]) -> None:
 def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
     found = launches(world).figures("fp16 overflow")
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
-    assert found["scales"] == [65536.0, 65536.0, 65536.0, 32768.0, 32768.0, 32768.0, 32768.0]
+    assert found["scales"] == [65536.0] * 3 + [32768.0] * (STEPS - 2)
     skipped = [step for step, result in enumerate(found["results"]) if result[2]]
     kept = [step for step, result in enumerate(found["results"]) if result[3]]
     assert skipped == kept == [1, 2]
     assert found["skipped"] == 2
-    assert found["step"] == 6
+    assert found["step"] == STEPS
 
 
 @pytest.mark.scenario("fp16")

@@ -16,7 +16,7 @@ from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import STEPS, micro_batches
 from tests.distributed.save_now import save_now
 
-SAVED = 3  # checkpoints are of this step
+SAVED = STEPS // 2  # checkpoints are of this step
 Figures = list[tuple[float, float, bool]]
 
 
@@ -50,7 +50,7 @@ def everyone(own: Any) -> list[Any]:
 
 
 def resume(resolved: Resolved, kept: Path, before: range = range(0)) -> tuple[Any, Any, dict[str, Any]]:
-    """Six steps unbroken, against three, a save, and three more by an engine that began with other weights.
+    """STEPS unbroken, against half of them, a save, and the others by an engine that began with other weights.
 
     Gives both engines and the figures. `before`: steps that the second one has trained when it loads.
     """

@@ -66,7 +66,7 @@ def name_of(resolved: Resolved) -> str:
     return " ".join(words)
 
 
-# Three steps, a save, three more by another engine; then a step that is not finite. The equality table has the steps.
+# Steps, a save, as many more by another engine; then a step that is not finite. The equality table has the steps.
 RESUMES = [
     hf(),
     *(zero(stage, dp=2) for stage in (0, 1, 2, 3)),
@@ -75,6 +75,7 @@ RESUMES = [
     zero(1, dp=2, dtype="bf16"),
     zero(3, tp=2, dtype="bf16"),
 ]
+OVERFLOWED = 3  # steps in fp16, of which all but the first overflow
 # The launches in their order: how many ranks, which layouts take up every checkpoint there is, which leave one.
 LAUNCHES = {
     "two": (2, [], [staged(1, pp=2), zero(2, dp=2), zero(3, dp=2, tiles=3)]),
@@ -147,7 +148,7 @@ def in_fp16(folder: Path) -> dict[str, Any]:
     with fp16_on_cpu():
         engine = deepspeed_zero.build(resolved, torch.device("cpu"))
         figures = []
-        for step in range(SAVED):
+        for step in range(OVERFLOWED):
             hook = None
             if step:
                 hook = engine.module.loss.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
@@ -156,11 +157,11 @@ def in_fp16(folder: Path) -> dict[str, Any]:
                 hook.remove()
         save_now(engine, kept)
         dist.barrier()
-        then = train(engine, resolved, range(SAVED, STEPS))
+        then = train(engine, resolved, range(OVERFLOWED, STEPS))
         taken = deepspeed_zero.build(other, torch.device("cpu"))
         taken.load(kept)
         counts = taken.step, taken._engine.skipped_steps, float(taken._engine.optimizer.loss_scale)
-        elsewhere = train(taken, other, range(SAVED, STEPS))
+        elsewhere = train(taken, other, range(OVERFLOWED, STEPS))
     return {"steps": figures, "then": then, "counts": counts, "elsewhere": elsewhere}
 
 

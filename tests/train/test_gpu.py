@@ -37,18 +37,17 @@ from hpc_gpt.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.train.engines.protocol import build_engine
 from hpc_gpt.train.ranks import write_flight_record
 from hpc_gpt.weights.tensors import write_hf
-from tests.distributed.equality_cases import END, MODELS, Case, micro_batches
+from tests.distributed.equality_cases import END, MODELS, STEPS, Case, micro_batches
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored
 from tests.distributed.reference import reference
 from tests.distributed.save_now import save_now
+from tests.distributed.trainings import SAVED
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 ONE = Layout(1, 1, 1)
 USUAL_DATA = Data()
-STEPS = 6
-SAVED = 3  # the checkpoint is of this step
 # Largest difference of a loss from the plain process's in fp32, by dtype. fp32 has no TF32.
 NEAR = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 5e-3}
 
