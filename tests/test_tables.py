@@ -97,10 +97,11 @@ def test_every_shipped_file_reads_as_pydantic_reads_it() -> None:
         listed += [(Experiment, merge_tables(file.tables, row.overrides)) for row in file.possible or ()]
         listed += [(Experiment, file.tables)] if file.rows is None else []
     listed += [(ClusterProfile, {"name": name, **read_toml(path)}) for name, path in list_profiles().items()]
+    adapters = {kind: TypeAdapter(kind) for kind in (Experiment, ClusterProfile)}
     for kind, tables in listed:
         with contextlib.suppress(KeyError):
             tables.pop("extends")
-        assert repr(check_tables(tables, kind, "")) == repr(TypeAdapter(kind).validate_python(tables))
+        assert repr(check_tables(tables, kind, "")) == repr(adapters[kind].validate_python(tables))
 
 
 @pytest.mark.parametrize(

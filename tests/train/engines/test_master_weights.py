@@ -65,6 +65,7 @@ def test_what_others_collect_stays() -> None:
     assert masters.masters[0].grad is None
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("mode", ["fused", "aot_eager"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_blocks_gradients_are_copied_in_one_launch(mode: str, tied: bool) -> None:
@@ -221,6 +222,7 @@ def test_scaled_and_summed_gradients(dtype: Any, micro_batches: int) -> None:
     check_same(ours, theirs)
 
 
+@pytest.mark.long(but="each value")
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype: Any, bad: float) -> None:
