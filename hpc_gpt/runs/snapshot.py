@@ -37,7 +37,7 @@ class Archive:
     def __init__(self, name: str, tar: bytes) -> None:
         self._name = name
         self.sha256 = hashlib.sha256(tar).hexdigest()
-        self._archive = gzip.compress(tar, compresslevel=6, mtime=0)
+        self._archive = gzip.compress(tar, compresslevel=3, mtime=0)
         self._last: Path | None = None
 
     def place(self, folder: Path) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.processes import pause
+
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -51,13 +53,14 @@ class Commands:
 
     def wait(self, what: str, ready: Callable[[], object], limit_s: float = 240) -> None:
         """Polls `ready`; fails with what is known."""
-        end = time.monotonic() + limit_s
+        end = (looked := time.monotonic()) + limit_s
         while not ready():
             if time.monotonic() > end:
                 queue = self.run("squeue", "--noheader", "--states=all", "--format=%i %T %r").stdout
                 said = "\n".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
                 raise AssertionError(f"{what} not within {limit_s:.0f} s\n{queue}\n{said}")
-            time.sleep(0.1)
+            pause(looked)
+            looked = time.monotonic()
 
     def wait_end(self, job: str) -> dict[str, str]:
         """Waits until the job is over and gives its fields."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from tests.processes import children_of, command_of, name_of, send, started_with, state_of
+from tests.processes import children_of, command_of, name_of, pause, send, started_with, state_of
 from tests.slurm.cluster import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -232,14 +232,15 @@ class Job:
 
     def wait(self, what: str, ready: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Polls `ready`; fails with everything known about the job."""
-        end = time.monotonic() + limit_s
+        end = (looked := time.monotonic()) + limit_s
         while not ready():
             assert not self.cluster.ending.is_set(), f"job {self.id}: the tests end before {what}"
             if time.monotonic() > end:
                 nodes = self.cluster.run("sinfo", "--list-reasons").stdout
                 known = f"{self.shown()}\n{nodes}\n{self.log()}"
                 raise AssertionError(f"job {self.id}: {what} not within {limit_s:.0f} s\n{known}")
-            time.sleep(0.05)
+            pause(looked)
+            looked = time.monotonic()
 
     def wait_end(self, *states: str) -> None:
         """Waits until Slurm shows one of `states`, COMPLETED if none is given."""
