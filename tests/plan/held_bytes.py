@@ -1,7 +1,7 @@
 """Bytes that a rank holds at its peak: `python -m tests.plan.held_bytes FOLDER`, see `test_held_bytes.py`.
 
-Every case trains three steps in a process of its own, forked from one that has imported everything. What is left
-between steps is counted by going through all tensors; what the third adds to it by torch's profiler, which sees every
+Every case trains some steps in a process of its own, forked from one that has imported everything. What is left
+between steps is counted by going through all tensors; what the next adds to it by torch's profiler, which sees every
 allocation, those inside of operators as well.
 """
 
@@ -29,7 +29,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.train.engines.protocol import build_engine, module_of
 from tests import ALL_TESTS
-from tests.allocated import peak, profiled
+from tests.allocated import peak, profiled_whole
 
 UPDATE = "update"
 
@@ -202,21 +202,21 @@ def _marked(engine: Any) -> None:
 
 
 def measure(resolved: Resolved) -> dict[str, int]:
-    """`peak` of the third step, and of engines of our own `before_update` the peak before that; `evaluation`: the peak
-    of a second evaluation."""
+    """`peak` of a later step than the second, and of engines of our own `before_update` the peak before that;
+    `evaluation`: the peak of a second evaluation."""
     engine: Any = build_engine(resolved, torch.device("cpu"))
     if resolved.engine.name == "ddp":
         _marked(engine)
     for _ in range(2):
         engine.train_step(_batches(resolved))
     held = _live_bytes()
-    events = profiled(lambda: engine.train_step(_batches(resolved)))
+    events = profiled_whole(lambda: engine.train_step(_batches(resolved)))
     update_ns = min((event.start_ns() for event in events if event.name() == UPDATE), default=0)
     found = {"peak": held + peak(events), "before_update": held + peak(events, update_ns)}
     if count := resolved.train.eval_every and resolved.train.eval_batches:
         engine.evaluate(_batches(resolved, count), count)
         held = _live_bytes()
-        found["evaluation"] = held + peak(profiled(lambda: engine.evaluate(_batches(resolved, count), count)))
+        found["evaluation"] = held + peak(profiled_whole(lambda: engine.evaluate(_batches(resolved, count), count)))
     return found
 
 
