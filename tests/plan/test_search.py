@@ -152,12 +152,12 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     best_of_layouts = [next(each for each in every if each.layout == layout) for layout in {e.layout for e in every}]
     equal = [each for each in best_of_layouts if each.equals(every[0])]
     assert usual.candidates[0].rank == min(equal, key=lambda each: each.share + each.exposed_share).rank
-    assert [each.training for each in usual.candidates] == [
-        each.training
-        for each in found.candidates
-        if each
-        in sorted((one for one in found.candidates if one.layout == each.layout), key=lambda one: one.rank)[:KEPT]
-    ]
+    by_layout = {each.layout: [] for each in found.candidates}
+    for each in found.candidates:
+        by_layout[each.layout].append(each)
+    firsts = {layout: sorted(alike, key=lambda one: one.rank)[:KEPT] for layout, alike in by_layout.items()}
+    best = [each.training for each in found.candidates if each in firsts[each.layout]]
+    assert [each.training for each in usual.candidates] == best
 
 
 @pytest.mark.parametrize("question", [GPT3, TRILLION], ids=["175B on 1,024", "1T on 16,384"])

@@ -19,8 +19,11 @@ HeldAs = Literal["mixed", "fp32", "bf16"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
 _LISTED = {
-    "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum, "fused_loss": Loss,
-    "states": HeldAs,
+    name: get_args(values)
+    for name, values in {
+        "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum,
+        "fused_loss": Loss, "states": HeldAs,
+    }.items()
 }  # fmt: skip
 
 
@@ -78,10 +81,8 @@ class Training:
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
         for name, values in _LISTED.items():
-            if (value := getattr(self, name)) is not None and value not in get_args(values):
-                raise ConfigError(
-                    f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(get_args(values))}"
-                )
+            if (value := getattr(self, name)) is not None and value not in values:
+                raise ConfigError(f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(values)}")
         if self.cp > 1:
             self._check_context()
         if self.shape.heads % self.tp:
