@@ -41,8 +41,6 @@ from hpc_gpt.launch.sweep import (
 )
 from hpc_gpt.launch.until import parse_until
 from hpc_gpt.plan.table import count_text
-from hpc_gpt.report.gather import refresh_record
-from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
@@ -108,7 +106,7 @@ def submit_one(
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
-        print_record(refresh_record(submitted.run))
+        _print_record(submitted.run)
 
 
 def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
@@ -133,6 +131,14 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     return _start(SameRun(run, prepared.resolved), how)
 
 
+def _print_record(run: RunFolder) -> None:
+    # Imported here: a run that is not waited for needs nothing that reads logs.
+    from hpc_gpt.report.gather import refresh_record
+    from hpc_gpt.report.tables import print_record
+
+    print_record(refresh_record(run))
+
+
 def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the job.sh of a run that is there. None as of `_submit`."""
     run, resolved = resumption.run, resumption.resolved
@@ -149,7 +155,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         return resumption.start()
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
     run_in(how.allocation, run, resolved)
-    print_record(refresh_record(run))
+    _print_record(run)
     return None
 
 
