@@ -16,11 +16,15 @@ import sys
 import types
 
 VARIABLE = "TESTS_PYTHON"  # its value is the program to run in the place of `python`
-# What tests import beside tests.preload; nothing that pytest itself rewrites on import, such as hypothesis.
+# What tests and their ranks import beside tests.preload.
 _MODULES = (
     "tests.preload",
     "torch._functorch.aot_autograd",
     "torch._inductor.decomposition",
+    "torch.distributed.optim",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
     "tensorboard.backend.event_processing.event_accumulator",
 )
 # A child's files get their numbers by way of numbers above this.
