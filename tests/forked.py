@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests import warm
-
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.preload"])
-if python := os.environ.get(warm.VARIABLE):
-    FORKED.set_executable(python)
 
 
 def start_module(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkServerProcess:

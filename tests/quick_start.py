@@ -7,6 +7,7 @@ tests, keep two cores busy for 40 s before the first test runs.
 import contextlib
 import gc
 import importlib
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -23,6 +24,9 @@ import pytest
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
+# In a worker. Not for a pytest that a test starts, perhaps in another tree.
+if python := os.environ.pop(warm.VARIABLE, None):
+    multiprocessing.set_executable(python)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,6 +4,7 @@ Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the
 Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.process import imports_stay
+from hpc_gpt.process import large_imports
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.ending import report_failure
 from hpc_gpt.supervision.full_disk import install_patient_output
@@ -45,8 +46,9 @@ def main() -> None:
         identity = identify(os.environ)
         rank = identity.rank
         os.environ["RANK"] = str(rank)
-        with imports_stay():
+        with large_imports():
             from hpc_gpt.train.trainer import Trainer
+        gc.freeze()  # it stays, and no later search for garbage goes through it
 
         trainer = Trainer(run, attempt, identity, signals)
         signals.on_quit = trainer.quit

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.network import choose_interface, describe_interfaces
 from hpc_gpt.preflight.verdict import COMMAND, encode, preflight_limit_s
-from hpc_gpt.process import imports_stay
+from hpc_gpt.process import large_imports
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.supervision.meeting import RankIdentity
@@ -64,7 +64,7 @@ def _probe(node: str, local: int, say: Say) -> None:
         listener = socket.create_server(("", 0), backlog=4096)
         listener.set_inheritable(False)
 
-    with imports_stay():  # torch loads after the first line
+    with large_imports():  # torch loads after the first line
         from hpc_gpt.preflight.measurements import figures_of_command, probe_device
         from hpc_gpt.train.ranks import choose_device
 

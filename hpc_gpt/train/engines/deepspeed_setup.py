@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_gpt.process import imports_stay
+from hpc_gpt.process import large_imports
 from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines import private_parts
@@ -33,7 +33,7 @@ def import_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     with quiet():
-        with imports_stay():
+        with large_imports():
             import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -21,7 +21,7 @@ from hpc_gpt.model.documents import MicroBatch
 from hpc_gpt.model.initial_weights import GivenWeights
 from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.process import imports_stay
+from hpc_gpt.process import large_imports
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import learning_rate
@@ -210,7 +210,7 @@ def module_of(engine: str) -> ModuleType:
     `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
     checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
     """
-    with imports_stay():
+    with large_imports():
         return importlib.import_module(engine_named(engine).trainer)
 
 
