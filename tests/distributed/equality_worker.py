@@ -150,7 +150,7 @@ def main(folder: Path) -> None:
                 time.sleep(0.1)
         forget()
         threads = len(os.listdir("/proc/self/task"))
-        if threads > 50 + _THREADS_LEFT * (number - first):
+        if threads > 30 + _THREADS_LEFT * (number - first):
             (folder / f"{number}.failed-{rank}").write_text(f"{threads} threads are left: engines outlive their cases")
     (folder / f"done-{rank}").touch()
     while len(list(folder.glob("done-*"))) < world:

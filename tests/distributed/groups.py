@@ -66,6 +66,7 @@ def _drop_deepspeed_engines() -> None:
     # By type: isinstance asks what a weak reference points to, which may be gone.
     for engine in [one for one in gc.get_objects() if issubclass(type(one), deepspeed.DeepSpeedEngine)]:
         engine.destroy()
+        vars(engine).clear()  # such as the loss, whose graph has a hook with the engine
     parameter_offload.FWD_MODULE_STACK.clear()
     coordinator = partitioned_param_coordinator.PartitionedParameterCoordinator
     releases = vars(coordinator)["_PartitionedParameterCoordinator__params_to_release"]
