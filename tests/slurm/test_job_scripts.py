@@ -29,10 +29,11 @@ found["task"] = os.environ["SLURM_TASK_PID"] in (str(os.getppid()), str(os.getpi
 rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_ARRAY_TASK_ID", ""))
 json.dump(found, open(f"{os.environ['REC']}/{sys.argv[1]}{rank}.json", "w"))
 """
+# Named nodes: both ways on the same ones, of a partition where no test cuts the power of a node, or has one drained.
 PROCESSES = """\
 #!/bin/bash -f
 #SBATCH --job-name=same -N 2 --ntasks-per-node=1 --gres=gpu:2
-#SBATCH --time=9 --nodelist=n[11-12]
+#SBATCH --time=9 --partition=quiet --nodelist=q[7-8]
 umask 027
 python3 -I "$REC/record.py" batch "$@" *
 srun -n1 -N1 python3 -I "$REC/record.py" step "$@"
@@ -43,7 +44,7 @@ exit 3
 MPIRUN = """\
 #!/bin/bash
 #SBATCH --job-name=mpi -N 2 --ntasks-per-node=2 --gres=gpu:2
-#SBATCH --time=9 --nodelist=n[11-12]
+#SBATCH --time=9 --partition=quiet --nodelist=q[7-8]
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun --bind-to none python3 -I "$REC/record.py" rank "$@"
 exit 3
@@ -51,7 +52,7 @@ exit 3
 # Its second element asks for its own requeue: it comes back as the same element.
 ELEMENTS = """\
 #!/bin/bash
-#SBATCH --job-name=elements --array=0-3%2 -N 1 --ntasks=1 --time=9 --nodelist=n12
+#SBATCH --job-name=elements --array=0-3%2 -N 1 --ntasks=1 --time=9 --partition=quiet --nodelist=q8
 if [ "$SLURM_ARRAY_TASK_ID:$SLURM_RESTART_COUNT" = 1: ]; then
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_1"
   sleep 60
