@@ -19,6 +19,7 @@ class HfDeepspeed(DeepspeedFacts):
     compiles_edges = False
     converts = frozenset({"layout.dp", "engine.zero_stage"})
     gathers_one_by_one = True
+    has_composed_gelu = True  # "gelu_new", of GPT-2's configs
     any_model = True
 
     def shape_fault(self, shape: ModelShape) -> str | None:

@@ -103,6 +103,8 @@ def layer_bytes(training: Training) -> LayerBytes:
     if unfused:  # Q and K before and after rotation, made contiguous; and the MLP's whole input
         whole = 2 * tokens * shape.hidden
         copies = 4 * whole / tp + (whole - stream)
+    elif training.program_states is None and engine_of(training).has_composed_gelu and not training.compiled:
+        copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
     return LayerBytes(
         stream=stream,
         around=copies + stream * ((3 if dropout else 2) + narrow),

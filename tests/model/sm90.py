@@ -22,10 +22,6 @@ _AHEAD = re.compile(r"\bcp\.async\.\w+\.shared\.global\S* \[[^\]]*\], \[[^\]]*\]
 _REGISTERS, _THREADS, _SHARED, _RESERVED = 65536, 2048, 228 << 10, 1 << 10
 
 
-# Keys of the kernels' tables that are the compiler's.
-_OPTIONS = ("num_warps", "maxnreg")
-
-
 def compiled(kernel: Any, arguments: dict[str, str], how: dict[str, int]) -> dict[str, int]:
     """Loads and stores of global memory in the kernel's PTX, by size, and what a program takes. Pointers and counts are
     multiples of 16. `how`: its constants and options."""
@@ -33,7 +29,6 @@ def compiled(kernel: Any, arguments: dict[str, str], how: dict[str, int]) -> dic
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    options = {name: value for name, value in how.items() if name in _OPTIONS}
     constants = {name: value for name, value in how.items() if name in kernel.arg_names}
     names, warps = kernel.arg_names, how["num_warps"]
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if arguments.get(name, "")[:1] in "*i"}
@@ -43,7 +38,7 @@ def compiled(kernel: Any, arguments: dict[str, str], how: dict[str, int]) -> dic
         {(names.index(name),): value for name, value in constants.items()},
         aligned,
     )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     found = Counter[str]()
     for kind, vector, bits in _ACCESS.findall(built.asm["ptx"]):
         size = int(bits) // 8 * int(vector[2:] or 1)
@@ -79,9 +74,8 @@ def main() -> None:
     # GPT-2's vocabulary, padded; split in two.
     whole = {"REAL": 50257, "ROWS": 50304, **triton_kernels._LOSS}
     half = {"REAL": 25105, "ROWS": 25152, **triton_kernels._LOSS}
-    # Qwen's, and a half of it.
-    wide = {"REAL": 151_669, "ROWS": 151_936, **triton_kernels._shape_of_loss(151_936)}
-    wide_half = {"REAL": 75_968, "ROWS": 75_968, **triton_kernels._shape_of_loss(75_968)}
+    # Qwen's.
+    wide = {"REAL": 151_669, "ROWS": 151_936, **triton_kernels._LOSS}
     losses = {"targets": "*i64", "losses": "*fp32", "slope": "fp32"}
     rows = {"logits": "*bf16", "index": "*i64", "tops": "*fp32", "totals": "*fp32"}
     tile, summed = triton_kernels._TILE, {"sums": "*fp32", "COUNT": "i32"}
@@ -94,8 +88,6 @@ def main() -> None:
                 "statistics": compiled(triton_kernels._statistics, rows | {"hits": "*fp32"}, half),
                 "gradients": compiled(triton_kernels._gradients, rows | {"slope": "fp32"}, half),
                 "wide": compiled(triton_kernels._whole, {"logits": "*bf16", **losses}, wide | {"WRITES": True}),
-                "wide statistics": compiled(triton_kernels._statistics, rows | {"hits": "*fp32"}, wide_half),
-                "wide gradients": compiled(triton_kernels._gradients, rows | {"slope": "fp32"}, wide_half),
                 "multiply": compiled(
                     triton_kernels._multiply,
                     {"values": "*bf16", "factor": "*fp32", "products": "*bf16", "COUNT": "i32"},

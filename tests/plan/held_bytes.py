@@ -69,14 +69,14 @@ def _case(
     )
 
 
-def _masked() -> Resolved:
-    """Sequences so long that the masks of documents are a tenth of what is held, all but 2 % of the rest."""
+def _layers(engine: Engine, data: Data = Data()) -> Resolved:  # noqa: B008
+    """Sequences so long that what layers keep, with masks of documents a tenth, is all but 2 % of what is held."""
     return resolve(
         Experiment(
             name="held",
             model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512),
-            data=Data(mask_documents=True, end_token=0),
-            engine=Engine(name="ddp"),
+            data=data,
+            engine=engine,
             layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=4, micro_batches=2),
             train=Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2),
         ),
@@ -85,7 +85,8 @@ def _masked() -> Resolved:
 
 
 CASES = {
-    "ddp fp32 of documents": _masked(),
+    "ddp fp32 of documents": _layers(Engine("ddp"), Data(mask_documents=True, end_token=0)),
+    "hf-deepspeed fp32 of layers": _layers(Engine("hf-deepspeed", 1)),
     "ddp bf16 foreach": _case("ddp", mode="foreach"),
     "ddp bf16 for-loop": _case("ddp", mode="for-loop"),
     "zero 1 bf16 for-loop": _case("deepspeed-zero", zero_stage=1, mode="for-loop"),

@@ -82,6 +82,7 @@ class EngineFacts(States):
     has_dropout: ClassVar[bool] = False
     has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
     has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
+    has_composed_gelu: ClassVar[bool] = False  # GELU of products and a tanh, each of which keeps what it needs
     selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as torchtitan has it
     scatters_outputs: ClassVar[bool] = False  # each tensor-parallel rank sends its part to the next stage
     keeps_partitioned_outputs: ClassVar[bool] = False  # outputs that wait for their gradients are divided by tp
