@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, limits_reached
+from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, is_cancelled, limits_reached
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.network import GLOO, held_port, use_interface
@@ -147,6 +147,9 @@ class ForeignRank:
         start.log.follow(self._process)
         self._watch(start, self._process)
         code = self._wait(start, self._process)
+        if code and self._stop is None and is_cancelled(self._run, self._attempt):
+            # Each process gets a signal of its own: a program that ends at once may end before this one hears.
+            self._stop = Stop("terminated", True)
         if code and self._stop is None:
             return self._report_failure(code)
         end = self._end(code)

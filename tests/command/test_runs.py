@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.conftest import REPOSITORY
 from tests.local.conftest import ended, newest, nothing_left, wait_until
+from tests.processes import send
 
 __all__ = ["nothing_left"]  # a fixture, found by its name
 GPUS = {"layout": {"gpus": 2}}
@@ -147,6 +149,18 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     assert hpc_gpt("cancel", run.run_id).code == 0
     assert ended(run).state == "cancelled"
     wait_until(lambda: not any(is_alive(pid, started) for pid, started in mine.items()))
+
+
+def test_a_cancel_that_ends_the_program_before_its_supervisor_hears_of_it_is_no_error(tmp_path: Path) -> None:
+    run = start(experiment(tmp_path, "loop", {}, GPUS), STEPS="10000")
+    wait_until(lambda: step(run) >= 1)
+    run.mark_cancelled(str(run.attempt(1).started()["job_id"]))
+    for pid in processes(run, "loop.sh"):
+        send(pid, signal.SIGTERM)  # and none to the supervisor: its own may come later
+    wait_until(lambda: run.attempt(1).ended())
+    end = run.attempt(1).ended()
+    assert (end["ended"], end["cause"]) == ("cancelled", "SIGTERM; the program ended with exit code 3")
+    assert ended(run).state == "cancelled"
 
 
 @pytest.mark.long(but="first")
