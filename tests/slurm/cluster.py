@@ -156,16 +156,31 @@ class Cluster:
             stop_daemon(self._controller)
 
     def start_slurmd(self, name: str) -> None:
-        """Starts the slurmd of one virtual node, again after `cut_power`."""
+        """Starts the slurmd of one virtual node."""
         self.slurmds[name] = start_daemon(
             ["slurmd", "-D", "-N", name], self.folder / f"slurmd-{name}.log", self.environment
         )
 
-    def cut_power(self, name: str) -> list[int]:
+    @contextlib.contextmanager
+    def without_power(self, name: str) -> Iterator[None]:
         """The node loses its power: slurmd and job steps are gone, and its ranks fall silent without a last packet.
 
-        Gives the pids of the frozen ranks, to be killed once Slurm has noticed.
+        It is back at the end, and so are the nodes that Slurm has drained as their steps would not end meanwhile.
         """
+        frozen = self._cut_power(name)
+        try:
+            yield
+        finally:
+            for pid in frozen:  # not before: other ranks would hear of it, as of no node that has lost its power
+                send(pid, signal.SIGKILL)
+            self.start_slurmd(name)
+            for line in self.run("sinfo", "-h", "-N", "-t", "drain", "-o", "%N %E").stdout.splitlines():
+                node, reason = line.split(maxsplit=1)
+                if reason == "Kill task failed":
+                    self.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _cut_power(self, name: str) -> list[int]:
+        """Gives the pids of the frozen ranks."""
         steps = [pid for pid in all_pids() if name_of(pid) == "slurmstepd" and self._node_of(pid) == name]
         ranks = [child for step in steps for child in tree_of(step)[1:]]
         slurmd = self.slurmds.pop(name)

@@ -6,7 +6,6 @@ from its own checkpoints, and its losses are those of an unbroken run.
 
 import os
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,7 +15,6 @@ from hpc_gpt.runs.after_jobs import after_table, list_after
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
-from tests.processes import send
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
 from tests.slurm.stories import Story, Teller, slow_story, story
 from tests.torture.checks import settled_class
@@ -56,12 +54,8 @@ def without_a_node(name: str) -> Callable[[Teller], Job]:
     def tell(teller: Teller) -> Job:
         job = start(teller, name, "node", step_s="0.3")
         job.wait_step(13)
-        frozen = teller.cluster.cut_power(job.nodes()[0])
-        try:
+        with teller.cluster.without_power(job.nodes()[0]):
             job.wait_end()
-        finally:
-            for pid in frozen:
-                send(pid, signal.SIGKILL)
         return job
 
     return tell

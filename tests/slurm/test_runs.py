@@ -65,12 +65,8 @@ def lose_a_node(teller: Teller, number: int, *settings: str) -> Lost:
     job = teller.launcher.submit(*settings, *SAVED, **paused(13))
     job.wait_paused()
     victim = job.nodes()[number]
-    frozen = teller.cluster.cut_power(victim)
-    try:
+    with teller.cluster.without_power(victim):
         job.wait_end()
-    finally:
-        for pid in frozen:  # not before: the other rank would hear of it, as of no node that has lost its power
-            send(pid, signal.SIGKILL)
     return Lost(job, victim)
 
 

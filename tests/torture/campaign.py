@@ -111,7 +111,7 @@ def break_one(
                 if scene.detail:
                     verdict.what = f"{planned.words} ({scene.detail})"
                 _leave_alone(scene, verdict)
-                _mend(scene)
+                scene.mending.close()
                 if verdict.ok:
                     known = (
                         reference()
@@ -175,14 +175,8 @@ def _submit(launcher: Launcher, planned: Planned, ranks: int, settings: list[str
     return launcher.submit(str(path), *settings, STEPS=str(STEPS), STEP_S="0.3", SAVE_EVERY=str(SAVE_EVERY))
 
 
-def _mend(scene: Scene) -> None:
-    """What the fault took away is there again."""
-    while scene.mending:
-        scene.mending.pop()()
-
-
 def _end(scene: Scene) -> None:
-    _mend(scene)
+    scene.mending.close()
     scene.slurm("scancel", *job_ids(scene.run), check=False)
 
 
@@ -249,7 +243,7 @@ def _leave_alone(scene: Scene, verdict: Verdict) -> None:
             verdict.problems.append(f"not done, status says {words}")
             return
         verdict.by_hand.append(state)
-        _mend(scene)
+        scene.mending.close()
         done = scene.hpc_gpt("submit", "--resume", str(scene.run.path))
         if done.returncode:
             verdict.problems.append(f"{words}; submit --resume: exit {done.returncode}: {done.stderr.strip()}")

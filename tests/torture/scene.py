@@ -34,7 +34,7 @@ class Scene:
         self.launcher = launcher
         self.job = job
         self.chance = random.Random(planned.salt)
-        self.mending: list[Callable[[], None]] = []
+        self.mending = contextlib.ExitStack()
         self.damaged: set[int] = set()
         self.blurred: set[int] = set()
         self.detail = ""
@@ -123,14 +123,7 @@ class Scene:
 
     def cut_power(self, node: str) -> None:
         """The node goes out, and is on again when the run is over."""
-        frozen = self.cluster.cut_power(node)
-
-        def power_up() -> None:
-            for pid in frozen:
-                send(pid, signal.SIGKILL)
-            self.cluster.start_slurmd(node)
-
-        self.mending.append(power_up)
+        self.mending.enter_context(self.cluster.without_power(node))
 
     def any_node(self) -> str:
         """One of the nodes that the run has now: the one of its script, or another."""

@@ -36,7 +36,7 @@ def kill_a_slurmd(scene: Scene) -> None:
     where = "batch host" if node == scene.job.nodes()[0] else "other node"
     scene.detail = f"{node}, {where}, back {'after the run' if back_s is None else f'after {back_s} s'}"
     if back_s is None:
-        scene.mending.append(lambda: scene.cluster.start_slurmd(node))
+        scene.mending.callback(scene.cluster.start_slurmd, node)
     else:
         time.sleep(back_s)
         scene.cluster.start_slurmd(node)

@@ -32,7 +32,7 @@ def fill_the_disk(scene: Scene) -> None:
     scene.remember()
     fill(ballast)
     if freed_s is None:
-        scene.mending.append(lambda: ballast.unlink(missing_ok=True))
+        scene.mending.callback(ballast.unlink, missing_ok=True)
     else:
         time.sleep(freed_s)
         ballast.unlink()

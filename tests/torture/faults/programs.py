@@ -90,4 +90,4 @@ def fill_the_disk_of_a_script(scene: Scene) -> None:
     scene.wait_moment()
     scene.remember()
     fill(scene.launcher.logs / "ballast")
-    scene.mending.append((scene.launcher.logs / "ballast").unlink)
+    scene.mending.callback((scene.launcher.logs / "ballast").unlink)
