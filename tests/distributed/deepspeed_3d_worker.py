@@ -17,11 +17,15 @@ from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engines.protocol import build_engine
+from tests import ALL_TESTS
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.groups import finish, meet
 from tests.distributed.trainings import everyone
 
 PIPELINE, TENSOR = Layout(1, 2, 1), Layout(2, 1, 1)
+# What of each stage is compiled, over two stages or two tensor-parallel ranks; and of them those of `make test`.
+HOWS = ("none", "block", "whole", "block over tp", "whole over tp")
+SHORT_HOWS = ("block", "whole over tp")
 LOGITS = (61, 64)  # the last dimension of logits, without and with padding; no other tensor's
 
 
@@ -67,7 +71,7 @@ def stages() -> list[int]:
 def compiled() -> dict[str, list[int]]:
     """Pieces of compiled code after one step and after three."""
     found = {}
-    for how in ("none", "block", "whole", "block over tp", "whole over tp"):
+    for how in HOWS if ALL_TESTS else SHORT_HOWS:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         engine = build(TENSOR if "tp" in how else PIPELINE, compile=how.split()[0])

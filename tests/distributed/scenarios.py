@@ -76,6 +76,8 @@ MOVES = {
     "fsdp dp2 to cp2": ((Layout(1, 1, 2), Engine(name="fsdp")), (Layout(1, 1, 1, 2), Engine(name="fsdp"))),
     "ZeRO-3 tp2 to ZeRO-1 cp2": ((Layout(2, 1, 1), _ZERO(zero_stage=3)), (Layout(1, 1, 1, 2), _ZERO(zero_stage=1))),
 }
+# One of each engine, for `make test`.
+SHORT_MOVES = ("tp2 to pp2", "ZeRO-3 dp2 to ZeRO-1 tp2", "fsdp dp2 to tp2", "hf ZeRO-3 to ZeRO-1")
 # Between parts of the sequences, on two ranks or four.
 PART_MOVES = {
     "ddp cp2 to dp2": ((Layout(1, 1, 1, 2), Engine(name="ddp")), (Layout(1, 1, 2), Engine(name="ddp"))),

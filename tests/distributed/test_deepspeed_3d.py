@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests import marked
+from tests.distributed.deepspeed_3d_worker import HOWS, SHORT_HOWS
 from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ
 from tests.distributed.ranks import launch_ranks
 
@@ -29,11 +31,9 @@ def test_the_partition_deals_out_the_blocks(looks: tuple[Stage, Stage]) -> None:
     assert list(zip(looks[0]["stages"], looks[1]["stages"], strict=True)) == [(2, 1), (1, 2), (1, 2), (2, 1)]
 
 
-@pytest.mark.parametrize(
-    ("how", "first", "last"),
-    [("none", 0, 0), ("block", 1, 2), ("whole", 1, 2), ("block over tp", 2, 2), ("whole over tp", 2, 2)],
-)
-def test_a_stage_is_compiled_once(looks: tuple[Stage, Stage], how: str, first: int, last: int) -> None:
+@pytest.mark.parametrize("how", marked(HOWS, [how for how in HOWS if how not in SHORT_HOWS]))
+def test_a_stage_is_compiled_once(looks: tuple[Stage, Stage], how: str) -> None:
+    first, last = {"none": (0, 0), "block": (1, 2), "whole": (1, 2)}.get(how, (2, 2))
     # The last stage has its loss beside the blocks, or the forward pass. No break, and nothing new in later steps.
     assert looks[0]["compiled"][how] == [first, first, 0]
     assert looks[1]["compiled"][how] == [last, last, 0]

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from hpc_gpt.settings.layout import Layout
+from tests import marked
 from tests.distributed.equality_cases import CLIP, STEPS, Case
 from tests.distributed.reference import reference
-from tests.distributed.scenarios import MOVED_MODELS, MOVES, part_moves
+from tests.distributed.scenarios import MOVED_MODELS, MOVES, SHORT_MOVES, part_moves
 from tests.distributed.trainings import SAVED
 
 Launches = Callable[[int], Any]
-KINDS = [pytest.param("fp32 zero0", marks=pytest.mark.long), "fp32 zero1", "bf16"]
+KINDS = marked(("fp32 zero0", "fp32 zero1", "bf16"), too_long=("fp32 zero0", "fp32 zero1"))
 WORLDS = [4, *(pytest.param(world, marks=pytest.mark.long) for world in (1, 2))]  # four, as tp2 x pp2
 
 
@@ -30,7 +31,7 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 
 @pytest.mark.long(but="each value")
 @pytest.mark.scenario("{model} {move}", world=2)
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", marked(MOVES, [move for move in MOVES if move not in SHORT_MOVES]))
 @pytest.mark.parametrize("model", MOVED_MODELS)
 def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches, model, move):
     _check_moved(launches(2).figures(f"{model} {move}"))

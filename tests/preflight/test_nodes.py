@@ -16,7 +16,10 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
+from tests.forked import forked_python
 
+COLD = [sys.executable, "-m", "hpc_gpt.train.preflight"]
+WARM = forked_python("hpc_gpt.train.preflight")  # for ranks that say what they are told, and end by themselves
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
@@ -43,7 +46,7 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
     return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", {})
 
 
-def probe(run, nodes, ranks_per_node=1, command=None, **environment):
+def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment):
     """(the line that the preflight says, preflight.json, the log) of a new attempt."""
     attempt = run.new_attempt()
     start = command or [sys.executable, "-m", "hpc_gpt.preflight.probe", nodes, str(ranks_per_node)]
@@ -57,7 +60,7 @@ def probe(run, nodes, ranks_per_node=1, command=None, **environment):
     }
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt.doctor.preflight", str(run.path), str(attempt.number), nodes, "--", *start]
-        + ([] if command else [sys.executable, "-m", "hpc_gpt.train.preflight"]),
+        + ([] if command else ranks),
         env=os.environ | own | environment,
         capture_output=True,
         text=True,
@@ -97,7 +100,7 @@ def test_ranks_measure_their_devices_and_each_other(tmp_path):
 def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=1)
     (figures / "b").write_text(json.dumps(WELL | {"pair_gb_s": 3.0, "all_reduce_gb_s": 3.0}))
-    said, found, log = probe(run, "a b c", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, found, log = probe(run, "a b c", ranks=WARM, HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said == "nodes a,c"
     assert "bad node b: exchange of a pair of nodes 3 GB/s, median of its peers" in log
     assert "c takes the place of a bad node" in log
@@ -110,7 +113,7 @@ def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
 def test_without_a_spare_the_attempt_ends_and_names_the_node(tmp_path, figures):
     run = new_run(tmp_path, nodes=2)
     (figures / "a").write_text(json.dumps({"error": "GPU 0000:07:00.0 has fallen off the bus"}))
-    said, found, _ = probe(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, found, _ = probe(run, "a b", ranks=WARM, HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said.startswith("end node_failure preflight: bad node a: rank 0 on it failed: GPU 0000:07:00.0 has fallen")
     assert found["ended"] == "node_failure"
     assert list(listed("site")) == ["a"]
