@@ -19,7 +19,7 @@ FORKED.set_forkserver_preload(["tests.preload"])
 
 
 def forked_python(module: str) -> list[str]:
-    """A command that does what `python -m MODULE` does, and always ends with 0."""
+    """A command that does what `python -m MODULE` does; its exit code says nothing."""
     code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [os.fsdecode(multiprocessing.spawn.get_executable()), "-c", code]
 

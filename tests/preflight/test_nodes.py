@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY
 from tests.forked import forked_python
 
 COLD = [sys.executable, "-m", "hpc_gpt.train.preflight"]
-WARM = forked_python("hpc_gpt.train.preflight")  # for ranks that say what they are told, and end by themselves
+WARM = forked_python("hpc_gpt.train.preflight")  # where the figures are given and each rank ends by itself
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
