@@ -4,6 +4,7 @@ no network.
 """
 
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ import torch.distributed as dist
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import GIB
+from hpc_gpt.model.attention import mix
+from hpc_gpt.model.context_parallel import KeysGathered, SequencePart
 from hpc_gpt.model.documents import Boundaries
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.plan.memory import predict_memory
@@ -135,6 +139,14 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.device]:
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{rendezvous}", rank=0, world_size=1)
     yield torch.device("cuda", 0)
     dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """No test meets what another left in its process: code compiled for other sizes, which would now be for any, and
+    tensors in cycles."""
+    torch._dynamo.reset()
+    gc.collect()
 
 
 def skip_unless_installed(engine: Engine, model: str = "gpt2") -> None:
@@ -255,17 +267,19 @@ def test_the_attention_kernel_that_ran_is_the_one_asked_for(kernel, dtype, mode,
     assert read.kernel == kernel
 
 
-def long_sequences(attention: Any, dtype: Any, head: int, groups: int = 2, data: Data = USUAL_DATA) -> Resolved:
+def long_sequences(
+    attention: Any, dtype: Any, head: int, groups: int = 2, data: Data = USUAL_DATA, cp: int = 1
+) -> Resolved:
     """Two heads of this size at 1,024 positions, a batch of two; `groups`: heads of keys and values."""
     experiment = Experiment(
         name="attention",
         model=Model(hidden=2 * head, layers=1, heads=2, kv_heads=groups, vocab=61, seq=1024),
         data=data,
-        engine=Engine("ddp", attention=attention),
-        layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=2, micro_batches=1),
+        engine=Engine("ddp", attention=attention, cp_exchange="keys"),
+        layout=LayoutRequest(gpus=cp, tp=1, pp=1, cp=cp, micro_batch=2, micro_batches=1),
         train=Train(steps=3, dtype=dtype, warmup_steps=0, decay="constant", lr=1e-3),
     )
-    return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
+    return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=cp))
 
 
 def train_long(resolved: Resolved, device: torch.device) -> tuple[list[float], str | None]:
@@ -327,6 +341,61 @@ def test_the_host_does_not_wait_for_the_device_to_find_documents(device):
         kernels.documents(Boundaries.of(tokens, END).to(device))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class InTurn(KeysGathered):
+    """One process in the place of each rank of a group, one after the other: it has the keys and values of all, and
+    adds up their gradients."""
+
+    def __init__(self, part: SequencePart, whole: torch.Tensor) -> None:
+        super().__init__(part)
+        self.whole, self.slope = whole, torch.zeros_like(whole, dtype=torch.float32)
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        return self.whole
+
+    def scatter(self, partial: torch.Tensor) -> torch.Tensor:
+        self.slope += partial
+        return self.part.of(partial, 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ran", "dtype", "head"),
+    [
+        *(("auto", "flash", dtype, head) for dtype in ("bf16", "fp16") for head in (64, 128)),
+        ("auto", "flash", "bf16", 20),  # the kernel's widths are multiples of 8
+        ("efficient", "efficient", "bf16", 64),
+        ("auto", "efficient", "fp32", 64),
+    ],
+)
+@pytest.mark.parametrize("groups", [2, 1])
+def test_ranks_that_gather_keys_attend_as_one_process_does(kernel, ran, dtype, head, groups, device):
+    cp, kind = 2, getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[dtype])
+    resolved = long_sequences(kernel, dtype, head, groups, cp=cp)
+    whole = [torch.randn(2, 1024, count, head, device=device, dtype=kind) for count in (2, groups, groups)]
+    slope = torch.randn(2, 1024, 2 * head, device=device)
+    exact = [part.float().clone().requires_grad_() for part in whole]
+    expected = mix(*exact, expands=True)
+    expected.backward(slope)
+    ranks = [InTurn(SequencePart(rank, cp, True), torch.cat(whole[1:], 2)) for rank in range(cp)]
+    for own in ranks:
+        kernels = AttentionKernels(resolved, device, own)
+        assert (kernels.chosen, kernels.failed) == (ran, {})
+        query, key, value = (own.part.of(part, 1).requires_grad_() for part in whole)
+        with kernels():
+            mixed = own.attend(query, key, value, partial(mix, expands=kernels.expands, last=kernels.last))
+            mixed.backward(own.part.of(slope, 1).to(kind))
+        near(mixed, own.part.of(expected.detach(), 1), dtype)
+        near(query.grad, own.part.of(exact[0].grad, 1), dtype)
+    of_keys, of_values = sum(own.slope for own in ranks).chunk(2, 2)
+    near(of_keys, exact[1].grad, dtype)
+    near(of_values, exact[2].grad, dtype)
+
+
+def near(found: torch.Tensor, exact: torch.Tensor, dtype: str) -> None:
+    """Within some units in the last place of the largest number."""
+    limit = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 2e-5}[dtype] * float(exact.abs().max())
+    torch.testing.assert_close(found.float(), exact, atol=limit, rtol=0)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -365,8 +365,9 @@ def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     way, `nn.attention.bias`, does the same, imports torch's compiler, and cannot be compiled.)
     """
     width = query.shape[-1]
-    # The kernel takes widths that are multiples of 8.
-    query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
+    # The kernel takes widths that are multiples of 8. (To pad by nothing copies.)
+    if width % 8:
+        query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
     mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
     return mixed[..., :width]
 
