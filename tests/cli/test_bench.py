@@ -92,6 +92,7 @@ def test_two_engines_in_two_rounds():
     assert "medians of 2 rounds each" in shown.stdout
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
     done = limited(*QUICK, "--mbs", "250000,1", "--rounds", 1, "--steps", 3, gib=5)
     heading, large, small, *_ = done.stdout.splitlines()

@@ -12,6 +12,7 @@ from tests.distributed.equality_launch import Launch, run_launch
 from tests.distributed.ranks import HERE, launch_ranks
 
 __all__ = ["HERE", "launch_ranks"]
+_HERE = f"{Path(__file__).parent}/"
 _TITLE = "equality table: largest deviation from one plain PyTorch process"
 
 
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.distributed.equality_table import launch_of, too_long
 
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("xdist_group") is None:
+        if str(item.path).startswith(_HERE) and item.get_closest_marker("xdist_group") is None:
             values = _values(item)
             if isinstance(case := values.get("case"), Case) and too_long(case):
                 item.add_marker(pytest.mark.long)

@@ -131,7 +131,8 @@ def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.
 
 
 def test_states_left_on_the_gpu_train_and_resume_as_those_on_the_host(launches: Launches) -> None:
-    """Over warm-up and decay, and resumes with the same share, with others in the same groups, and in other groups."""
+    """Over warm-up and decay, and resumes with other shares in the same groups and in other groups; in `make test-all`
+    with the same share and with none as well."""
     found = launches["two"]["partly offloaded"]
     assert set(found["devices"]) == {"cpu:0", "cpu"}
     assert found["rates"] == [reference(zero(3, dp=2)).lrs[-1]] * 2
@@ -139,11 +140,12 @@ def test_states_left_on_the_gpu_train_and_resume_as_those_on_the_host(launches: 
     assert [step[0] for step in found["part"]] == pytest.approx(losses, abs=1e-6)
     assert [step[1] for step in found["part"]] == pytest.approx(norms, rel=1e-6)
     assert not any(skipped)
-    assert len(found["resumed"]) == 4
+    assert len(found["resumed"]) == (4 if ALL_TESTS else 2)
     for ratios, steps in found["resumed"].items():
         assert [step[0] for step in steps] == pytest.approx(losses[SAVED:], abs=1e-6), ratios
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_the_states_of_the_gpu_is_refused_and_its_weights_are_read(launches: Launches) -> None:
     said = launches["two"]["partly offloaded"]["older"]
     for ratio in ("0.5", "1.0"):

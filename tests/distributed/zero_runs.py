@@ -225,9 +225,10 @@ def partly_offloaded(folder: Path) -> dict[str, Any]:
     with patch.object(ds_config, "_SUB_GROUPS_TO_PLACE", 1):
         (whole, of_whole), part = train_and_save(build_at(1.0)), build_at(0.5)
         partly, of_part = train_and_save(part)
-        resumed = {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
-        resumed["1 at 0.5"] = resume_at(0.5, of_whole)
-        older = _older_version(new_folder(folder / "older version"), build_at)
+        resumed = {"1 at 0.5": resume_at(0.5, of_whole)}
+        if ALL_TESTS:
+            resumed |= {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
+        older = _older_version(new_folder(folder / "older version"), build_at) if ALL_TESTS else {}
     resumed["0.5 at 0.2 in other groups"] = resume_at(0.2, of_part)
     return {
         "devices": list(part._engine.optimizer.subgroup_to_device.values()),

@@ -30,7 +30,7 @@ _LATE = "caught by make test-all alone"
 
 
 def copy_tree(target: Path) -> None:
-    """All that git knows of, and what it does not ignore, as it is now."""
+    """All that git knows of, and what it does not ignore, as it is now; its bytecode, too."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY,
@@ -38,9 +38,14 @@ def copy_tree(target: Path) -> None:
         check=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (REPOSITORY / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, target / name)
+        source = REPOSITORY / name
+        if source.is_file():
+            # With what Python and pytest have compiled of it: that counts for a file of its size and time.
+            compiled = source.parent.glob(f"__pycache__/{source.stem}.*.pyc") if source.suffix == ".py" else ()
+            for path in (source, *compiled):
+                copied = target / path.relative_to(REPOSITORY)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copied)
 
 
 def run_tests(tree: Path, tests: list[str], long: bool = False) -> tuple[int | None, str]:

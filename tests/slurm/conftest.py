@@ -13,6 +13,7 @@ from tests.slurm.services import Services, daemon_environment
 from tests.slurm.site import checks_spec
 from tests.slurm.stories import Teller, stories_of
 
+_HERE = f"{Path(__file__).parent}/"
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
@@ -23,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(_HERE):
             item.add_marker(pytest.mark.slurm)
             item.add_marker(pytest.mark.xdist_group("slurm"))
 

@@ -109,6 +109,7 @@ def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal
     assert [after[7], after[8]] == pytest.approx([before[7], before[8]], rel=1e-6)
 
 
+@pytest.mark.long(but="first")
 def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made, commit):
     run, stopped_at = run_of(made, "stopped"), COMMITS[commit]
     resolved = json.loads((run / "resolved.json").read_text())

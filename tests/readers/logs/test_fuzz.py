@@ -181,9 +181,10 @@ def test_more_than_is_held_is_counted(log: Path) -> None:
 
 
 def test_no_pattern_takes_long_over_a_long_line() -> None:
-    """Each pattern over its own words, cut and drawn out to a line of 15,000 characters: a pattern whose work grows
-    with the square of the line would take long for all of them."""
+    """Each pattern over its own words, cut and drawn out to a line of 6,000 characters: a pattern whose work grows
+    with the square of the line takes more than 8 s of CPU for all of them; all together take 2."""
     searching = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (8, 8))\n"
         "from tests.readers.logs.test_fuzz import long_lines\n"
         "from hpc_gpt.readers.logs.matches import find\n"
         "for line in long_lines():\n    find(line)\n"
@@ -192,7 +193,7 @@ def test_no_pattern_takes_long_over_a_long_line() -> None:
 
 
 def long_lines() -> list[str]:
-    """Lines of 15,000 characters, a few for each pattern."""
+    """Lines of 6,000 characters, a few for each pattern."""
     dice = random.Random(0)
     fills = (" ", "a", "1", ".", " 1", "a ", "1,", "[", "(", '"', "| a: 1 ", "=1 ", "\t", "/", ":", "_")
     found = []
@@ -203,6 +204,6 @@ def long_lines() -> list[str]:
         line = lines[0]
         cut = line[: dice.randrange(len(line) + 1)]
         fill = dice.choice(fills)
-        drawn = cut + fill * (15_000 // len(fill))
+        drawn = cut + fill * (6_000 // len(fill))
         found.append(drawn if each.pattern.literal in drawn else drawn + each.pattern.literal)
     return found

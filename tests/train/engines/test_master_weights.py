@@ -192,7 +192,7 @@ def check_same(ours: Training, theirs: Training) -> None:
         assert torch.equal(weight, master.to(ours.half))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_it_is_torchs_adamw(backend: str) -> None:
     """Over rates that change, a clipping that acts and a step that is left out; compiled once."""
     if backend == "inductor" and shutil.which(os.environ.get("CXX", "g++")) is None:
