@@ -2,12 +2,15 @@
 
 import json
 
+import pytest
+
 from tests.cli.command import hpc_gpt, in_process
 
 SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false",
          "--set", "train.dtype=fp32")  # fmt: skip
 
 
+@pytest.mark.long
 def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
     done = hpc_gpt("bench", "--ladder", "memory", "--row", "batch128,for-loop", *SMALL, "--json")
     assert done.code == 0, done.stderr

@@ -28,6 +28,7 @@ def python(program):
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
 
 
+@pytest.mark.long
 def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     ours = bench_run.measure
     monkeypatch.setattr(bench_run, "measure", lambda cell, *rest: ours(cell, *rest) if cell.is_peer else good(0.05))

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from hpc_gpt.plan.memory import StageMemory, predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.resolved import Resolved
 from tests import marked
+from tests.forked import forked_python
 from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG
 
 pytestmark = pytest.mark.xdist_group("held-bytes")
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file for each case: one launch."""
     folder = tmp_path_factory.mktemp("held")
-    words = [sys.executable, "-m", "tests.plan.held_bytes", str(folder)]
+    words = [*forked_python("tests.plan.held_bytes"), str(folder)]
     subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=1800)
     return folder
 
