@@ -147,7 +147,7 @@ _COMPILED = [
     if case.layout.gpus == 1 and case.engine.compile != "none" and case.engine.name in ("deepspeed-zero", "fsdp")
 ]
 _WAYS = len(FAMILIES) // 4  # engines and layouts of each family
-_MORE_WAYS = {2, 5, 7, 9, 11}  # other layouts of engines whose families are tried elsewhere, by _SHORT_CONTEXT too
+_MORE_WAYS = {5, 7, 9, 11}  # other layouts of engines whose families are tried elsewhere, by _SHORT_CONTEXT too
 # Of context parallelism: each exchange of a replica's ranks once, in every engine and beside every other axis.
 _SHORT_CONTEXT = {
     "ddp tp1-pp1-cp2-dp1 fp32 sgd m2",
