@@ -29,7 +29,7 @@ seq = 64
 name = "ddp"
 
 [layout]
-gpus = 2
+gpus = 1
 micro_batch = 2
 micro_batches = 4
 
@@ -63,7 +63,6 @@ def scratch(tmp_path: Path) -> Path:
 
 def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path, tmp_path: Path) -> None:
     """Of one rank: it starts four times."""
-    tiny.write_text(EXPERIMENT.replace("gpus = 2", "gpus = 1"))
     kept = tmp_path / "kept"
     done = hpc_gpt("rehearse", tiny, "--json", "--keep", kept, environment={"TMPDIR": str(scratch)})
     assert done.code == 0, done.stderr
@@ -105,7 +104,6 @@ def test_a_script_that_fails_is_caught_with_its_cause(tiny: Path, scratch: Path,
 
 
 def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
-    tiny.write_text(EXPERIMENT.replace("gpus = 2", "gpus = 1"))
     process = subprocess.Popen(
         [sys.executable, "-m", "hpc_gpt", "rehearse", str(tiny)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(scratch)},

@@ -173,7 +173,7 @@ _SHORT = {
     *(case for case in RECOMPUTE if case.layout.gpus == 2),
     *(case for case in _BOTH if case.dtype != "fp16"),
     *(case for case in CONTEXT if case.name in _SHORT_CONTEXT),
-    # Two or three families in each engine, each in a layout of its own.
+    # One to three families in each engine, each in a layout of its own.
     *(
         case
         for number, case in enumerate(FAMILIES)

@@ -98,7 +98,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
         "for try in {1..1000}; do kill -0 ${beside[0]#* } 2>/dev/null || exit 0; command sleep 0.01; done",
         "echo alive",
     ]
-    # As a file: `bash -c` tells now and then of a job that is done.
+    # As a file: `bash -c` sometimes prints a line when a background process ends.
     whole = tmp_path / "script.sh"
     whole.write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
     done = subprocess.run(
