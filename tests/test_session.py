@@ -14,6 +14,7 @@ SHARED = "import pytest\n@pytest.fixture\ndef shared(): pytest.skip('none here')
 
 
 WORKERS = ("-n", "2", "--dist", "loadgroup")
+ONE_PROCESS, TWO_WORKERS = pytest.param((), id="one process"), pytest.param(WORKERS, id="two workers")
 
 
 def run_session(folder: Path, source: str, ci: str, *options: str, which: str = "") -> subprocess.CompletedProcess[str]:
@@ -50,7 +51,7 @@ UNRUN = {
 
 
 @pytest.mark.long(but="first")
-@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+@pytest.mark.parametrize("options", [ONE_PROCESS, TWO_WORKERS])
 def test_ci_fails_on_what_did_not_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     for name, source in UNRUN.items():
         (tmp_path / f"test_{name}.py").write_text(source)
@@ -64,7 +65,7 @@ def test_ci_fails_on_what_did_not_run(tmp_path: Path, options: tuple[str, ...]) 
 
 
 @pytest.mark.long(but="first")
-@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+@pytest.mark.parametrize("options", [ONE_PROCESS, TWO_WORKERS])
 def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
     source = "import pytest\npytest.importorskip('no_such_module')\ndef test_a(): pass\n"
@@ -73,7 +74,8 @@ def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str,
     assert done.stdout.splitlines().count("test_it.py") == 1
 
 
-@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("options", [TWO_WORKERS, ONE_PROCESS])
 def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -88,7 +90,8 @@ def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
     assert sum("   2 tests  " in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("options", [TWO_WORKERS, ONE_PROCESS])
 def test_what_failed_is_listed_for_a_second_run(
     tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +146,7 @@ def test_d(): pytest.skip("no Slurm here")
     ("options", "which", "passed", "last"),
     [
         (WORKERS, "", 4, "left out: 6 long (make test-all); 1 skipped: no Slurm here"),
-        ((), "", 4, "left out: 6 long (make test-all); 1 skipped: no Slurm here"),
+        pytest.param((), "", 4, "left out: 6 long (make test-all); 1 skipped: no Slurm here", marks=pytest.mark.long),
         ((), "true", 10, "left out: 1 skipped: no Slurm here"),
         ((), "long", 6, "6 passed"),
     ],

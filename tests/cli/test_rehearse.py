@@ -158,6 +158,7 @@ touch after.${SLURM_RESTART_COUNT:-0}
 """
 
 
+@pytest.mark.long
 def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, scratch: Path) -> None:
     here = tmp_path / "here"
     (here / "out").mkdir(parents=True)

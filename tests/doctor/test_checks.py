@@ -2,7 +2,8 @@
 
 import pytest
 
-from hpc_gpt.doctor.checks import check_signals
+from hpc_gpt.doctor.checks import check_gpus_here, check_signals
+from tests.launch.test_render import resolved_demo
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,13 @@ def test_a_site_where_a_late_signal_ends_the_next_attempt_is_said(auth, kill_wai
     found = check_signals(config)
     assert [check.level for check in found] == ["warn"] * warned
     assert check_signals({}) == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "device", "level"),
+    [("local", None, "ok"), ("local", "h100-80g", "fail"), ("generic-slurm", "h100-80g", "ok")],
+)
+def test_a_machine_without_the_gpus_of_its_profile_is_told(monkeypatch, profile, device, level):
+    monkeypatch.setenv("PATH", "")  # without nvidia-smi there are none
+    (found,) = check_gpus_here(resolved_demo(profile=profile, device=device))
+    assert (found.level, "none here" in found.words) == (level, True)

@@ -24,3 +24,13 @@ def node(name: str, cpus: int, gpus: int) -> _Node:
 )
 def test_it_says_how_many_nodes_are_large_enough(nodes, fit, words):
     assert _too_many("main", 1, nodes, fit, resolved_demo()) == words
+
+
+def test_a_node_that_takes_no_new_job_is_known_by_its_state():
+    """As sinfo's %T says them; a state with `~` is of a node that is switched on for a job, one with `*` of a node that
+    does not answer."""
+    usable = ["idle", "mixed", "allocated", "completing", "planned", "idle~", "mixed#"]
+    others = ["down", "down*", "idle*", "mixed*", "drained", "draining", "drained*", "fail", "failing", "maint",
+              "reserved", "inval", "unknown", "reboot^"]  # fmt: skip
+    states = [*usable, *others]
+    assert [state for state in states if _Node("a", "main", state, 4, 0, (), "none").is_usable] == usable

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm, RehearsedJob, marked
+from hpc_gpt.rehearsal.local_slurm import LocalSlurm, RehearsedJob, SlurmState, marked
 from tests.rehearsal.commands import Commands
 
 # Ranks that say what they get; with `stubborn` they stay.
@@ -224,3 +224,8 @@ def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(slurm, com
     assert done.stderr.startswith(f"{name}: error: {what} is not known to a rehearsal")
     assert done.stderr.endswith("a real Slurm knows it\n")
     assert not slurm.jobs()
+
+
+def test_rehearsals_at_once_have_jobs_of_other_ids():
+    """From which the port follows at which a job's ranks meet."""
+    assert len({SlurmState(["n1"], 0, {}).next_id for _ in range(8)}) > 1

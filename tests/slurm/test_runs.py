@@ -227,7 +227,8 @@ def test_a_start_takes_from_slurms_own_time_what_its_parts_take(told: Teller) ->
     assert min(seconds for part, seconds in parts.items() if part != "staging") > 0
     began = datetime.fromisoformat(job.shown()["StartTime"]).timestamp()
     first_step = read_json_lines(job.run.attempt(1).metrics)[0]["time"]
-    assert found["start_s"] == pytest.approx(first_step - began, abs=1.5)
+    # The line of the first step is written after it, on a busy machine seconds later.
+    assert found["start_s"] == pytest.approx(first_step - began, rel=0.2, abs=1.5)
 
 
 @pytest.mark.story(by_hand, single)

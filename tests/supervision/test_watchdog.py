@@ -2,11 +2,15 @@
 And how long a rank may stand still.
 """
 
+import itertools
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.supervision import watchdog as module
 from hpc_gpt.supervision.heartbeat import Heartbeat
 from hpc_gpt.supervision.stacks import Frame, find_open_collective, find_wait, main_frames
 from hpc_gpt.supervision.watchdog import Watchdog
@@ -78,3 +82,15 @@ def test_a_rank_that_stands_still_for_a_day_hangs_unless_there_is_no_limit(tmp_p
     watchdog._awake_s = 86_400.0
     watchdog._turn()
     assert attempt.stacks.exists() is hangs
+
+
+def test_days_in_which_it_was_stopped_are_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = RunFolder(tmp_path).new_attempt()
+    attempt.heartbeats.mkdir()
+    watchdog = Watchdog(attempt, 0, 1, Heartbeat(20.0, 300.0), print)
+    clock, turns = itertools.count(step=86_400.0), iter([False, False, True])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+    monkeypatch.setattr(watchdog._over, "wait", lambda _: next(turns))
+    watchdog._run()
+    assert next(clock) == 3 * 86_400.0
+    assert not attempt.stacks.exists()

@@ -103,6 +103,7 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.txt"]
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize(
     ("build", "suffixes"),
     [

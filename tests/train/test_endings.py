@@ -140,7 +140,7 @@ def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, to
     [
         Engine("ddp"),
         pytest.param(Engine("deepspeed-zero", 1), marks=pytest.mark.long),
-        Engine("deepspeed-zero", 3),
+        pytest.param(Engine("deepspeed-zero", 3), marks=pytest.mark.long),
         Engine("deepspeed-3d"),
     ],
     ids=["ddp", "zero-1", "zero-3", "3d"],

@@ -27,7 +27,7 @@ DATA_SHEETS = "data sheets only"
 CALIBRATED = "constants of calibration.json"
 WITHOUT_SOURCE = "fitted without the source"
 WITHOUT_ROW = "fitted without the row, within its cluster"
-
+CONSTANTS = (DATA_SHEETS, CALIBRATED, WITHOUT_SOURCE, WITHOUT_ROW)
 
 Files = tuple[Rows, Rows, Rows]
 
@@ -42,21 +42,26 @@ def by_data_sheets(files: Files) -> list[Predicted]:
     return [entry for rows in files for entry in predicted_only(predict_rows(rows, choosing(())))]
 
 
+def score_with(constants: str, files: Files) -> Scores:
+    """The scores of all rows, predicted with one of CONSTANTS."""
+    every = [row for rows in files for row in rows.rows]
+    if constants == WITHOUT_SOURCE:
+        return score(without_source(every))
+    if constants == WITHOUT_ROW:
+        return score(without_row(every))
+    if constants == DATA_SHEETS:
+        return score(by_data_sheets(files))
+    choose = choosing(calibrate_clusters(files[1].rows))
+    return score([entry for rows in files for entry in predicted_only(predict_rows(rows, choose))])
+
+
 def all_scores(files: Files) -> dict[str, Scores]:
     """The scores by whose constants they are predicted with."""
-    every = [row for rows in files for row in rows.rows]
-    choose = choosing(calibrate_clusters(files[1].rows))
-    calibrated = [entry for rows in files for entry in predicted_only(predict_rows(rows, choose))]
-    return {
-        DATA_SHEETS: score(by_data_sheets(files)),
-        CALIBRATED: score(calibrated),
-        WITHOUT_SOURCE: score(without_source(every)),
-        WITHOUT_ROW: score(without_row(every)),
-    }
+    return {constants: score_with(constants, files) for constants in CONSTANTS}
 
 
 def as_tables(files: Files, scores: dict[str, Scores]) -> dict[str, Any]:
-    """What is committed: a line of the table for each source, and step seconds, GiB and fit of every row."""
+    """What is committed: of each of `scores` a line for each source, and step seconds, GiB and fit of every row."""
     return {
         "scores": {name: _of_scores(each) for name, each in scores.items()},
         "rows": {
