@@ -300,8 +300,8 @@ class Job:
         self.wait("a checkpoint", lambda: list(self.run.checkpoints.glob("step-*/complete.json")))
 
     def ended(self) -> list[str]:
-        """How each attempt has ended."""
-        return [str(attempt.ended().get("ended")) for attempt in self.run.attempts()]
+        """How each attempt has ended, by its verdict: a rank that lost another may be the first to write ended.json."""
+        return [str(each.verdict().get("attempt_ended") or each.ended().get("ended")) for each in self.run.attempts()]
 
     def losses(self) -> dict[int, float]:
         """Step -> loss over all attempts. A step that was done twice must have had the same loss."""
