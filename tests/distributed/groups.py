@@ -42,20 +42,29 @@ def finish(folder: Path, found: Any, name: str = "found") -> NoReturn:
 
 
 def forget() -> None:
-    """Ends every process group and drops what engines keep in their modules, so that the next case finds nothing."""
+    """Drops what engines keep in their modules and ends every process group, so that the next case finds nothing."""
     if "deepspeed" in sys.modules:
         _drop_deepspeed_engines()
-    else:
-        dist.destroy_process_group()
     torch._dynamo.reset()
     torch.use_deterministic_algorithms(False)
+    # The engines go before the groups they use. A group whose last user is garbage ends within the collection, which
+    # has Python's lock, and waits for a thread that may need the lock: ranks stood still, now and then, for good.
     gc.collect()
+    _destroy_groups()
     # What is left stays: modules, and what libraries keep. Looking at it again took as long as a small case.
     gc.freeze()
 
 
+def _destroy_groups() -> None:
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is not None and deepspeed.comm.comm.cdb is not None:
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+
+
 def _drop_deepspeed_engines() -> None:
-    """Ends DeepSpeed's process groups and lets go of its engines.
+    """Lets go of DeepSpeed's engines.
 
     They keep themselves alive by hooks in C++, and those of ZeRO-3 by a list and a cache of DeepSpeed's modules. Each
     would keep its groups, whose threads look for work 100 times a second: after 60 cases most of the launch's time.
@@ -71,7 +80,3 @@ def _drop_deepspeed_engines() -> None:
     coordinator = partitioned_param_coordinator.PartitionedParameterCoordinator
     releases = vars(coordinator)["_PartitionedParameterCoordinator__params_to_release"]
     inspect.getclosurevars(releases).nonlocals["func"].cache_clear()
-    if deepspeed.comm.comm.cdb is not None:
-        deepspeed.comm.destroy_process_group()
-    else:
-        dist.destroy_process_group()
