@@ -102,9 +102,10 @@ def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], s
             click.echo(line)
         shown.extend(rows)
 
-    rows, silence = ask_status(
-        runs, lambda known: show(group for group in by_sweep(known) if all(row.is_known_over for row in group))
-    )
+    def show_ended(known: list[RunStatus]) -> None:
+        show(group for group in by_sweep(known) if all(row.is_known_over for row in group))
+
+    rows, silence = ask_status(runs, show_ended, limit_s=0)
     show(by_sweep(rows))
     return rows, silence
 
@@ -122,7 +123,7 @@ def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool)
         display.show("\n".join([every, *_table(rows, opened)]))
 
     while True:
-        rows, _ = ask_status(chosen(), show)
+        rows, _ = ask_status(chosen(), show, limit_s=0)
         show(rows)
         if all(row.is_over for row in rows) or reader_left():
             break

@@ -31,6 +31,7 @@ from hpc_gpt.watch.status import (
     RunStatus,
     ask_status,
     count_states,
+    read_folders,
     read_own_status,
     read_status,
     silence_note,
@@ -62,14 +63,18 @@ class ControlRequest:
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
-    """Asks each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
-    statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"))
+    """Asks each run to `verb`: first its files are written, as far as the run folders allow it, then one question to
+    the scheduler for all completes the answers. Raises RunFolderError."""
+    folders = zip(runs, read_folders(runs), strict=True)
+    written = {run.path: _ask(run, verb, status).request for run, status in folders if status.scheduler == "slurm"}
+    statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"), limit_s=0)
     if silence:
         sys.stderr.write(f"{silence_note(silence)}\n")
-    return [_ask(run, verb, status) for run, status in zip(runs, statuses, strict=True)]
+    return [_ask(run, verb, status, written.get(run.path)) for run, status in zip(runs, statuses, strict=True)]
 
 
-def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
+def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | None = None) -> ControlRequest:
+    """Asks one run, by its `status`; a request that is `written` already is not written again."""
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
         return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
@@ -87,7 +92,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
         # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run, status)
     if open_ is not None:
-        request = write_request(open_, verb)
+        request = written or write_request(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         return ControlRequest(
             run, verb, f"asked to {run.resolved().form.does(verb)}{doubt}", attempt=open_, request=request

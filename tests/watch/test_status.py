@@ -537,6 +537,27 @@ def test_an_open_runs_json_and_a_request_to_an_ended_run_do_not_wait_long_or_sil
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("verb", ["stop", "save", "requeue"])
+def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path, verb):
+    run = slurm_run()
+    seen = tmp_path / "seen"
+    client("squeue", f'ls {run.path}/attempts/1/asked >{seen}; echo "7|RUNNING|None"')
+    done = in_process(verb, run.path)
+    assert done.code == 0, done.stderr
+    assert seen.read_text().split() == [f"{verb}-1.json"]
+    assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == [f"{verb}-1.json"]
+
+
+def test_what_only_looks_or_asks_waits_for_slurm_no_longer_than_the_user_allows(client, monkeypatch):
+    client("squeue", "exec sleep 60")
+    monkeypatch.setenv(status.PATIENCE, "0.6")
+    run = slurm_run()
+    for verb in ("status", "save", "stop"):
+        began = time.monotonic()
+        assert "squeue gave no answer in 0.6 s" in in_process(verb, run.path).stderr
+        assert time.monotonic() - began < 20
+
+
 def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_folder(slurm_says):
     run = slurm_run(attempt=False)
     slurm_says({"7": ("FAILED", "NonZeroExitCode")})
