@@ -139,12 +139,14 @@ def context_obstacle(
         return None
     heads, keys = _heads_on(shape, tp)
     if exchange == "heads":
-        less = next((size for size in range(cp - 1, 1, -1) if _exchanges_heads(shape, tp, size)), None)
-        fewer = next(
-            (size for size in range(tp - 1, 0, -1) if tp % size == 0 and _exchanges_heads(shape, size, cp)), None
-        )
-        nearest = f"--cp {less}, or " if less else f"--tp {fewer}, or " if fewer else ""
-        otherwise = f'use {nearest}engine.cp_exchange = "keys"'
+        # What is named is taken: on as many GPUs, and of such samples.
+        less = [size for size in range(cp - 1, 1, -1) if cp * layout.dp % size == 0]
+        ways = [f"--cp {size}" for size in less if _divides(shape, tp, size, "heads", sequence_parallel)][:1]
+        fewer = [size for size in range(tp - 1, 0, -1) if tp % size == 0]
+        ways = ways or [f"--tp {size}" for size in fewer if _divides(shape, size, cp, "heads", sequence_parallel)][:1]
+        if _divides(shape, tp, cp, "keys", sequence_parallel):
+            ways.append('engine.cp_exchange = "keys"')
+        otherwise = f"use {', or '.join(ways) or '--cp 1'}"
         if heads % cp:
             of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
             return Obstacle("cp does not divide the heads", f"{of_tp} is no multiple of cp {cp}", otherwise)
@@ -171,10 +173,14 @@ def _heads_on(shape: ModelShape, tp: int) -> tuple[int, int]:
     return shape.heads // tp, max(1, shape.key_heads // tp)
 
 
-def _exchanges_heads(shape: ModelShape, tp: int, cp: int) -> bool:
-    """Whether each of `cp` ranks can have as many heads of queries, and whole heads of keys."""
+def _divides(shape: ModelShape, tp: int, cp: int, exchange: CpExchange, sequence_parallel: bool) -> bool:
+    """Whether each of `cp` ranks can have as much of a sample, and with "heads" as many heads of queries, and whole
+    heads of keys."""
     heads, keys = _heads_on(shape, tp)
-    return heads % cp == 0 and (keys % cp == 0 or cp % keys == 0)
+    if exchange == "heads" and (heads % cp or (keys % cp and cp % keys)):
+        return False
+    parts = cp if exchange == "heads" else 2 * cp
+    return shape.seq % parts == 0 and not (sequence_parallel and shape.seq % (cp * tp))
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:

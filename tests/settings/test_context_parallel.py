@@ -73,7 +73,7 @@ REFUSED = {
     "kv_heads": (
         {"model": replace(QWEN_HEADS, hidden=3072, heads=24, kv_heads=6), "cp": 4, "gpus": 8},
         "cp 4 and 6 kv_heads / tp 1: neither divides the other",
-        'use --cp 3, or engine.cp_exchange = "keys"',
+        'use --cp 2, or engine.cp_exchange = "keys"',
     ),
     "heads that a smaller tp leaves": (
         {"model": QWEN_HEADS, "engine": "fsdp", "cp": 2, "tp": 4, "gpus": 8},
@@ -134,6 +134,23 @@ def test_what_cannot_run_is_refused_with_the_nearest_that_can(case):
     assert hint in refusal.value.hint
     of_switches = case in ("no ring of ours", "masks of documents with keys")
     assert isinstance(refusal.value, ConfigError if of_switches else LayoutError)
+
+
+@pytest.mark.parametrize("seq", [64, 96, 60])
+@pytest.mark.parametrize(("heads", "keys"), [(4, 4), (12, 4), (24, 6)])
+@pytest.mark.parametrize(("gpus", "cp", "tp"), [(3, 3, 1), (4, 4, 1), (6, 3, 1), (8, 8, 1), (8, 2, 4), (6, 3, 2)])
+def test_a_hint_names_only_what_is_taken(gpus, cp, tp, heads, keys, seq):
+    asked = {"engine": "fsdp", "gpus": gpus, "cp": cp, "tp": tp}
+    model = Model(hidden=heads * 8, layers=2, heads=heads, kv_heads=keys, vocab=256, seq=seq)
+    try:
+        settle(model=model, **asked)
+    except LayoutError as refusal:
+        if "heads / tp" not in str(refusal) and "kv_heads" not in str(refusal):
+            return
+        for axis, size in re.findall(r"--(cp|tp) (\d+)", refusal.hint):
+            settle(model=model, **asked | {axis: int(size)})
+        if "cp_exchange" in refusal.hint:
+            settle(model=model, **asked, exchange="keys")
 
 
 @pytest.mark.parametrize("heads", [8, 28])
