@@ -25,7 +25,7 @@ _COLUMNS = (
     column("run", "run", right=False),
     column("experiment", "name", right=False),
     column("layout", "layout", right=False),
-    column("state", "state", right=False),
+    column("state", "shown_state", right=False),
     column("job", "job_id", right=False),
     column("attempts", "attempts"),
     Column(

@@ -29,6 +29,8 @@ SLURM_STATES = {
     }.items()
     for state in states.split()
 }
+# Slurm has stopped the job's processes, and keeps its nodes for it or not.
+SLURM_SUSPENDS = ("SUSPENDED", "STOPPED")
 # The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
 SLURM_RUNS = ("RUNNING", "SIGNALING")
 

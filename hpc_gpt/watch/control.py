@@ -309,7 +309,7 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
 
 def describe(status: RunStatus) -> str:
     """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
-    parts = [status.state]
+    parts = [status.shown_state]
     if status.step is not None:
         parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
     if status.loss is not None:

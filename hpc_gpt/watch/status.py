@@ -23,7 +23,7 @@ from hpc_gpt.ends.run_state import (
     read_run_state,
     retry_note,
 )
-from hpc_gpt.ends.state import job_state
+from hpc_gpt.ends.state import SLURM_SUSPENDS, job_state
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.runs.after_jobs import after_table
 from hpc_gpt.runs.heartbeats import gpus_of
@@ -65,7 +65,7 @@ class RunStatus:
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
     all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
-    job of `[after]`.
+    job of `[after]`. `suspended`: Slurm has stopped the processes of its running job.
     """
 
     run: str
@@ -94,6 +94,12 @@ class RunStatus:
     gpu_hours: float | None = None
     branch_of: str | None = None
     after: list[dict[str, Any]] | None = None
+    suspended: bool = False
+
+    @property
+    def shown_state(self) -> str:
+        """The state for a reader, to whom a suspended job is none that runs."""
+        return "suspended" if self.suspended else self.state
 
     @property
     def is_over(self) -> bool:
@@ -243,6 +249,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     state, cause = run_state.state.ended, _cause(run, run_state, words)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):
         cause = f"{cause}; {moved}" if cause else moved
+    suspended = state == "running" and (words or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
@@ -277,10 +284,11 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         restart_share=restarts.share if restarts else None,
         moved_from=str(run_state.moved_from) if run_state.moved_from else None,
         age_s=max(0.0, now - submitted) if submitted else None,
-        left_s=left * step_s if left is not None and step_s is not None and state == "running" else None,
+        left_s=left * step_s if left is not None and step_s and state == "running" and not suspended else None,
         gpu_hours=gpu_hours(past) if past else None,
         after=after_table(run.path, of_after) or None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
+        suspended=suspended,
     )
 
 
@@ -303,6 +311,8 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     if state.ended == "running":
         if run.is_cancelled(job_id):
             return "cancelled; its ranks may save before they leave"
+        if slurm in SLURM_SUSPENDS:
+            return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
         before = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
         return failure_note(before[-1]) if before else None
     if run_state.facts.queued and state.by != "mark":

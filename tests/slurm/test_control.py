@@ -15,10 +15,12 @@ def saved(job: Job) -> list[str]:
 
 
 class Requeued(NamedTuple):
-    """A run that `hpc-gpt requeue` has sent back, what that said, and its first attempt's last step. Its second attempt
-    got a SIGTERM, as Slurm's late signal for the first would be."""
+    """A run that was suspended, what `status` said of it meanwhile, that `hpc-gpt requeue` has sent back then, what that
+    said, and its first attempt's last step. Its second attempt got a SIGTERM, as Slurm's late signal for the first
+    would be."""
 
     job: Job
+    suspended: str
     said: str
     step: int
 
@@ -28,6 +30,9 @@ def requeued(teller: Teller) -> Requeued:
     launcher = teller.launcher
     job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED)
     job.wait_step(2)
+    teller.cluster.run("scontrol", "suspend", job.id, check=True)
+    suspended, _ = launcher.run("status", job.run.run_id)
+    teller.cluster.run("scontrol", "resume", job.id, check=True)
     said, _ = launcher.run("requeue", job.run.run_id, "--wait")
     step = job.run.attempt(1).ended()["step"]
     job.wait("a second attempt", lambda: job.last_step(2) > step)
@@ -35,7 +40,7 @@ def requeued(teller: Teller) -> Requeued:
     job.wait("a third attempt", lambda: job.last_step(3) > job.last_step(2))
     launcher.run("stop", job.run.run_id, "--wait")
     job.wait_end()
-    return Requeued(job, said, step)
+    return Requeued(job, suspended, said, step)
 
 
 class Waited(NamedTuple):
@@ -100,7 +105,9 @@ def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
 @pytest.mark.long
 @pytest.mark.story(requeued)
 def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
-    job, said, step = told(requeued)
+    job, suspended, said, step = told(requeued)
+    assert f"Slurm says SUSPENDED: scontrol resume {job.id} continues it" in suspended
+    assert " suspended " in suspended.splitlines()[1]
     assert "attempt 1 ended as requeued" in said
     assert min(job.metrics(2)) == step + 1
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == step

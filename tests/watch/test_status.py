@@ -93,7 +93,7 @@ def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slu
     assert read_status([run])[0].state == "cancelled"
 
 
-def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost(slurm_says):
+def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost_unless_it_is_suspended(slurm_says):
     """Half an hour into its attempt, 71 steps of half a second are left."""
     run = unsubmitted_run("generic-slurm", train__steps=100)
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
@@ -106,6 +106,12 @@ def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost(slurm_says):
     head, line = in_process("status", run.run_id).stdout.splitlines()[:2]
     assert head.split()[-5:] == ["tokens/s", "age", "ends", "GPU", "hours"]
     assert "120 min" in line
+    slurm_says({"7": ("SUSPENDED", "None")})
+    [row] = read_status([run])
+    assert (row.state, row.suspended, row.left_s) == ("running", True, None)
+    assert row.cause == "Slurm says SUSPENDED: scontrol resume 7 continues it"
+    line = in_process("status", run.run_id).stdout.splitlines()[1]
+    assert (" suspended " in line, " running " in line) == (True, False)
 
 
 def test_a_run_that_is_over_ends_no_more(slurm_says):
