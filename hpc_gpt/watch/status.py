@@ -1,8 +1,10 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_gpt.ends.decisions import read_history
@@ -55,6 +57,8 @@ ClusterWords = Mapping[str | None, Words | None]
 _ORDER = ("done", "running", "pending")
 # Slurm's answer within this time is waited for before anything is shown.
 EARLY_S = 0.5
+# Of a job's output, of which an attempt has a log of its own.
+_OUTPUT_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -323,9 +327,12 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
         waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
         return "while it waited" if waited else None
     if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
-        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}?"
+        here = "" if os.access(run.path, os.W_OK) else ", which cannot be written from here"
+        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}{here}?"
     if state.by in ("slurm", "not_retried"):
-        return f"Slurm says {slurm}" if state.by == "slurm" else f"not requeued, Slurm says {slurm}"
+        error = _own_error(run.path / f"slurm-{job_id}.out")
+        says = f"{error}; Slurm says {slurm}" if error else f"Slurm says {slurm}"
+        return says if state.by == "slurm" else f"not requeued, {says}"
     if state.by == "process":
         return "it wrote no end" if is_of_slurm(run_state.line) else GONE
     if not job_id:
@@ -335,6 +342,19 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     if end and end.is_over and not run_state.waits:
         return f"{_own_class(end)}, and Slurm no longer knows job {job_id}"
     return f"Slurm does not know job {job_id}"
+
+
+def _own_error(output: Path) -> str:
+    """What our own error says in the output of a job whose last start ended before it had an attempt to write into;
+    empty if there is none."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - _OUTPUT_BYTES))
+            text = file.read(_OUTPUT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = text.rpartition("\nrun folder ")[2].splitlines()  # job.sh prints that line once it has an attempt
+    return next((line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")), "")
 
 
 def _own_class(end: AttemptEnd) -> str:

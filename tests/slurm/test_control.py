@@ -15,9 +15,9 @@ def saved(job: Job) -> list[str]:
 
 
 class Requeued(NamedTuple):
-    """A run that was suspended, what `status` said of it meanwhile, that `hpc-gpt requeue` has sent back then, what that
-    said, and its first attempt's last step. Its second attempt got a SIGTERM, as Slurm's late signal for the first
-    would be."""
+    """A run that was suspended, and what `status` said of it meanwhile; then `hpc-gpt requeue` has sent it back, what
+    that said, and its first attempt's last step. Its second attempt got a SIGTERM, as Slurm's late signal for the
+    first would be."""
 
     job: Job
     suspended: str

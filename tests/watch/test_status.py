@@ -568,5 +568,11 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
     run = slurm_run(attempt=False)
     slurm_says({"7": ("FAILED", "NonZeroExitCode")})
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
-    (run.path / "slurm-7.out").write_text("Error: no room\n")
+    output = run.path / "slurm-7.out"
+    output.write_text("nothing\n")
+    assert read_status([run])[0].cause == "Slurm says FAILED"
+    output.write_text(f"Error: cannot write in {run.path}/attempts\n\nhint: is the disk full or read-only?\n")
+    assert read_status([run])[0].cause == f"cannot write in {run.path}/attempts; Slurm says FAILED"
+    # The error of a start that was followed by an attempt is not this end's.
+    output.write_text(f"Error: no room\nrun folder {run.path}, attempt 1, output in attempts/1/log\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
