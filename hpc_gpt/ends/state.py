@@ -169,7 +169,9 @@ def state_of(facts: Facts) -> State:
         return State("refused", "submission")
     if not facts.submitted and not facts.began:
         return State("unknown", "nothing")
-    if slurm in LIVE:
+    # A job whose run is judged as done may still be removing an environment, or ending what ran beside the ranks.
+    is_leaving = slurm == "running" and facts.began and facts.judged == "done" and not facts.retried
+    if slurm in LIVE and not is_leaving:
         return State(str(slurm), "slurm")
     # Its mark alone cancels a waiting row: the process that runs the sweep skips it.
     if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):

@@ -270,6 +270,15 @@ def test_every_combination_of_facts_is_a_state() -> None:
             assert slurm not in LIVE or state_of(more).ended == slurm
 
 
+def test_a_run_that_is_judged_as_done_is_done_while_its_job_still_leaves() -> None:
+    """Which may take a minute, if a staged environment is to be removed. A job that is to start again lives."""
+    facts = Facts(slurm="running", said="done", judged="done", verdict="done")
+    assert state_of(facts).ended == "done"
+    for other in ({"judged": ""}, {"judged": "walltime", "retried": True}, {"slurm": "pending"}, {"began": False}):
+        changed = replace(facts, **other)
+        assert state_of(changed).ended == changed.slurm
+
+
 def test_a_log_decides_only_where_nobody_else_does() -> None:
     for said, slurm in itertools.product(("", *RETRIES), (None, *RETRIES)):
         facts = Facts(said=said, slurm=slurm)

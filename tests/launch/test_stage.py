@@ -172,6 +172,25 @@ def test_a_python_that_does_not_start(tmp_path):
     cause = Node(tmp_path, str(tmp_path / "y.tar")).fault(HPC_GPT_STAGED="hpc-gpt-1-2/2")
     assert cause.startswith(f"n1: bin/python of {tmp_path}/y.tar does not start: ")
     assert cause.endswith("No such file or directory")
+    for number, body in enumerate(["exit 0", "echo a tool of the site; exit 0"]):
+        python.unlink()
+        python.write_text(f"#!/bin/sh\n{body}\n")
+        python.chmod(0o755)
+        subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "z.tar", "bin"], check=True)
+        printed = "a tool of the site" if number else ""
+        assert Node(tmp_path, str(tmp_path / "z.tar")).fault(HPC_GPT_STAGED=f"hpc-gpt-1-3/{number}") == (
+            f"n1: bin/python of {tmp_path}/z.tar is no Python 3: it prints '{printed}'"
+        )
+
+
+def test_what_tar_only_warns_of_is_not_the_fault(tmp_path):
+    """The paths of this one are absolute, it has a header that tar does not know, and its end is missing."""
+    (tmp_path / "big").write_bytes(os.urandom(200_000))
+    tar = tmp_path / "x.tar"
+    words = ["--absolute-names", "--format=posix", "--pax-option=VENDOR.note:=x"]
+    subprocess.run(["tar", *words, "-cf", tar, tmp_path / "big"], check=True, capture_output=True)
+    os.truncate(tar, 100_000)
+    assert Node(tmp_path, str(tar)).fault() == f"n1: cannot unpack {tar}: tar: Unexpected EOF in archive"
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path, archive):

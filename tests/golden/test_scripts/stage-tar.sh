@@ -153,7 +153,11 @@ unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environmen
     rm -rf -- "$folder/new" # others need the space
     case "$said" in
     *'No space left'* | *'quota exceeded'*) fault_of_stage "no space for $archive below ${TMPDIR:-/tmp}" "set TMPDIR to a larger folder of the nodes" ;;
-    *) fault_of_stage "cannot unpack $archive: ${said%%$'\n'*}" "is it a whole tar, and has each node the program that it is compressed with?" ;;
+    *)
+      # What tar only warns of comes first, and its last line sums up.
+      said=$(printf '%s\n' "$said" | grep -vE 'Removing leading|Ignoring unknown|time ?stamp|Exiting with failure')
+      fault_of_stage "cannot unpack $archive: ${said%%$'\n'*}" "is it a whole tar, and has each node the program that it is compressed with?"
+      ;;
     esac
   fi
   other=("$folder/new"/*)
@@ -165,9 +169,11 @@ unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environmen
   # Of conda-pack, and after the last move: it writes this path into files.
   [ ! -e "$at/bin/conda-unpack" ] || said=$(PATH="$at/bin:$PATH" "$at/bin/conda-unpack" 2>&1) ||
     fault_of_stage "conda-unpack of $archive failed: ${said##*$'\n'}" "pack the environment again"
-  said=$("$at/bin/python" -I -c "" 2>&1) ||
+  said=$("$at/bin/python" -I -c "import sys; print('python', sys.version_info[0])" 2>&1) ||
     fault_of_stage "bin/python of $archive does not start: ${said%%$'\n'*}" \
       "a virtual environment needs its base Python on every node; conda-pack packs it, too"
+  [ "${said##*$'\n'}" = "python 3" ] ||
+    fault_of_stage "bin/python of $archive is no Python 3: it prints '${said:0:60}'" "pack an environment of Python"
   for other in "$at"/bin/*; do # scripts of a virtual environment, torchrun for one, name the original's Python
     [ -L "$other" ] || ! [ -f "$other" ] || ! IFS= read -r said <"$other" || ! [[ $said =~ $shebang ]] ||
       [[ $said = '#!/usr/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
