@@ -16,7 +16,6 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.prepare_script import prepare_file, prepare_script
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import (
@@ -31,7 +30,6 @@ from hpc_gpt.launch.request import (
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
@@ -39,7 +37,6 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
-from hpc_gpt.weights.config import unread_keys
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -57,6 +54,8 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
+        from hpc_gpt.launch.prepare_script import prepare_script  # like prepare_file, of job scripts alone
+
         return prepare_script(request, profile, request.script)
     file = requested_file(request, profile)
     row = file.row(request.row)
@@ -86,6 +85,8 @@ def prepare_row(
     given = keys_given(file, request.overrides, row)
     facts = engine_named(experiment.engine.name)
     if facts.starts_script(experiment.command):
+        from hpc_gpt.launch.prepare_script import prepare_file
+
         return replace(prepare_file(request, profile, experiment, given), text=file.text, file=file.path)
     _check_asked(request, facts, until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
@@ -100,6 +101,8 @@ def prepare_row(
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
     small, searched, inputs, notes = None, None, None, list[str]()
     if request.smoke:
+        from hpc_gpt.runs.provenance import list_gpus
+
         small = shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
     else:
         searched = search_layouts(sized, profile, given) if faster else None
@@ -166,10 +169,15 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
     """The lines on keys that nothing reads, of the files that give the shape and the weights, if they are here."""
+    names = dict.fromkeys(name for name in (experiment.model.hf, experiment.train.init) if name is not None)
+    if not names:
+        return ()
+    from hpc_gpt.weights.config import unread_keys
+
     lines = []
-    for name in dict.fromkeys((experiment.model.hf, experiment.train.init)):
+    for name in names:
         with contextlib.suppress(ConfigError):
-            lines.append(unread_keys(Path(name), seq) if name is not None else "")
+            lines.append(unread_keys(Path(name), seq))
     return tuple(filter(None, lines))
 
 

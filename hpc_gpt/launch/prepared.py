@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.plan.prediction import Prediction
-from hpc_gpt.runs.branches import CheckpointHold
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
+    from hpc_gpt.runs.branches import CheckpointHold
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import RenderError
 from hpc_gpt.files import templates_dir
 from hpc_gpt.launch.tracker import tracked_packages
-from hpc_gpt.runs.after_jobs import AfterJob
-from hpc_gpt.runs.checkpoints import program_folder
-from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import (
@@ -37,6 +34,9 @@ from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from hpc_gpt.runs.after_jobs import AfterJob
+    from hpc_gpt.runs.run_folder import RunFolder
 
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
@@ -78,6 +78,8 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
 
 def render_after_job(resolved: Resolved, run: RunFolder, job: AfterJob, checkpoint: Path) -> str:
     """The script of the job that `[after]` runs for a checkpoint."""
+    from hpc_gpt.runs.checkpoints import program_folder
+
     after = resolved.after
     values = {"checkpoint": str(checkpoint), "export": str(job.export), "step": str(job.step), "run": str(run.path)}
     line = fill_line(after.run, values) if isinstance(after.run, str) else None

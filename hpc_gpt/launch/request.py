@@ -10,7 +10,6 @@ from typing import Any
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
-from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Train
@@ -18,7 +17,6 @@ from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMEN
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.slurm.clients import has_sbatch
-from hpc_gpt.weights.config import model_name
 from hpc_gpt.words import counted
 
 # Of a batch that nobody gave; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
@@ -82,7 +80,11 @@ def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str
         return file
     asked = request.overrides
     sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
-    of_file = asked.get("model.hf") and model_name(Path(str(asked["model.hf"])))
+    of_file = None
+    if asked.get("model.hf"):
+        from hpc_gpt.weights.config import model_name  # of published weights alone
+
+        of_file = model_name(Path(str(asked["model.hf"])))
     name = asked.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
     engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
     if name is None and engine in (None, own):
@@ -129,7 +131,11 @@ def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection
         return {}, ""
     dp, usual = resolved.layout.dp, usual_batch(resolved.model.seq)
     has_gpus = profile.device is not None or profile.gpu_flag != "none"
-    if not has_gpus and not (profile.scheduler == "local" and list_gpus()):
+    if not has_gpus and profile.scheduler == "local":
+        from hpc_gpt.runs.provenance import list_gpus  # loads much that a job script does not need
+
+        has_gpus = bool(list_gpus())
+    if not has_gpus:
         reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
         size, why = resolved.gpus, f", one sample a rank as {reason}"
     elif usual % dp == 0:

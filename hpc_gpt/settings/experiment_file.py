@@ -22,7 +22,6 @@ from hpc_gpt.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import close_matches, merge_tables, read_toml, set_dotted
 from hpc_gpt.typed_tables import check_tables, table_in
-from hpc_gpt.weights.folder import check_folder
 from hpc_gpt.words import some
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
@@ -209,6 +208,8 @@ def _with_paths_found(
     if train.init is not None:
         init = found("train.init", train.init)
         if model.hf in (None, train.init) and model.preset is None and model.hidden is None:
+            from hpc_gpt.weights.folder import check_folder  # of published weights alone
+
             check_folder(Path(init))
             model = replace(model, hf=init)
         tokenizer = Path(init, "tokenizer.json")

@@ -22,7 +22,6 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
 from hpc_gpt.settings.shape_split import check_split, default_tp
 from hpc_gpt.tables import toml_lines
-from hpc_gpt.weights.config import read_config
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
@@ -145,6 +144,8 @@ def resolve_shape(model: Model) -> ModelShape:
             f"model.preset is {model.preset}, and model.hf is {model.hf}: both give the sizes", "leave one of them out"
         )
     if model.hf is not None:
+        from hpc_gpt.weights.config import read_config  # of published weights alone
+
         shape = replace(read_config(Path(model.hf), model.seq), **given)
     elif model.preset is not None:
         shape = replace(preset(model.preset), **given)
