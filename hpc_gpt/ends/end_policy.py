@@ -209,10 +209,10 @@ def end_by_script(
         return "error", said
     if _PREEMPTED.search(log):
         return "preempted", f"preempted before it had ended, {said}"
-    if put_back:
-        return "requeued", "put back to the queue by Slurm or by hand"
     if shown_as(shown, "Reason") == "TimeLimit":
         return "walltime", f"the time limit ended it, {said}"
+    if put_back:
+        return "requeued", "put back to the queue by Slurm or by hand"
     return "cancelled", f"{state}, {said}"
 
 

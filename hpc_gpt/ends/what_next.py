@@ -93,7 +93,8 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
             end_script(run, attempt, int(slurm), shown)
         else:
             code = f" {exit_code(message, int(slurm))}"
-        put_back = is_put_back(attempt, shown)
+        # At the time limit job.sh puts the job back before it asks.
+        put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
         nodes = _excluded(shown)
         slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from tests.around import around, curve, events_of
 from tests.slurm.launcher import Job, Launcher
 
@@ -228,6 +228,37 @@ def test_at_its_time_limit_a_script_saves_and_comes_back(launcher: Launcher) -> 
     assert job.log().count("saved") == 1
     assert "after the training: 0" in job.log()
     assert (folder / f"out-{job.id}.txt").resolve() == job.run.attempt(2).log
+
+
+DEAF = """\
+#!/bin/bash
+#SBATCH --job-name=deaf -N 1 --ntasks=1 --time=60
+trap '' TERM USR2
+echo "start of attempt $HPC_GPT_ATTEMPT"
+[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 0
+for step in {1..900}; do
+  echo "step $step loss 2.5"
+  sleep 0.5
+done
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chain", ["requeue", "singleton"])
+def test_a_script_that_ignores_signals_continues_after_its_limit(launcher: Launcher, chain: str) -> None:
+    """Slurm kills all of the job KillWait seconds after the limit: another attempt is asked for before any judging."""
+    folder = folder_of(launcher, f"deaf-{chain}", train_slurm=DEAF)
+    profile = launcher.profile(f"deaf-{chain}", f'chain = "{chain}"\n')
+    job = submit(launcher, "submit", folder, "--cluster", profile, "train.slurm")
+    job.wait_step(2)
+    launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
+    job.wait("the next attempt", lambda: len(job.run.attempts()) > 1)
+    last = launcher.job_of(job.run)
+    last.far_from_its_limit()
+    last.wait_end()
+    assert last.ended() == ["walltime", "done"], job.log()
+    assert (job.restarts, len(job_ids(job.run))) == ((1, 1) if chain == "requeue" else (0, 2))
+    assert not launcher.cluster.run("squeue", "--noheader", f"--name={last.shown()['JobName']}").stdout
 
 
 ROUGH = """\

@@ -69,9 +69,8 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
   done
-  export HPC_GPT_ATTEMPT=$n
   attempt="$HPC_GPT_RUN/attempts/$n"
-  export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
   printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
     "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
@@ -98,9 +97,7 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
   local said code="$HPC_GPT_RUN/code"
   command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
     fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
-  case "$HPC_GPT_RUN" in
-  *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
-  esac
+  [[ $HPC_GPT_RUN != *:* ]] || fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain sbatch
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
@@ -172,6 +169,7 @@ be_in_time() { # at the time limit ranks that hang, or still save, have KillWait
     ask_slurm
     [ "$(shown_as Reason)" = TimeLimit ] || exit
     echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
+    put_back_in_time
     kill -KILL -- "-$waits"
   ) &
   trap be_in_time TERM
@@ -382,6 +380,15 @@ requeue_job() { # asks again while the controller restarts, unless it got the re
   done
   return 1
 }
+put_back_in_time() { # KillWait is running: another attempt is asked for first. If Python does not judge in time, its start does
+  [ "$(shown_as Reason)" = TimeLimit ] || return 0
+  patience_s=$((${last_s:-10} / 3))
+  [ ! -e "$HPC_GPT_RUN/cancelled.$HPC_GPT_JOB" ] && [ ! -e "$HPC_GPT_RUN/stop.$HPC_GPT_JOB" ] || return 0
+  if [ -e "$attempt/ended.json" ]; then grep -qs '"requeue": true' "$attempt/ended.json"; else [ "${rc:-1}" != 0 ]; fi || return 0
+  # Once, by the first who comes; the attempt is judged by what Slurm shows now. What is refused is asked again after that.
+  (set -C && printf '%s\n' "$shown" >"$attempt/put-back") 2>/dev/null || return 0
+  is_put_back || requeue_job || rm -f -- "$attempt/put-back"
+}
 continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many seconds, without the nodes after the =
   local pause=$1 nodes=$2 next="$HPC_GPT_JOB" state resume
   resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
@@ -409,9 +416,8 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
 }
 continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
   local what pause nodes jobs
-  ask_slurm
-  # KillWait is running. If python does not judge in time, the next start does.
-  [ "$(shown_as Reason)" != TimeLimit ] || patience_s=$((${last_s:-10} / 3))
+  shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
+  put_back_in_time
   ask_chain after "$rc" "$shown" || answer_without_python
   read -r what pause nodes jobs rc <<<"$answer"
   if [ "$what" = again ]; then continue_run "$pause" "$nodes" "$jobs"; fi

@@ -92,9 +92,7 @@ make_run_folder() { # this script and its settings are kept in it; a folder of a
 # --- the submitted code --------------------------------------------------------------------------------------------
 use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without one the run takes the code as it is now
   local said code="$HPC_GPT_RUN/code"
-  case "$HPC_GPT_RUN" in
-  *:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
-  esac
+  [[ $HPC_GPT_RUN != *:* ]] || die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain bash
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \

@@ -118,9 +118,8 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
     [ -d "$HPC_GPT_RUN/attempts/$n" ] || die "cannot write in $HPC_GPT_RUN/attempts" "is the disk full or read-only?"
     n=$((n + 1))
   done
-  export HPC_GPT_ATTEMPT=$n
   attempt="$HPC_GPT_RUN/attempts/$n"
-  export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
+  export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
   printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
     "$n" "${HPC_GPT_START:-$HPC_GPT_JOB}" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
@@ -147,9 +146,7 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
   local said code="$HPC_GPT_RUN/code"
   command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
     fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
-  case "$HPC_GPT_RUN" in
-  *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
-  esac
+  [[ $HPC_GPT_RUN != *:* ]] || fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon"
   if [ ! -e "$code.tar.gz" ]; then # plain sbatch
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
