@@ -39,7 +39,7 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, sizes_beside
-from hpc_gpt.weights.config import unread_keys
+from hpc_gpt.weights.config import unfollowed_keys, unread_keys
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -165,11 +165,15 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
-    """The lines on keys that nothing reads, of the files that give the shape and the weights, if they are here."""
-    lines = []
-    for name in dict.fromkeys((experiment.model.hf, experiment.train.init)):
+    """The lines on keys that are not followed or that nothing reads, of the files that give the shape and the weights,
+    if they are here."""
+    lines = list[str]()
+    names = engine_named(experiment.engine.name).unfollowed
+    if experiment.train.init is not None:
+        names -= {"initializer_range"}  # nothing is drawn
+    for file in map(Path, filter(None, dict.fromkeys((experiment.model.hf, experiment.train.init)))):
         with contextlib.suppress(ConfigError):
-            lines.append(unread_keys(Path(name), seq) if name is not None else "")
+            lines += [*unfollowed_keys(file, seq, names), unread_keys(file, seq)]
     return tuple(filter(None, lines))
 
 

@@ -1,12 +1,13 @@
 """transformers' config.json: a file as a shape, and a shape as a file. Without torch or transformers; no code is run.
 
-A key of a file is used, is known to be without effect here (`hf_keys`), or is refused with its value; what
-transformers' class of that model type does not read either is named by `unread_keys`. All is as its class of 5.23
-reads it: what a file does not give is the class's default.
+A key of a file is used, is known to be without effect here (`config_keys`), or is refused with its value. What changes
+initial weights or gradients alone and is not followed is named by `unfollowed_keys`; what transformers' class of that
+model type does not read either by `unread_keys`. All is as its class of 5.23 reads it: what a file does not give is the
+class's default.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,31 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
     return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
 
 
+# GPT-2's dropouts, and each class's deviation of drawn weights, with what a class has if a file does not say.
+_DROPOUTS, _DROPPED, _STD = ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1, 0.02
+
+
+def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list[str]:
+    """Lines on the values of a file that change no logit of its weights, but a training, as far as they are among the
+    `names` that this run does not follow. Raises ConfigError as `read_config`."""
+    shape, keys, kind = _read(path, seq)
+    lines = []
+    rates = {name: keys.take(name, float, _DROPPED) for name in _DROPOUTS if name in names and kind == "gpt2"}
+    if said := [f"{name} is {rate:g}" for name, rate in rates.items() if rate]:
+        lines.append(f"{', '.join(said)}: not followed, as there is no dropout here")
+    if "initializer_range" in names and (std := keys.take("initializer_range", float, _STD)) != _STD:
+        lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
+    if "pad_token_id" in names and shape.pad_token is not None:
+        lines.append(f"pad_token_id is {shape.pad_token}: not followed, as its row is trained like any other")
+    return [f"{keys.file}: {line}" for line in lines]
+
+
 def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     file = path / "config.json" if path.is_dir() else path
     config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
+    keys.take("initializer_range", float)
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
     keys.check_rest()
     check_shape(shape)
@@ -79,6 +100,8 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
+    for name in _DROPOUTS:
+        keys.take(name, float)
     positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
     if keys.config.get("n_ctx") == positions:  # of earlier versions
         keys.taken.add("n_ctx")
@@ -113,11 +136,12 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     theta, scaling = _read_rotation(keys, kind)
     nope_every = _read_layers_without_rotation(keys, layers) if kind == "smollm3" else None
     _check_window(keys, kind, layers, seq, nope_every)
+    vocab = keys.need("vocab_size", int)
     return ModelShape(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        vocab=keys.need("vocab_size", int),
+        vocab=vocab,
         seq=seq,
         tied=keys.take("tie_word_embeddings", bool, kind == "smollm3"),
         kv_heads=None if kv_heads == heads else kv_heads,
@@ -132,7 +156,21 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         rope_scaling=scaling,
         qk_norm=kind == "qwen3",
         nope_every=nope_every,
+        pad_token=_read_pad_token(keys, kind, vocab),
     )
+
+
+def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
+    """The row that torch's `padding_idx` takes from training, which GPT-2's class does not give to its embedding. A
+    negative one counts from the end."""
+    given, words = keys.take("pad_token_id", int), ""
+    if "pad_token_id" not in keys.config:
+        given = _tokens_of(kind)["pad_token_id"]
+        words = f" (not given, so that of the class, {given})"
+    if given is not None and not -vocab <= given < vocab:
+        why = f"a row that an embedding of {vocab} has not{words}: transformers cannot build such a model"
+        keys.refuse("pad_token_id", why, "correct it in the file; null is for none")
+    return None if given is None else given % vocab
 
 
 def _read_bias(keys: Keys, kind: str) -> str:
@@ -244,6 +282,13 @@ _OWN_TOKENS = {
     "mistral": (1, 2, None),
     "smollm3": (128000, 128001, 128004),
 }
+
+
+def _tokens_of(kind: str) -> dict[str, int | None]:
+    """The tokens of a class."""
+    return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
+
+
 _OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 GENERATION = "generation_config.json"
 
@@ -265,7 +310,7 @@ def init_config_in(path: Path) -> InitConfig:
     """
     config = read_config_json(path / "config.json")
     kind = model_type_of(config, path / "config.json")
-    own = dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
+    own = _tokens_of(kind)
     kept: dict[str, Any] = {key: config.get(key, own[key]) for key in _TOKENS}
     if kind != "gpt2" and config.get("max_position_embeddings") is not None:
         kept["max_position_embeddings"] = config["max_position_embeddings"]
@@ -297,6 +342,10 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     config["vocab_size"] = shape.vocab if vocab is None else vocab
     rest: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
     rest |= {key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)}
+    if shape.pad_token is not None and (
+        rest.get("pad_token_id") is None or rest["pad_token_id"] % shape.vocab != shape.pad_token
+    ):
+        rest["pad_token_id"] = shape.pad_token
     if kind == "gpt2":
         return config | _gpt2_config(shape) | rest
     scaling: dict[str, Any] = {"rope_type": "default"}
