@@ -18,6 +18,8 @@ from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.presets import PRESETS, preset
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.weights.config import config_of, init_config_in, read_config, unfollowed_keys, unread_keys
+from hpc_gpt.weights.config_keys import ARCHITECTURES
+from tests import marked
 from tests.cli.command import in_process
 
 FAMILIES = ["gpt2", *(name for name, shape in PRESETS.items() if shape.positions == "rope")]
@@ -216,7 +218,8 @@ def test_gpt_2s_other_names_are_read(write):
 
 # What published files of each family have beyond the sizes, with the values that they have there, and which of it
 # nothing reads: no text of any file, but its keys.
-_DROPOUTS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "summary_first_dropout": 0.1}
+_PDROPS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
+_DROPOUTS = {**_PDROPS, "summary_first_dropout": 0.1}
 _SUMMARY = {"summary_activation": None, "summary_proj_to_labels": True, "summary_type": "cls_index",
             "summary_use_proj": True}  # fmt: skip
 _GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}
@@ -364,25 +367,44 @@ def test_what_changes_a_training_alone_is_followed_refused_or_named(write):
         read_config(write(llama | {"attention_dropout": 0.1}))
 
 
-@pytest.mark.parametrize("key", OF_THE_LOSS)
-def test_transformers_class_does_not_read_it_either(key):
-    """The loss and the gradients are the same with it and without."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 11,
-    }
-    found = []
-    for more in ({}, {key: OF_THE_LOSS[key]}):
-        torch.manual_seed(1)
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more)).train()
-        loss = model(torch.arange(10)[None], labels=torch.arange(10)[None]).loss
+# A small model of each class, whose weights matter, and other values for a key by the type of its own.
+TINY = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4,
+        "num_key_value_heads": 2, "vocab_size": 13, "pad_token_id": None, "initializer_range": 0.3}  # fmt: skip
+TINY_GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 13, "bos_token_id": 1,
+             "eos_token_id": 2, "initializer_range": 0.3, **dict.fromkeys(_PDROPS, 0.0)}  # fmt: skip
+OTHERS = {type(None): [1, 0.5, True], bool: [False, True], int: [1, 3], float: [0.5], str: ["relu"]}
+
+
+@pytest.mark.parametrize("kind", marked(ARCHITECTURES, set(ARCHITECTURES) - {"llama"}))
+def test_no_other_key_of_the_class_changes_a_gradient_and_no_logit(kind):
+    """Each key of it, and of other programs, with other values: the same logits, but another loss or gradient."""
+    model_of = getattr(pytest.importorskip("transformers"), ARCHITECTURES[kind])
+    tokens, weights = torch.arange(24).view(2, 12) % 5, None
+
+    def trained(keys: dict[str, Any]) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+        model = model_of(model_of.config_class(**keys))
+        model.load_state_dict(weights or model.state_dict())
+        logits = model.eval()(tokens).logits.detach()
+        torch.manual_seed(3)
+        loss = model.train()(tokens, labels=tokens).loss
         loss.backward()
-        found.append([loss.detach(), *(one.grad for one in model.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        return model, logits, [loss.detach(), *(one.grad for one in model.parameters())]
+
+    given = (TINY_GPT2 if kind == "gpt2" else TINY) | {"tie_word_embeddings": True}
+    model, logits, gradients = trained(given)
+    weights, found, tried = model.state_dict(), set(), 0
+    for key, value in {**dict.fromkeys(OF_THE_LOSS), **model.config.to_dict()}.items():
+        for other in OTHERS.get(type(value), []):
+            try:
+                _, of_other, theirs = trained({**given, key: OF_THE_LOSS.get(key, other)})
+            except Exception:  # another size, or none that the class takes
+                continue
+            tried += 1
+            if torch.equal(of_other, logits) and not all(map(torch.equal, theirs, gradients)):
+                found.add(key)
+    followed = {"tie_word_embeddings"} if kind == "gpt2" else {"tie_word_embeddings", "pad_token_id"}
+    assert found - followed == ({*_PDROPS} if kind == "gpt2" else {"attention_dropout"}), "named, refused"
+    assert tried > 50
 
 
 ENDS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": None}
