@@ -8,7 +8,7 @@ class's default.
 
 import contextlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ _SHOWN = 8
 _LONGEST = 8192
 
 
-def read_config(path: Path, seq: int | None = None) -> ModelShape:
+def read_config(path: Path, seq: int | None = None, pads: bool = True) -> ModelShape:
     """The shape in a config.json, or in the folder that has one. `seq` is the length that is trained, by default the
-    file's positions, at most 8192.
+    file's positions, at most 8192. Without `pads` its pad token is not read, as earlier versions did not.
 
     Raises ConfigError for a file that cannot be read, another architecture, and each key that says what cannot be
     trained here.
     """
-    return _read(path, seq)[0]
+    return _read(path, seq, pads)[0]
 
 
 def unread_keys(path: Path, seq: int | None = None) -> str:
@@ -66,13 +66,15 @@ def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list
     return [f"{keys.file}: {line}" for line in lines]
 
 
-def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
+def _read(path: Path, seq: int | None, pads: bool = True) -> tuple[ModelShape, Keys, str]:
     file = path / "config.json" if path.is_dir() else path
     config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
-    keys.take("initializer_range", float)
+    keys.taken.add("initializer_range")
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
+    if pads and kind != "gpt2":  # whose class gives its embedding none
+        shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
     keys.check_rest()
     check_shape(shape)
     return shape, keys, kind
@@ -100,8 +102,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
-    for name in _DROPOUTS:
-        keys.take(name, float)
+    keys.taken |= {*_DROPOUTS}
     positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
     if keys.config.get("n_ctx") == positions:  # of earlier versions
         keys.taken.add("n_ctx")
@@ -136,12 +137,11 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     theta, scaling = _read_rotation(keys, kind)
     nope_every = _read_layers_without_rotation(keys, layers) if kind == "smollm3" else None
     _check_window(keys, kind, layers, seq, nope_every)
-    vocab = keys.need("vocab_size", int)
     return ModelShape(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        vocab=vocab,
+        vocab=keys.need("vocab_size", int),
         seq=seq,
         tied=keys.take("tie_word_embeddings", bool, kind == "smollm3"),
         kv_heads=None if kv_heads == heads else kv_heads,
@@ -156,13 +156,11 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         rope_scaling=scaling,
         qk_norm=kind == "qwen3",
         nope_every=nope_every,
-        pad_token=_read_pad_token(keys, kind, vocab),
     )
 
 
 def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
-    """The row that torch's `padding_idx` takes from training, which GPT-2's class does not give to its embedding. A
-    negative one counts from the end."""
+    """The row that torch's `padding_idx` takes from training. A negative one counts from the end."""
     given, words = keys.take("pad_token_id", int), ""
     if "pad_token_id" not in keys.config:
         given = _tokens_of(kind)["pad_token_id"]
@@ -342,10 +340,9 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     config["vocab_size"] = shape.vocab if vocab is None else vocab
     rest: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
     rest |= {key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)}
-    if shape.pad_token is not None and (
-        rest.get("pad_token_id") is None or rest["pad_token_id"] % shape.vocab != shape.pad_token
-    ):
-        rest["pad_token_id"] = shape.pad_token
+    pad, stored = shape.pad_token, rest.get("pad_token_id")
+    if pad is not None and (stored is None or stored % shape.vocab != pad):
+        rest["pad_token_id"] = pad
     if kind == "gpt2":
         return config | _gpt2_config(shape) | rest
     scaling: dict[str, Any] = {"rope_type": "default"}

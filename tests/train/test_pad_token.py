@@ -132,3 +132,7 @@ def test_a_run_of_an_earlier_version_stays_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.pad_token would be 7, but is None in the checkpoint's run"):
         descend(earlier, {"model.pad_token": PAD}, LOCAL, 1)
     check_weights(read_folder(folder), earlier.model)
+    made("llama", False, tmp_path / "broken", pad_token_id=61, initializer_range="x")
+    check_weights(read_folder(tmp_path / "broken"), earlier.model)
+    with pytest.raises(ConfigError, match="pad_token_id is 61, a row that an embedding of 61 has not"):
+        check_weights(read_folder(tmp_path / "broken"), now.model)
