@@ -27,6 +27,7 @@ class CommandEngine(EngineFacts):
     takes_command = True
     axes = frozenset({"tp", "pp", "cp"})  # as the program splits; nothing here does
     switches = frozenset({"recompute"})  # for the record's FLOPs
+    unfollowed = frozenset()  # as far as is known here
     no_save = "a program of your own saves when it does by itself; stop and requeue send it command.stop_signal"
 
     def shape_fault(self, shape: ModelShape) -> str | None:

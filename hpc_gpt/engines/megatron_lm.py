@@ -42,6 +42,7 @@ class MegatronLm(EngineFacts):
     scatters_outputs = True  # each rank sends its part and gathers them inside the node (Narayanan et al. 2021, 4.1)
     has_chunks = True
     saves_weights_again = True
+    unfollowed = EngineFacts.unfollowed | {"pad_token_id"}
 
     def data_of(self, data: Data) -> Data:
         """Megatron's own token files, by default of the standard library, their mixture by weights, or mock data."""

@@ -168,16 +168,20 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
-    """The lines on keys that nothing reads, of the files that give the shape and the weights, if they are here."""
-    names = dict.fromkeys(name for name in (experiment.model.hf, experiment.train.init) if name is not None)
-    if not names:
+    """The lines on keys that are not followed or that nothing reads, of the files that give the shape and the weights,
+    if they are here."""
+    files = [Path(name) for name in dict.fromkeys((experiment.model.hf, experiment.train.init)) if name is not None]
+    if not files:
         return ()
-    from hpc_gpt.weights.config import unread_keys
+    from hpc_gpt.weights.config import unfollowed_keys, unread_keys
 
-    lines = []
-    for name in names:
+    lines = list[str]()
+    names = engine_named(experiment.engine.name).unfollowed
+    if experiment.train.init is not None:
+        names -= {"initializer_range"}  # nothing is drawn
+    for file in files:
         with contextlib.suppress(ConfigError):
-            lines.append(unread_keys(Path(name), seq))
+            lines += [*unfollowed_keys(file, seq, names), unread_keys(file, seq)]
     return tuple(filter(None, lines))
 
 

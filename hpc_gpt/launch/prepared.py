@@ -31,9 +31,9 @@ class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
     prediction for it, the forecast of its job chain, and `notes` for the user.
 
-    A relative data.path is looked for in the folder `data_beside` first. `unread` has a line on the keys of config.json
-    that nothing reads. `faster` has the lines on what is predicted to be faster, if that was asked for. `job_script` is
-    of a script that runs as it is.
+    A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
+    that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
+    asked for. `job_script` is of a script that runs as it is.
     """
 
     resolved: Resolved

@@ -146,13 +146,14 @@ class Gpt(nn.Module):
         tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
         initial = tp.initial(seed, shape.layers)
         self.shape = shape
-        self.embedding = VocabParallelEmbedding("embedding", shape.padded_vocab, shape.hidden, tp, initial)
+        rows, hidden = shape.padded_vocab, shape.hidden
+        self.embedding = VocabParallelEmbedding("embedding", rows, hidden, tp, initial, shape.pad_token)
         self.position = None
         if shape.positions == "learned":
-            self.position = PositionEmbedding("position", shape.seq, shape.hidden, tp, initial)
+            self.position = PositionEmbedding("position", shape.seq, hidden, tp, initial)
         self.blocks = nn.ModuleList(Block(number, shape, tp, initial, techniques) for number in range(shape.layers))
         self.norm = build_norm("norm", shape, tp)
-        self.head = None if shape.tied else VocabParallelHead("head", shape.padded_vocab, shape.hidden, tp, initial)
+        self.head = None if shape.tied else VocabParallelHead("head", rows, hidden, tp, initial)
         self.loss = loss_of(shape, tp, techniques)
         if isinstance(self.loss, ChunkedLoss):
             self.loss.attach(self.output_layer)

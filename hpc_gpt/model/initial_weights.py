@@ -25,10 +25,11 @@ _WORTH_A_THREAD = 1 << 17
 
 
 class _Draw(NamedTuple):
-    """A weight to be drawn, or being drawn: its size and its standard deviation."""
+    """A weight to be drawn, or being drawn: its size, its standard deviation, and a row that is zero."""
 
     shape: tuple[int, ...]
     std: float
+    zero_row: int | None = None
 
     @property
     def numel(self) -> int:
@@ -56,9 +57,9 @@ class InitialWeights:
         self._ahead: dict[str, tuple[_Draw, Future[Tensor]]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
-        """Normal numbers of mean 0 in fp32."""
-        wanted = _Draw(shape, std)
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        """Normal numbers of mean 0 in fp32, but for a row of zeros."""
+        wanted = _Draw(shape, std, zero_row)
         self._draw_ahead(name, wanted)
         drawn, future = self._ahead.pop(name, (wanted, None))
         assert drawn == wanted, f"{name} is {wanted}, unlike the blocks before"
@@ -113,7 +114,10 @@ class InitialWeights:
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         seed = int.from_bytes(digest[:8], "little") >> 1  # manual_seed takes 63 bits for certain
         generator = torch.Generator().manual_seed(seed)
-        return _memory(wanted).normal_(0.0, wanted.std, generator=generator)
+        drawn = _memory(wanted).normal_(0.0, wanted.std, generator=generator)
+        if wanted.zero_row is not None:
+            drawn[wanted.zero_row] = 0
+        return drawn
 
 
 def _memory(wanted: _Draw) -> Tensor:
@@ -144,7 +148,7 @@ class PutLater(InitialWeights):
         super().__init__(seed, layers)
         self.taken: set[str] = set()
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
         return torch.empty(shape, device="meta")
 
     def keep(self, name: str, value: Tensor) -> None:
@@ -167,8 +171,8 @@ class DrawnLater(PutLater):
         self._wanted: dict[str, _Draw | Tensor] = {}
         self._last: tuple[str, Tensor] | None = None
 
-    def normal(self, name: str, shape: tuple[int, ...], std: float = STD) -> Tensor:
-        self._wanted[name] = _Draw(shape, std)
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        self._wanted[name] = _Draw(shape, std, zero_row)
         return super().normal(name, shape)
 
     def keep(self, name: str, value: Tensor) -> None:

@@ -26,7 +26,7 @@ def layer_specs(shape: ModelShape, initial: InitialWeights, tp: TensorParallel, 
     parameter of a tied module as a replica and leaves it out of the gradient norm.
     """
     rows, hidden = shape.padded_vocab, shape.hidden
-    embedding: tuple[Any, ...] = (VocabParallelEmbedding, "embedding", rows, hidden, tp, initial)
+    embedding: tuple[Any, ...] = (VocabParallelEmbedding, "embedding", rows, hidden, tp, initial, shape.pad_token)
     first, last = LayerSpec(*embedding), LayerSpec(VocabParallelHead, "head", rows, hidden, tp, initial)
     if shape.tied:
         first = TiedLayerSpec("embedding", *embedding)

@@ -265,20 +265,27 @@ class _SumBackward(torch.autograd.Function):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """An embedding whose rows are split. As a head it computes the logits of this rank's rows."""
+    """An embedding whose rows are split. As a head it computes the logits of this rank's rows.
 
-    def __init__(self, name: str, rows: int, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
+    As torch's `padding_idx` has it, the row of the `pad` token begins as zeros and gets no gradient as an embedding.
+    """
+
+    def __init__(
+        self, name: str, rows: int, hidden: int, tp: TensorParallel, initial: InitialWeights, pad: int | None = None
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.rows = rows // tp.size
-        self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (rows, hidden)), Split(0))
+        drawn = initial.normal(f"{name}.weight", (rows, hidden), zero_row=pad)
+        self.weight = tp.parameter(f"{name}.weight", drawn, Split(0))
+        self.pad = None if pad is None or pad // self.rows != tp.rank else pad % self.rows  # in this rank's share
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, seq] token numbers -> [batch, seq, hidden], or this rank's positions of it."""
         if self.tp.size == 1:
-            return F.embedding(tokens, self.weight)
+            return F.embedding(tokens, self.weight, self.pad)
         index, here = local_index(tokens, self.tp.rank * self.rows, self.rows)
-        found = F.embedding(index, self.weight).masked_fill(~here.unsqueeze(-1), 0.0)
+        found = F.embedding(index, self.weight, self.pad).masked_fill(~here.unsqueeze(-1), 0.0)
         return self.tp.leave(found)
 
     def logits(self, hidden: Tensor) -> Tensor:

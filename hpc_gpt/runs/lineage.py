@@ -236,7 +236,7 @@ def descend(
         table, _, name = key.rpartition(".")
         if branch and (source := table.removeprefix("data.mix.")) != table:  # it may be new
             tables["data"]["mix"] = {source: {}} | (tables["data"]["mix"] or {})
-        if table != "layout":
+        if table != "layout" and key != "model.hf":  # a file of the parent's sizes, which stay
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
     if tables["train"]["decay"] != parent.train.decay:  # the parts of wsd are another schedule's
@@ -266,7 +266,7 @@ def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
         return
     asked = preset(str(name)) if name else read_config(Path(str(file)), parent.model.seq)
     named, own = vars(asked), vars(parent.model)
-    sizes = [key.removeprefix("model.") for key in OF_A_MODEL if key != "model.hf"]
+    sizes = [key.removeprefix("model.") for key in OF_A_MODEL if key not in ("model.hf", "model.pad_token")]
     differ = [f"{key} {named[key]}, not {own[key]}" for key in sizes if named[key] != own[key]]
     if differ:
         key = f"model.preset {name}" if name else f"model.hf {file}"

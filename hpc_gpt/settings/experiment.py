@@ -104,6 +104,8 @@ class Model:
     "RMSNorm of each head's query and key, before the rotation; by default false."
     nope_every: int | None = key(None, resume="never", decides="speed", added=True)
     "Every n-th layer has no rotation, n of 2 or more; by default none; for example 4."
+    pad_token: int | None = key(None, resume="never", decides="schedule", added=True)
+    "The token whose row gets no gradient from the embedding; by default config.json's pad_token_id, if it has one."
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Command, Data, Experiment, Model, Train
 from hpc_gpt.settings.mixture import MIX, MixedSource
+from hpc_gpt.settings.resolve import with_pad_token
 from hpc_gpt.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.tables import close_matches, merge_tables, read_toml, set_dotted
@@ -189,8 +190,9 @@ def _with_paths_found(
 ) -> Experiment:
     """The experiment with absolute paths: each beside the file that states it, else here.
 
-    The folder of train.init gives the model's shape if [model] has none, and the tokenizer of text that is tokenised as
-    it is read if none is named. A program of one's own makes 0 steps, not known, unless train.steps is `stated`.
+    The folder of train.init gives the model's shape if [model] has none, the pad token, and the tokenizer of text that
+    is tokenised as it is read, if none is named. A program of one's own makes 0 steps, not known, unless train.steps is
+    `stated`.
     """
     model, data, train, command = experiment.model, experiment.data, experiment.train, experiment.command
 
@@ -218,6 +220,8 @@ def _with_paths_found(
         train = replace(train, init=init)
     if model.hf is not None:
         model = replace(model, hf=found("model.hf", model.hf))
+    if train.init is not None:
+        model = with_pad_token(model, Path(train.init))
     if data.mix is not None:
         folders = {name: _folder_of([f"data.mix.{name}.path"], file, row, given) for name in data.mix}
         beside = _folder_of([f"data.mix.{name}.path" for name in data.mix], file, row, given)

@@ -65,7 +65,8 @@ class ModelShape:
     asks for them a hundred thousand times. `vocab` is the tokenizer's; the
     embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None
     if they follow from the other sizes (`key_heads`, `head_width`, `mlp_width`). The layers are all alike, but that
-    `rotates` is false in every `nope_every`-th one.
+    `rotates` is false in every `nope_every`-th one. The embedding gives the row of `pad_token` no gradient, as
+    transformers' classes of Llama's kind do; a tied head gives it one.
     """
 
     hidden: int
@@ -88,6 +89,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     qk_norm: bool = False
     nope_every: int | None = None
+    pad_token: int | None = None
 
     @property
     def key_heads(self) -> int:
@@ -257,6 +259,16 @@ def check_shape(shape: ModelShape) -> None:
         )
     if not (shape.norm_eps > 0 and math.isfinite(shape.norm_eps)):
         raise LayoutError(f"model.norm_eps is {shape.norm_eps}, but must be above 0", "use 1e-5 or 1e-6")
+    if shape.pad_token is not None and shape.positions == "learned":
+        raise LayoutError(
+            f"model.pad_token is {shape.pad_token}, but model.positions is learned: GPT-2 trains every row",
+            "leave model.pad_token out",
+        )
+    if shape.pad_token is not None and not 0 <= shape.pad_token < shape.vocab:
+        raise LayoutError(
+            f"model.pad_token is {shape.pad_token}, but the tokens are 0 to {shape.vocab - 1}",
+            "name one of the vocabulary, or leave model.pad_token out",
+        )
     _check_rotation(shape)
 
 

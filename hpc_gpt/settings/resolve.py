@@ -1,5 +1,6 @@
 """Resolve an experiment: decide every value, refuse every contradiction; and turn the result into one again."""
 
+import contextlib
 import math
 from collections.abc import Collection
 from dataclasses import asdict, fields, replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named, trainers
-from hpc_gpt.errors import ConfigError, LayoutError, check_sizes, raise_faults
+from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
@@ -52,6 +53,8 @@ def resolve(
     """
     command = engine_named(experiment.engine.name).program_of(experiment.command)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
+    if "pad_token_id" in engine_named(experiment.engine.name).unfollowed:
+        shape = replace(shape, pad_token=None)
     layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
     asked = experiment.layout
     sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
@@ -88,6 +91,11 @@ def resolve(
                 f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
                 "use another engine, or give the program its own arguments",
             )
+    if "pad_token_id" in facts.unfollowed and (pad := experiment.model.pad_token) is not None:
+        raise ConfigError(
+            f"model.pad_token is {pad}, but engine {engine.name} trains every row of the embedding",
+            "leave model.pad_token out, or use another engine",
+        )
     of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
     resolved = Resolved(
         name=experiment.name,
@@ -158,6 +166,21 @@ def resolve_shape(model: Model) -> ModelShape:
         shape = ModelShape(**given)
     check_shape(shape)
     return shape
+
+
+def with_pad_token(model: Model, init: Path) -> Model:
+    """The model with the pad token of the folder that its weights are from, if it has none of its own.
+
+    A folder that cannot be read here, or is another model's, changes nothing; `check_weights` says why.
+    """
+    from hpc_gpt.weights.config import read_config
+
+    with contextlib.suppress(UserError):
+        if resolve_shape(model).pad_token is None:
+            found = replace(model, pad_token=read_config(init).pad_token)
+            resolve_shape(found)
+            return found
+    return model
 
 
 def _resolve_layout(

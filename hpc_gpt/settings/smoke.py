@@ -161,6 +161,8 @@ def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
     kind["kv_heads"] = max(1, heads // 2) if real.is_grouped else heads
     kind["head_dim"] = 2 * HIDDEN // heads if real.query_width != real.hidden else None
     kind["ffn"] = max(1, round(HIDDEN * real.mlp_width / real.hidden / 8 / tp)) * 8 * tp
+    if real.pad_token is not None:
+        kind["pad_token"] = min(real.pad_token, 255)
     if real.rope_scaling is not None:
         kind["rope_scaling"] = replace(real.rope_scaling, original_max_position_embeddings=SEQ // 2)
     return kind

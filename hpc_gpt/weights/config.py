@@ -1,13 +1,14 @@
 """transformers' config.json: a file as a shape, and a shape as a file. Without torch or transformers; no code is run.
 
-A key of a file is used, is known to be without effect here (`hf_keys`), or is refused with its value; what
-transformers' class of that model type does not read either is named by `unread_keys`. All is as its class of 5.23
-reads it: what a file does not give is the class's default.
+A key of a file is used, is known to be without effect here (`config_keys`), or is refused with its value. What changes
+initial weights or gradients alone and is not followed is named by `unfollowed_keys`; what transformers' class of that
+model type does not read either by `unread_keys`. All is as its class of 5.23 reads it: what a file does not give is the
+class's default.
 """
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ _SHOWN = 8
 _LONGEST = 8192
 
 
-def read_config(path: Path, seq: int | None = None) -> ModelShape:
+def read_config(path: Path, seq: int | None = None, pads: bool = True) -> ModelShape:
     """The shape in a config.json, or in the folder that has one. `seq` is the length that is trained, by default the
-    file's positions, at most 8192.
+    file's positions, at most 8192. Without `pads` its pad token is not read, as earlier versions did not.
 
     Raises ConfigError for a file that cannot be read, another architecture, and each key that says what cannot be
     trained here.
     """
-    return _read(path, seq)[0]
+    return _read(path, seq, pads)[0]
 
 
 def unread_keys(path: Path, seq: int | None = None) -> str:
@@ -46,12 +47,34 @@ def unread_keys(path: Path, seq: int | None = None) -> str:
     return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
 
 
-def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
+# GPT-2's dropouts, and each class's deviation of drawn weights, with what a class has if a file does not say.
+_DROPOUTS, _DROPPED, _STD = ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1, 0.02
+
+
+def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list[str]:
+    """Lines on the values of a file that change no logit of its weights, but a training, as far as they are among the
+    `names` that this run does not follow. Raises ConfigError as `read_config`."""
+    shape, keys, kind = _read(path, seq)
+    lines = []
+    rates = {name: keys.take(name, float, _DROPPED) for name in _DROPOUTS if name in names and kind == "gpt2"}
+    if said := [f"{name} is {rate:g}" for name, rate in rates.items() if rate]:
+        lines.append(f"{', '.join(said)}: not followed, as there is no dropout here")
+    if "initializer_range" in names and (std := keys.take("initializer_range", float, _STD)) != _STD:
+        lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
+    if "pad_token_id" in names and shape.pad_token is not None:
+        lines.append(f"pad_token_id is {shape.pad_token}: not followed, as its row is trained like any other")
+    return [f"{keys.file}: {line}" for line in lines]
+
+
+def _read(path: Path, seq: int | None, pads: bool = True) -> tuple[ModelShape, Keys, str]:
     file = path / "config.json" if path.is_dir() else path
     config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
+    keys.taken.add("initializer_range")
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
+    if pads and kind != "gpt2":  # whose class gives its embedding none
+        shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
     keys.check_rest()
     check_shape(shape)
     return shape, keys, kind
@@ -79,6 +102,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
+    keys.taken |= {*_DROPOUTS}
     positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
     if keys.config.get("n_ctx") == positions:  # of earlier versions
         keys.taken.add("n_ctx")
@@ -133,6 +157,18 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         qk_norm=kind == "qwen3",
         nope_every=nope_every,
     )
+
+
+def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
+    """The row that torch's `padding_idx` takes from training. A negative one counts from the end."""
+    given, words = keys.take("pad_token_id", int), ""
+    if "pad_token_id" not in keys.config:
+        given = _tokens_of(kind)["pad_token_id"]
+        words = f" (not given, so that of the class, {given})"
+    if given is not None and not -vocab <= given < vocab:
+        why = f"a row that an embedding of {vocab} has not{words}: transformers cannot build such a model"
+        keys.refuse("pad_token_id", why, "correct it in the file; null is for none")
+    return None if given is None else given % vocab
 
 
 def _read_bias(keys: Keys, kind: str) -> str:
@@ -244,6 +280,13 @@ _OWN_TOKENS = {
     "mistral": (1, 2, None),
     "smollm3": (128000, 128001, 128004),
 }
+
+
+def _tokens_of(kind: str) -> dict[str, int | None]:
+    """The tokens of a class."""
+    return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
+
+
 _OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 GENERATION = "generation_config.json"
 
@@ -265,7 +308,7 @@ def init_config_in(path: Path) -> InitConfig:
     """
     config = read_config_json(path / "config.json")
     kind = model_type_of(config, path / "config.json")
-    own = dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
+    own = _tokens_of(kind)
     kept: dict[str, Any] = {key: config.get(key, own[key]) for key in _TOKENS}
     if kind != "gpt2" and config.get("max_position_embeddings") is not None:
         kept["max_position_embeddings"] = config["max_position_embeddings"]
@@ -297,6 +340,9 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     config["vocab_size"] = shape.vocab if vocab is None else vocab
     rest: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
     rest |= {key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)}
+    pad, stored = shape.pad_token, rest.get("pad_token_id")
+    if pad is not None and (stored is None or stored % shape.vocab != pad):
+        rest["pad_token_id"] = pad
     if kind == "gpt2":
         return config | _gpt2_config(shape) | rest
     scaling: dict[str, Any] = {"rope_type": "default"}

@@ -31,16 +31,15 @@ _FAMILIES_REFUSED = {
     "Phi": "Phi rotates only a part of each head, or fuses its matrices",
 }
 # What transformers' classes read, and what decides neither the model's arithmetic nor its size: which tokens begin and
-# end a text, other heads than the language model's, how the file was written. This trainer draws initial weights with
-# 0.02 and has no dropout, whatever GPT-2's file says.
+# end a text, other heads than the language model's, how the file was written and in which numbers, what saves memory.
 _WITHOUT_EFFECT = {
     *("_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "dtype", "model_type"),
     *("torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "return_dict", "output_attentions"),
     *("output_hidden_states", "chunk_size_feed_forward", "bos_token_id", "eos_token_id", "pad_token_id", "id2label"),
     *("label2id", "num_labels", "problem_type", "summary_activation", "summary_first_dropout", "summary_last_dropout"),
     *("summary_proj_to_labels", "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout"),
-    *("initializer_range", "pretraining_tp", "max_window_layers", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    *("gradient_checkpointing", "tie_last_hidden_states", "name_or_path", "_commit_hash"),
+    *("pretraining_tp", "max_window_layers", "gradient_checkpointing", "tie_last_hidden_states", "name_or_path"),
+    "_commit_hash",
 }
 # What transformers takes out of config.json: how a text is generated (`GenerationConfig`).
 _OF_GENERATION = {

@@ -110,7 +110,7 @@ def check_folder(path: Path) -> None:
 
 def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
     """Raises ConfigError if the folder's model is another than `shape`: in its config.json, its names or its sizes."""
-    theirs = read_config(folder.path, shape.seq)
+    theirs = read_config(folder.path, shape.seq, pads=shape.pad_token is not None)
     differ = [f"{name} is {_shown(other)} there, {_shown(own)} here" for name, own, other in _differing(shape, theirs)]
     if differ:
         raise _of_another_model(folder, differ)

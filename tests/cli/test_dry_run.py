@@ -66,6 +66,26 @@ def test_keys_of_a_config_that_nothing_reads_are_a_line_and_a_check_of_doctor(ba
         assert f"ok    config      {line}\n" in in_process("doctor", "--model", folder, *asked).stdout
 
 
+def test_what_a_config_says_and_an_engine_does_not_follow_is_a_line_and_a_check_of_doctor(bare, tmp_path):
+    folder = write_folder(tmp_path / "weights", LLAMA)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"initializer_range": 0.01, "pad_token_id": 3}))
+    asked = ("--cluster", "local", "--gpus", 1, "--set", "data.source=random")
+    drawn = f"{file}: initializer_range is 0.01: not followed, as weights are drawn with 0.02 here"
+    padded = f"{file}: pad_token_id is 3: not followed, as its row is trained like any other"
+    for model, engine, lines in (
+        (("--model", folder), "ddp", [drawn]),
+        (("--model", folder), "megatron-lm", [drawn, padded]),
+        (("--set", f"train.init={folder}"), "ddp", []),  # nothing is drawn
+    ):
+        done = in_process("render", *model, *asked, "--engine", engine)
+        assert done.code == 0, done.stderr
+        assert ('"pad_token": 3' in done.stdout) is (padded not in lines)
+        assert [line in done.stderr for line in (drawn, padded)] == [line in lines for line in (drawn, padded)]
+    checks = in_process("doctor", "--model", folder, *asked, "--engine", "megatron-lm").stdout
+    assert all(f"ok    config      {line}\n" in checks for line in (drawn, padded))
+
+
 @pytest.mark.parametrize("logs", ["/dev/null/runs", "/tmp/a:b"])
 def test_a_logs_folder_that_cannot_hold_a_run(bare, logs):
     for done in both("demo", "--cluster", "local", "--set", "data.source=random", HPC_GPT_LOGS=logs):

@@ -23,6 +23,7 @@ from tests import ALL_TESTS
 STEPS = 6 if ALL_TESTS else 4  # two of warm-up, the rest of decay
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
 END = 7  # the token that ends a document
+PAD = 40  # one of the data; with tp 2 the second rank has its row
 VOCAB = 61  # padded to 64: with tp 2 the second rank's share is part padding
 SEQ = 16
 LAYERS = 3  # two stages are uneven
@@ -66,6 +67,7 @@ class Case:
     tied: bool = True
     model: str = "gpt2"
     documents: bool = False  # that are masked
+    pad: bool = False  # whether PAD's row of the embedding gets no gradient
     mutation: str = ""
 
     @property
@@ -85,6 +87,7 @@ class Case:
         parts += [] if self.tied else ["untied"]
         parts += [] if self.model == "gpt2" else [self.model]
         parts += ["documents"] if self.documents else []
+        parts += ["pad"] if self.pad else []
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
     @cached_property
@@ -94,7 +97,15 @@ class Case:
         return resolve(
             Experiment(
                 name="equality",
-                model=Model(layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied, **MODELS[self.model]),
+                model=Model(
+                    layers=LAYERS,
+                    heads=4,
+                    vocab=VOCAB,
+                    seq=SEQ,
+                    tied=self.tied,
+                    pad_token=PAD if self.pad else None,
+                    **MODELS[self.model],
+                ),
                 data=Data(mask_documents=True, end_token=END) if self.documents else Data(),
                 engine=self.engine,
                 layout=LayoutRequest(
@@ -166,7 +177,26 @@ FAMILIES = [
         (Layout(1, 1, 2), Engine(name="hf-deepspeed")),
     )
 ]
-NAMED = TABLE + SGD + RECOMPUTE + UNTIED + FAMILIES
+# A row of the embedding that transformers does not train: each family, each engine, and each way to hold that row.
+PADDED = [
+    Case(layout, engine, clip=CLIP, tied=tied, model=model, pad=True)
+    for model, tied, layout, engine in (
+        ("llama", False, Layout(1, 1, 1), Engine(name="ddp")),
+        ("qwen2", True, Layout(1, 1, 2), Engine(name="hf-deepspeed")),
+        ("qwen3", False, Layout(2, 1, 1), Engine(name="fsdp")),
+        ("smollm3", True, Layout(1, 2, 1), zero(1)),
+        ("llama", True, Layout(2, 2, 1), zero(0)),
+        ("qwen3", False, Layout(2, 2, 1), zero(1, recompute="full")),
+        *(("qwen2", bool(stage % 2), Layout(1, 1, 2), Engine(name=_ZERO, zero_stage=stage)) for stage in (0, 1, 2, 3)),
+        ("llama", False, Layout(2, 1, 1), Engine(name=_ZERO, zero_stage=1, sequence_parallel=True)),
+        ("smollm3", False, Layout(1, 1, 2), Engine(name="hf-deepspeed", zero_stage=1)),
+        ("qwen3", True, Layout(1, 1, 1, 2), Engine(name="ddp", cp_exchange="keys")),
+        ("llama", False, Layout(1, 1, 1, 2), Engine(name=_ZERO, zero_stage=3)),
+        ("qwen3", True, Layout(1, 2, 1, 2), zero(1)),
+        ("qwen2", True, Layout(2, 1, 2), Engine(name="fsdp")),
+    )
+]
+NAMED = TABLE + SGD + RECOMPUTE + UNTIED + FAMILIES + PADDED
 
 
 def _context(cp: int, engine: Engine, model: str = "gpt2", tp: int = 1, pp: int = 1, dp: int = 1, **rest: Any) -> Case:
@@ -265,6 +295,7 @@ MUTATIONS = {
     Case(_DP2, Engine(name="ddp")): ["the data-parallel mean", "the accumulation's divisor"],
     Case(_DP2, Engine(name="ddp", sharded_optimizer=True)): ["the exchange of what each rank updated"],
     Case(_DP2, Engine(name="hf-deepspeed")): ["the right gradient scale", "the padding's mask"],
+    **{case: ["the pad token's row"] for case in PADDED},
 }
 # What every engine must have, for those not named above.
 _BROKEN_ENGINES = {case.engine.name for case in MUTATIONS}

@@ -50,6 +50,7 @@ FACTORS = {
     "clip": (0.0, CLIP),
     "tied": (True, False),
     "model": ("gpt2", "llama", "qwen3"),
+    "pad": (False, True),
 }
 # Those whose whole product is tried: every engine in every layout. The others are drawn in it.
 _LEADING = ("engine", "tp", "pp", "dp", "zero_stage")

@@ -44,7 +44,7 @@ CASES = ALL_CASES if ALL_TESTS else SHORT
 def settings(model: str, how: str, folder: Path) -> Resolved:
     """As the command line would resolve them."""
     layout, engine = HOW[how]
-    resolved = Case(layout, engine, clip=CLIP, tied=model not in UNTIED, model=model).resolved
+    resolved = Case(layout, engine, clip=CLIP, tied=model not in UNTIED, model=model, pad=model != "gpt2").resolved
     return replace(resolved, train=replace(resolved.train, init=str(folder / model)))
 
 

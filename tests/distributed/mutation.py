@@ -133,6 +133,13 @@ def _padding_counts(engine: Any) -> None:
     loss.vocab = engine._resolved.model.padded_vocab
 
 
+def _pad_is_trained(engine: Any) -> None:
+    for module in engine.module.modules():
+        for name in ("pad", "padding_idx"):  # ours, and torch's own
+            if hasattr(module, name):
+                setattr(module, name, None)
+
+
 def _no_tied_sum(engine: Any) -> None:
     engine.module.get_tied_weights_and_groups = list
 
@@ -162,4 +169,5 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the owner of what is whole": _counted_by_all,
     "the exchange of what each rank updated": _no_exchange,
     "the padding's mask": _padding_counts,
+    "the pad token's row": _pad_is_trained,
 }

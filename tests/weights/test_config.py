@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hpc_gpt.engines import engine_named
+from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Model
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.settings.presets import PRESETS, preset
 from hpc_gpt.settings.resolve import resolve_shape
-from hpc_gpt.weights.config import config_of, init_config_in, read_config, unread_keys
+from hpc_gpt.weights.config import config_of, init_config_in, read_config, unfollowed_keys, unread_keys
+from hpc_gpt.weights.config_keys import ARCHITECTURES
+from tests import marked
 from tests.cli.command import in_process
 
 FAMILIES = ["gpt2", *(name for name, shape in PRESETS.items() if shape.positions == "rope")]
@@ -213,7 +218,8 @@ def test_gpt_2s_other_names_are_read(write):
 
 # What published files of each family have beyond the sizes, with the values that they have there, and which of it
 # nothing reads: no text of any file, but its keys.
-_DROPOUTS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "summary_first_dropout": 0.1}
+_PDROPS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
+_DROPOUTS = {**_PDROPS, "summary_first_dropout": 0.1}
 _SUMMARY = {"summary_activation": None, "summary_proj_to_labels": True, "summary_type": "cls_index",
             "summary_use_proj": True}  # fmt: skip
 _GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}
@@ -268,7 +274,7 @@ def test_published_files_are_read_and_what_nothing_reads_is_a_line(name, write):
     if name.startswith("Mistral"):
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
         config = {key: value for key, value in config.items() if not key.endswith("_bias")}
-    folder, shape = write(config), preset(known)
+    folder, shape = write(config), replace(preset(known), pad_token=more.get("pad_token_id"))
     assert read_config(folder, shape.seq) == shape
     line = unread_keys(folder, shape.seq)
     assert line == "" if not unread else f"config.json: {unread}: " in line, line
@@ -291,6 +297,114 @@ def test_every_key_that_transformers_class_reads_is_known(name, write):
         config["sliding_window"] = None
     assert len(config) > 60
     assert unread_keys(write(config), 512) == ""
+
+
+@pytest.mark.parametrize("name", ["Llama-2", "Qwen2.5-0.5B", "Qwen3", "SmolLM3", "Mistral-7B", "gpt2"])
+def test_the_pad_token_is_that_of_transformers_embedding(name, write):
+    transformers = pytest.importorskip("transformers")
+    config = config_of(preset(PUBLISHED[name][0]))
+    if name == "Mistral-7B":
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    del config["architectures"]
+    config |= {"num_hidden_layers": 1, "n_layer": 1, "no_rope_layers": [1]}
+    vocab = config["vocab_size"]
+    for given in ({"pad_token_id": 9}, {"pad_token_id": 0}, {"pad_token_id": -1}, {"pad_token_id": None}, {}):
+        config.pop("pad_token_id", None)
+        folder = write(config | given)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+        assert read_config(folder, 512).pad_token == model.get_input_embeddings().padding_idx, given
+    for given in (vocab, -vocab - 1):
+        write(config | {"pad_token_id": given})
+        if name == "gpt2":
+            assert read_config(folder, 512).pad_token is None
+            continue
+        with pytest.raises(ConfigError, match=f"pad_token_id is {given}, a row that an embedding of {vocab} has not: "):
+            read_config(folder, 512)
+    if name == "SmolLM3":
+        with pytest.raises(ConfigError, match=r"has not \(not given, so that of the class, 128004\)"):
+            read_config(write(config | {"vocab_size": 49152}), 512)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3.2-1b", "smollm3-3b"])
+def test_a_pad_token_is_written_again_as_the_folder_has_it(name, write):
+    for given in (9, 0, -1, None):
+        folder = write(config_of(preset(name)) | {"pad_token_id": given})
+        shape, begun = read_config(folder, 512), init_config_in(folder)
+        assert config_of(shape, begun=begun)["pad_token_id"] == given
+        assert config_of(replace(shape, pad_token=None), begun=begun)["pad_token_id"] == given, (
+            "an earlier version's run"
+        )
+        if shape.pad_token is not None:
+            assert read_config(write(config_of(shape)), 512) == shape, "without weights of the folder"
+            own = replace(shape, pad_token=11)
+            assert read_config(write(config_of(own, begun=begun)), 512) == own, "the run's own goes before"
+
+
+# What other programs keep in a config.json that changes gradients and no logit.
+OF_THE_LOSS = {"label_smoothing": 0.1, "loss_type": "ForMaskedLM", "z_loss": 1e-4, "router_aux_loss_coef": 0.01,
+               "output_router_logits": True, "freeze_layers": 2, "layerdrop": 0.1, "embd_dropout": 0.1}  # fmt: skip
+
+
+def test_what_changes_a_training_alone_is_followed_refused_or_named(write):
+    named = EngineFacts.unfollowed
+    gpt2, llama = config_of(preset("gpt2")), config_of(preset("llama3.2-1b"))
+    assert unfollowed_keys(write(gpt2), 512, named) == unfollowed_keys(write(llama), 512, named) == []
+    words = "resid_pdrop is 0.1, embd_pdrop is 0.1, attn_pdrop is 0.1: not followed, as there is no dropout here"
+    for given in (_DROPOUTS, {}):  # the class's
+        config = {key: value for key, value in gpt2.items() if not key.endswith("pdrop")} | given
+        [line] = unfollowed_keys(write(config), 512, named)
+        assert line.endswith(f"config.json: {words}")
+    [line] = unfollowed_keys(write(llama | {"initializer_range": 1 / 24, "pad_token_id": 3}), 512, named)
+    assert "config.json: initializer_range is 0.0416667: not followed, as weights are drawn with 0.02 here" in line
+    [line] = unfollowed_keys(write(llama | {"pad_token_id": 3}), 512, engine_named("megatron-lm").unfollowed)
+    assert "config.json: pad_token_id is 3: not followed, as its row is trained like any other" in line
+    for key, value in OF_THE_LOSS.items():
+        assert f"{key} is {json.dumps(value)}: a key that transformers'" in unread_keys(
+            write(llama | {key: value}), 512
+        )
+    with pytest.raises(ConfigError, match=r"attention_dropout is 0\.1, which this trainer has not"):
+        read_config(write(llama | {"attention_dropout": 0.1}))
+
+
+# A small model of each class, whose weights matter, and other values for a key by the type of its own.
+TINY = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4,
+        "num_key_value_heads": 2, "vocab_size": 13, "pad_token_id": None, "initializer_range": 0.3}  # fmt: skip
+TINY_GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 13, "bos_token_id": 1,
+             "eos_token_id": 2, "initializer_range": 0.3, **dict.fromkeys(_PDROPS, 0.0)}  # fmt: skip
+OTHERS = {type(None): [1, 0.5, True], bool: [False, True], int: [1, 3], float: [0.5], str: ["relu"]}
+
+
+@pytest.mark.parametrize("kind", marked(ARCHITECTURES, set(ARCHITECTURES) - {"llama"}))
+def test_no_other_key_of_the_class_changes_a_gradient_and_no_logit(kind):
+    """Each key of it, and of other programs, with other values: the same logits, but another loss or gradient."""
+    model_of = getattr(pytest.importorskip("transformers"), ARCHITECTURES[kind])
+    tokens, weights = torch.arange(24).view(2, 12) % 5, None
+
+    def trained(keys: dict[str, Any]) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+        model = model_of(model_of.config_class(**keys))
+        model.load_state_dict(weights or model.state_dict())
+        logits = model.eval()(tokens).logits.detach()
+        torch.manual_seed(3)
+        loss = model.train()(tokens, labels=tokens).loss
+        loss.backward()
+        return model, logits, [loss.detach(), *(one.grad for one in model.parameters())]
+
+    given = (TINY_GPT2 if kind == "gpt2" else TINY) | {"tie_word_embeddings": True}
+    model, logits, gradients = trained(given)
+    weights, found, tried = model.state_dict(), set(), 0
+    for key, value in {**dict.fromkeys(OF_THE_LOSS), **model.config.to_dict()}.items():
+        for other in OTHERS.get(type(value), []):
+            try:
+                _, of_other, theirs = trained({**given, key: OF_THE_LOSS.get(key, other)})
+            except Exception:  # another size, or none that the class takes
+                continue
+            tried += 1
+            if torch.equal(of_other, logits) and not all(map(torch.equal, theirs, gradients)):
+                found.add(key)
+    followed = {"tie_word_embeddings"} if kind == "gpt2" else {"tie_word_embeddings", "pad_token_id"}
+    assert found - followed == ({*_PDROPS} if kind == "gpt2" else {"attention_dropout"}), "named, refused"
+    assert tried > 50
 
 
 ENDS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": None}

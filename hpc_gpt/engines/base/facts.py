@@ -72,6 +72,9 @@ class EngineFacts(States):
     fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
+    # Keys of a config.json that decide a training alone, and that it does not follow: its user is told.
+    unfollowed: ClassVar[frozenset[str]] = frozenset({"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"})
+
     # --- its checkpoints
     converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
     loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines

@@ -98,7 +98,7 @@ def _make_weights(model: nn.Module, shape: ModelShape, seed: int, tp: TensorPara
     initial = tp.initial(seed, shape.layers)
     for name in shape.parameter_names:
         parts = parts_of(shape, name)
-        whole = tp.share(name, _draw(initial, name, _size(model, parts)), None)
+        whole = tp.share(name, _draw(initial, name, _size(model, parts), shape.pad_token), None)
         for number, part in enumerate(parts):
             path, _, kind = part.name.rpartition(".")
             layer = model.get_submodule(path)
@@ -142,7 +142,7 @@ def _move(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool
     return module
 
 
-def _draw(initial: InitialWeights, name: str, size: tuple[int, ...]) -> Tensor:
+def _draw(initial: InitialWeights, name: str, size: tuple[int, ...], pad: int | None) -> Tensor:
     """The initial value of a parameter of `hpc_gpt.model.gpt`.
 
     Its own layers cannot be built for that: ZeRO-3 would partition them, too.
@@ -152,7 +152,9 @@ def _draw(initial: InitialWeights, name: str, size: tuple[int, ...]) -> Tensor:
         return torch.zeros(size)
     if layer.endswith(("norm", "norm1", "norm2")):
         return torch.ones(size)
-    return (initial.residual if layer.endswith(("projection", "down")) else initial.normal)(name, size)
+    if layer.endswith(("projection", "down")):
+        return initial.residual(name, size)
+    return initial.normal(name, size, zero_row=pad if layer == "embedding" else None)
 
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
