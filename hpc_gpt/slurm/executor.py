@@ -93,7 +93,7 @@ def submit_own(
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
     script = next(iter(runs.values())).job_script
     command = ["sbatch", *flags, str(script), str(folder), *([python] if python else [])]
-    environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
+    environment = {name: value for name, value in os.environ.items() if name not in {*OF_ONE_JOB, "SBATCH_WAIT"}}
     return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
 
 

@@ -261,7 +261,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         steps=steps,
         loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
         tokens_per_s=metrics.get("tokens_per_s"),
-        gpus=resolved.gpus,
+        gpus=resolved.asked_gpus,
         layout=resolved.form.shown_layout or "-",
         folder=str(run.path),
         sweep=resolved.sweep,

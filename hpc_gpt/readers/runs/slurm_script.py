@@ -98,7 +98,7 @@ def read_script(path: Path) -> Script | None:
         if directive := _DIRECTIVE.match(line):
             for option in _OPTION.finditer(directive[1].split(" #")[0]):
                 name = option[1].lstrip("-")
-                name = options_of("sbatch").letters.get(name, name)
+                name = options_of("sbatch").letters.get(name) or options_of("sbatch").named(name)
                 directives[name] = ((option[2] or "").strip("\"'"), number)
         elif line.lstrip().startswith("#"):
             continue
