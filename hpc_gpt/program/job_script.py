@@ -4,6 +4,7 @@ the experiment that runs it as it is, and the profile of its site.
 A file that begins with `#!` is one, whatever its name. Nothing in it is executed here, and nothing of it is changed.
 """
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -261,6 +262,14 @@ def submits_itself(script: JobScript) -> Caution | None:
 def last_values(*layers: Sequence[Option]) -> Mapping[str, str | None]:
     """{long name: value} of several lists of options, of which the later ones win."""
     return {option.name: option.value for layer in layers for option in layer}
+
+
+def submits_by_hand(path: Path) -> int | None:
+    """The line in which a script submits itself if it is not in a job; None if it does not, or cannot be read."""
+    with contextlib.suppress(OSError):
+        found = scan(JobScript(path, path.read_bytes(), (), ()))
+        return next((each.line for each in found if each.means == _SUBMITS_BY_HAND), None)
+    return None
 
 
 def without_suffix(name: str) -> str:

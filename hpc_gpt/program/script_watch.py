@@ -18,13 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import first_reason, limits_reached
+from hpc_gpt.ends.end_policy import End, first_reason, limits_reached, write_said
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.program.job_script import submits_by_hand
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
@@ -45,6 +47,7 @@ _LAST_LINES_S = 4.0  # job.sh waits longer
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
+_QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
 
 class Follower:
@@ -91,6 +94,7 @@ class ScriptWatch:
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
         self._killed = self._hangs = False
+        self._queued: re.Match[str] | None = None
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
@@ -111,6 +115,9 @@ class ScriptWatch:
             time.sleep(_TURN_S)
         self._take_lines()
         self._log.keep_loss(0.0)
+        with contextlib.suppress(RunFolderError):
+            said = said_by(self._lines)
+            write_said(self._attempt, 0, replace(said, failed=said.failed or self._trained_elsewhere()))
         release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
@@ -123,6 +130,16 @@ class ScriptWatch:
         except (OSError, IndexError):
             return False
 
+    def _trained_elsewhere(self) -> End | None:
+        """That a script on this machine queued a job in place of training: some do so if SLURM_JOB_ID is not set."""
+        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
+            return None
+        why = "its log has no step, and SLURM_JOB_ID is not set here"
+        if self._queued is not None:
+            return End("user_error", f"the script queued job {self._queued[1]} by sbatch: {why}")
+        line = submits_by_hand(self._run.path / "slurm_script")
+        return None if line is None else End("user_error", f"line {line} of the script calls sbatch: {why}")
+
     # --- its output
 
     def _take_lines(self) -> None:
@@ -131,6 +148,7 @@ class ScriptWatch:
             for line in file.lines():
                 came = True
                 self._log.take(line)
+                self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         if came and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(self._attempt, self._heart)
