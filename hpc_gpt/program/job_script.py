@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, OsErrorAs
+from hpc_gpt.readers.runs.slurm_script import redirected
 from hpc_gpt.secrets import hide_secrets, is_secret
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.slurm.directives import MARK, OF_JOB, OF_SITE, is_command, quote_directive
@@ -251,7 +252,11 @@ def scan(script: JobScript) -> list[Caution]:
             again = script.path.name in words or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", words)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
             found.append(Caution(number, f"{shown:.60}", means))
-    return found
+    for each in redirected("\n".join(lines)):
+        where = each.target or "files of torchrun's own"
+        means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
+        found.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    return sorted(found, key=lambda caution: caution.line)
 
 
 def submits_itself(script: JobScript) -> Caution | None:

@@ -7,6 +7,8 @@ torch.
 """
 
 import contextlib
+import glob
+import itertools
 import json
 import math
 import os
@@ -28,6 +30,7 @@ from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.program.job_script import submits_by_hand
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
+from hpc_gpt.readers.runs.slurm_script import globs_of
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -48,6 +51,7 @@ _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _OUR_LOG = re.compile(r"/attempts/\d+/(?:log|err)$")
+_MOST_FILES = 64
 _MOST_LINKS = 40  # from one to the next; Linux follows as many
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
@@ -55,8 +59,8 @@ _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 class Follower:
     """The whole lines of a file that grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._place, self._left = path, 0, b""
+    def __init__(self, path: Path, place: int = 0) -> None:
+        self._path, self._place, self._left = path, place, b""
 
     def lines(self) -> Iterator[str]:
         """The lines since the last call."""
@@ -98,6 +102,9 @@ class ScriptWatch:
         self._killed = self._hangs = False
         self._queued: re.Match[str] | None = None
         self._copies: list[tuple[Path, Path]] = []
+        self._globs, self._found = self._read_globs(), set[Path]()
+        started = attempt.folder / "attempt.json"
+        self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
@@ -112,6 +119,7 @@ class ScriptWatch:
             self._look()
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
+        self._find_elsewhere()
         until = time.monotonic() + _LAST_LINES_S
         while _prints_last_lines(self._body) and time.monotonic() < until:
             self._take_lines()
@@ -184,6 +192,28 @@ class ScriptWatch:
         found = self._attempt.trainer().get("resumed_step")
         return found if isinstance(found, int) and self._command.checkpoints is not None else 0
 
+    def _find_elsewhere(self) -> None:
+        """Follows the files to which the script sends its programs' output, and links them to the attempt."""
+        names = (glob.glob(each, root_dir=self._folder, recursive=True) for each in self._globs)
+        for path in (self._folder / name for name in itertools.chain.from_iterable(names)):
+            with contextlib.suppress(OSError, RunFolderError):
+                if path in self._found or not path.is_file() or path.stat().st_mtime < self._since:
+                    continue
+                earlier = any(path.resolve() in each.logs for each in self._run.attempts() if each != self._attempt)
+                self._files.append(Follower(path, path.stat().st_size if earlier else 0))
+                self._found.add(path)
+                self._attempt.elsewhere.mkdir(exist_ok=True)
+                (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path.absolute())
+            if len(self._found) >= _MOST_FILES:
+                return
+
+    def _read_globs(self) -> list[str]:
+        try:
+            text = (self._run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return globs_of(text, os.environ, self._command.args)
+
     # --- requests, and the time limit
 
     def _look(self) -> None:
@@ -191,6 +221,7 @@ class ScriptWatch:
         if now < self._looked + _LOOK_S:
             return
         self._looked = now
+        self._find_elsewhere()
         if self._stop is None:
             self._stop = self._reason()
             if self._stop is not None:
