@@ -135,12 +135,12 @@ def read_said(attempt: Attempt) -> Said:
 
 def end_by_steps(attempt: Attempt, planned: int, said: Said) -> End:
     """The end of programs that exited with 0 and that nobody asked to end, by the steps of all tasks."""
-    steps = steps_of(attempt)
+    steps = logged_steps(attempt)
     spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
     return end_of_exit_0(steps[-1], planned or said.planned, spacing, said.limit, said.failed)
 
 
-def steps_of(attempt: Attempt) -> list[int]:
+def logged_steps(attempt: Attempt) -> list[int]:
     """The step after which an attempt began, and those of its log."""
     resumed = int(attempt.trainer().get("resumed_step") or 0)
     return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]

@@ -25,9 +25,9 @@ from hpc_gpt.ends.end_policy import (
     end_of_exit_0,
     is_cancelled,
     is_put_back,
+    logged_steps,
     read_said,
     shown_as,
-    steps_of,
 )
 from hpc_gpt.ends.failures import VAGUE, meaning
 from hpc_gpt.ends.state import SLURM_RUNS
@@ -60,7 +60,7 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
     if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
         return None
     said = f"exit code {code}"
-    last, printed = steps_of(attempt)[-1], read_said(attempt)
+    last, printed = logged_steps(attempt)[-1], read_said(attempt)
     planned = resolved.train.steps or printed.planned
     if not code and 0 < planned <= last:  # also if it was asked to end as it made the last one
         return end_of_exit_0(last, planned, 0)

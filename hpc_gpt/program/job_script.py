@@ -20,7 +20,7 @@ from hpc_gpt.errors import ConfigError, OsErrorAs
 from hpc_gpt.readers.runs.slurm_script import redirected
 from hpc_gpt.secrets import hide_secrets, is_secret
 from hpc_gpt.settings.resolved import folder_name
-from hpc_gpt.slurm.directives import MARK, OF_JOB, OF_SITE, is_command, quote_directive
+from hpc_gpt.slurm.directives import DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
 from hpc_gpt.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.tables import toml_lines, toml_value
 from hpc_gpt.words import plain, some
@@ -99,7 +99,7 @@ class JobScript:
     @property
     def body_hash(self) -> str:
         """16 hex digits of the script without its directives."""
-        lines = [line for line in self.data.splitlines() if not line.startswith(MARK.encode())]
+        lines = [line for line in self.data.splitlines() if not line.startswith(DIRECTIVE.encode())]
         return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
@@ -131,8 +131,8 @@ def read_job_script(path: Path) -> JobScript:
         for pattern, what, hint in _OTHERS:
             if pattern.match(line):
                 raise ConfigError(f"{path}:{number}: {what} does not run here", hint)
-        if line.startswith(MARK):
-            text = line.removeprefix(MARK).strip()
+        if line.startswith(DIRECTIVE):
+            text = line.removeprefix(DIRECTIVE).strip()
             try:
                 found = split_directive(text)
             except ValueError:
@@ -146,7 +146,7 @@ def read_job_script(path: Path) -> JobScript:
     options = tuple(read_options(words))
     check_options(options, str(path))
     body = list(_body(lines, head))
-    late = tuple(number for number, line in body if line.startswith(MARK))
+    late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
     kept = without_waits(options)
     left_out = tuple(option for option in options if option not in kept)
     script = JobScript(path, data, tuple(directives), tuple(kept), late, head + 1, left_out)
@@ -178,7 +178,7 @@ def _check_marks(script: JobScript, body: Sequence[tuple[int, str]]) -> None:
     if without:
         first, *more = without
         raise ConfigError(
-            f"{script.path}:{first}: {without[first]:.60}: sbatch reads only lines that begin with {MARK}"
+            f"{script.path}:{first}: {without[first]:.60}: sbatch reads only lines that begin with {DIRECTIVE}"
             + (f" (also line {_numbers(more)})" if more else ""),
             f"write #{without[first]}",
         )
@@ -186,7 +186,7 @@ def _check_marks(script: JobScript, body: Sequence[tuple[int, str]]) -> None:
         raise ConfigError(
             f"{script.path}: sbatch reads no directive after the first command, which is in line {script.stops}: "
             f"{body[0][1].strip():.60}; those of line {_numbers(script.late)} would ask for nothing",
-            f"move the {MARK} lines above it",
+            f"move the {DIRECTIVE} lines above it",
         )
 
 

@@ -122,7 +122,7 @@ _WHY = {
 }  # fmt: skip
 # Directives after those of the size.
 _LATER = ("mem", "time")
-MARK = "#SBATCH"
+DIRECTIVE = "#SBATCH"
 _BLANKS = " \t\n\v\f\r"  # C's isspace
 JOB_NAME = "--job-name="
 
@@ -300,7 +300,7 @@ def script_directives(script: str) -> list[str]:
     ['--nodes=2', '-n4']
     """
     head = itertools.takewhile(lambda line: not is_command(line), script.split("\n"))
-    return [line.removeprefix(MARK).strip(_BLANKS) for line in head if line.startswith(MARK)]
+    return [line.removeprefix(DIRECTIVE).strip(_BLANKS) for line in head if line.startswith(DIRECTIVE)]
 
 
 def directives_but_name(script: str) -> list[str]:

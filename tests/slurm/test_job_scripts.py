@@ -398,6 +398,7 @@ case "$HPC_GPT_ATTEMPT" in
 1) no-such-program ;;
 2) exit 4 ;;
 esac
+echo end
 """
 
 
