@@ -240,6 +240,13 @@ def _array(text: str | None, here: bool) -> list[int]:
 
 def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
     notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
+    for option in script.options:
+        folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
+        if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
+            where = f"{folder}, the folder of --{option.name}, is not there"
+            notes.append(
+                f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
+            )
     own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
     if own:
         notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.ends.end_policy import (
+    EXIT_0_BUT,
     OVER,
     STOP,
     End,
@@ -165,7 +166,8 @@ class ForeignRank:
         if self._place.rank == 0:
             write_end(self._run, self._attempt, end, self.step)
         # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
-        return 1 if end.ended == "error" and self._place.rank == 0 else 0
+        failed = end.ended == "error" or (end.cause or "").startswith(EXIT_0_BUT)
+        return 1 if failed and self._place.rank == 0 else 0
 
     def quit(self) -> None:
         """Ends the program at once, without a save, and writes ended.json."""

@@ -153,6 +153,14 @@ def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
     assert split_directive(r"--comment='it is \a'\ x -n4#5") == ["--comment=it is a x", "-n4"]
 
 
+def test_a_folder_of_output_that_is_not_there_is_said(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -t 7 --output=%j/o.txt --error=slurm/%j.err\n"
+    said = "slurm, the folder of --error, is not there"
+    assert said in "\n".join(prepared_of(script(tmp_path, text + BODY), f"--chdir={tmp_path}").notes)
+    (tmp_path / "slurm").mkdir()
+    assert said not in "\n".join(prepared_of(script(tmp_path, text + BODY), f"--chdir={tmp_path}").notes)
+
+
 @pytest.mark.parametrize("name", ["mistral-0.3-7b", "mistral-0.3-7c"])
 def test_a_dot_in_a_jobs_name_does_not_cut_the_experiments(tmp_path: Path, name: str) -> None:
     prepared = prepared_of(script(tmp_path, f"#!/bin/bash\n#SBATCH -t 7 -J {name}\n" + BODY))

@@ -124,6 +124,29 @@ def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
     assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in said
 
 
+def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:
+    lines = ["[engine]", 'name = "command"', "[command]", 'run = "python3 -c \\"import no_such_module\\"; echo end"']
+    (tmp_path / "mine.toml").write_text("\n".join([*lines, 'per = "job"', "snapshot = false", ""]))
+    done = in_process("submit", "--cluster", "local", "--gpus", "1", "--wait", "mine.toml", cwd=tmp_path)
+    assert done.code == 3, done
+    assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/tmp/slurm_script: line 9:  4711 Killed                  python fit.py", True),
+        ("srun: error: n3: task 1: Killed", True),
+        ("rank      : 1 (local_rank: 1)\nexitcode  : 137 (pid: 4711)", True),
+        ("RuntimeError: the worker was Killed by its parent", False),
+        ("/tmp/slurm_script: line 9: syntax error near unexpected token `done'", False),
+    ],
+)
+def test_the_kernels_memory_is_suspected_after_signal_9_alone(tmp_path: Path, line: str, says: bool) -> None:
+    (tmp_path / "fit.log").write_text(f"starts\n{line}\n")
+    assert ("out of memory" in in_process("why", "fit.log", cwd=tmp_path).stdout) == says
+
+
 @pytest.mark.parametrize("submits", ['sbatch "$0"', 'sbatch --parsable "$0" >id'])
 def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatch, submits: str) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")

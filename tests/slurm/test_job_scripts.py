@@ -6,6 +6,7 @@ The scripts of these tests end processes by their ids alone: they run as root be
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,19 @@ def test_a_link_of_the_users_is_written_through(launcher: Launcher, there: bool)
     job.wait_end("COMPLETED")
     assert (folder / "latest.txt").readlink() == Path("real.txt")
     assert (folder / "latest.txt").read_text() == ("before\n" if there else "") + "it was quick\n"
+
+
+@pytest.mark.long
+def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launcher) -> None:
+    python = launcher.folder / "slow-python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    folder = folder_of(launcher, "short", train_slurm=LINKED.replace("latest", "short"))
+    job = launcher.submit(
+        "train.slurm", cwd=folder, HPC_GPT_CLUSTER="", HPC_GPT_EXPERIMENT="", HPC_GPT_PYTHON=str(python)
+    )
+    job.wait_end("COMPLETED")
+    assert (folder / "short.txt").read_text() == "it was quick\n"
 
 
 def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
