@@ -167,7 +167,7 @@ def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[
         value = getattr(profile, name)
         if value and not {name, *_SAME.get(name, ())} & set(found):
             words.append(f"--{name}" if value is True else f"--{name}={value}")
-    for option in read_options(profile.sbatch):
+    for option in without_waits(read_options(profile.sbatch)):
         if option.name not in found:
             words += option.words
     return words

