@@ -161,9 +161,14 @@ touch after.${SLURM_RESTART_COUNT:-0}
 REQUEUES = r"""#!/bin/bash
 #SBATCH --ntasks=1 --time=1:00:00 --signal=B:USR1@90
 trap 'scontrol requeue $SLURM_JOB_ID; exit 0' USR1
-first=$(cat last 2>/dev/null || echo 0)
-fit() { for n in $(seq $((first + 1)) 4000); do echo "step $n/4000 loss 1.0"; echo $n >last; sleep 0.1; done; }
-fit &
+python3 -u -c '
+import pathlib, time
+last = pathlib.Path("last")
+for n in range(int(last.read_text()) + 1 if last.exists() else 1, 4000):
+    print(f"step {n}/4000 loss 1.0")
+    last.write_text(str(n))
+    time.sleep(0.1)
+' &
 wait
 """
 

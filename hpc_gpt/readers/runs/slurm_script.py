@@ -219,7 +219,7 @@ class Redirected:
     of_srun: bool = False
 
 
-_TARGET = r"(?P<target>\"[^\"]{1,400}\"|'[^']{1,400}'|[^\s;|&<>()\"']{1,400})"
+_TARGET = r"(?P<target>\"[^\"]{1,400}\"|'[^']{1,400}'|(?:\$\([^()]{1,200}\)|`[^`]{1,200}`|[^\s;|&<>()\"'`]){1,400})"
 _STARTS = re.compile(
     r"\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|apptainer|singularity)\s|^\s*exec\s+[12&]?>"
 )
