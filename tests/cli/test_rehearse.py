@@ -164,7 +164,7 @@ trap 'scontrol requeue $SLURM_JOB_ID; exit 0' USR1
 python3 -u -c '
 import pathlib, time
 last = pathlib.Path("last")
-for n in range(int(last.read_text()) + 1 if last.exists() else 1, 4000):
+for n in range(int(last.read_text() or 0) + 1 if last.exists() else 1, 4000):
     print(f"step {n}/4000 loss 1.0")
     last.write_text(str(n))
     time.sleep(0.1)
