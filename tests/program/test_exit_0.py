@@ -1,5 +1,6 @@
 """A script whose last command succeeds is not done if its training failed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ def test_a_script_that_exits_with_0_has_the_class_of_its_failure(
     end_script(run, attempt, 0, "JobState=RUNNING Restarts=0", read_cause)
     assert attempt.ended()["ended"] == ended
     assert attempt.ended()["cause"].startswith(cause)
+
+
+def test_a_script_that_asks_for_no_gpu_has_none_in_status_and_record(tmp_path: Path) -> None:
+    (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho step 1 loss 4.0\n")
+    assert in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path).code == 0
+    status, record = ended(newest()), RunFolder(newest().path).record
+    assert (status.gpus, status.gpu_hours) == (None, None)
+    assert in_process("report", str(newest().path)).code == 0
+    found = json.loads(record.read_text())
+    assert (found["gpus"], found["gpu_hours"]) == (None, None)
 
 
 @pytest.mark.parametrize("last", ["fit; echo end", "fit || echo failed", "fit & wait", "fit 2>&1 | tee fit.log"])
