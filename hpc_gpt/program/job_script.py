@@ -4,7 +4,6 @@ the experiment that runs it as it is, and the profile of its site.
 A file that begins with `#!` is one, whatever its name. Nothing in it is executed here, and nothing of it is changed.
 """
 
-import contextlib
 import hashlib
 import itertools
 import os
@@ -51,7 +50,8 @@ _REFUSED = {
 _LEFT_OUT = frozenset({"wait", "quiet"})
 # (words in a line of the body, what they do under the chain).
 _SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
-_NOT_IN_JOB = re.compile(r"-z\s+\"?\$\{?SLURM_JOB_?ID\b")  # a guard: started by hand, the script submits itself
+# A guard: started by hand, the script submits itself.
+_NOT_IN_JOB = re.compile(r"(?:-z|!)\s[^;\n]*\bSLURM_JOB_?ID\b|SLURM_JOB_?ID\S*\s+==?\s")
 _GUARD_LINES = 5
 _SUBMITS_BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
 _SUBMITS_AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
@@ -269,12 +269,12 @@ def last_values(*layers: Sequence[Option]) -> Mapping[str, str | None]:
     return {option.name: option.value for layer in layers for option in layer}
 
 
-def submits_by_hand(path: Path) -> int | None:
-    """The line in which a script submits itself if it is not in a job; None if it does not, or cannot be read."""
-    with contextlib.suppress(OSError):
-        found = scan(JobScript(path, path.read_bytes(), (), ()))
-        return next((each.line for each in found if each.means == _SUBMITS_BY_HAND), None)
-    return None
+def submits_again(name: Path, data: bytes) -> tuple[int, bool] | None:
+    """(the line in which the script of that name submits itself, whether it does so only outside a job); None if it
+    does not."""
+    means = {_SUBMITS_BY_HAND: True, _SUBMITS_AGAIN: False}
+    found = [each for each in scan(JobScript(name, data, (), ())) if each.means in means]
+    return (found[0].line, means[found[0].means]) if found else None
 
 
 def without_suffix(name: str) -> str:

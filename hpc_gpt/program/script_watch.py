@@ -27,7 +27,7 @@ from hpc_gpt.ends.end_policy import End, first_reason, limits_reached, write_sai
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
-from hpc_gpt.program.job_script import submits_by_hand
+from hpc_gpt.program.job_script import submits_again
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.runs.slurm_script import globs_of
@@ -115,6 +115,8 @@ class ScriptWatch:
         reserve(self._attempt)  # job.sh's judge has files to write
         Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
         while self._lives():
+            if self._globs and not self._found:  # at once: a line's time is when it comes
+                self._find_elsewhere()
             self._take_lines()
             self._look()
             time.sleep(_TURN_S)
@@ -145,11 +147,18 @@ class ScriptWatch:
         """That a script on this machine queued a job in place of training: some do so if SLURM_JOB_ID is not set."""
         if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
             return None
-        why = "its log has no step, and SLURM_JOB_ID is not set here"
-        if self._queued is not None:
-            return End("user_error", f"the script queued job {self._queued[1]} by sbatch: {why}")
-        line = submits_by_hand(self._run.path / "slurm_script")
-        return None if line is None else End("user_error", f"line {line} of the script calls sbatch: {why}")
+        found = None
+        with contextlib.suppress(OSError):
+            data = (self._run.path / "slurm_script").read_bytes()
+            found = submits_again(Path(self._command.script or "slurm_script"), data)
+        if found is None or not (self._queued or found[1]):
+            return None
+        what = (
+            f"the script queued job {self._queued[1]}"
+            if self._queued
+            else f"line {found[0]} of the script calls sbatch"
+        )
+        return End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
 
     # --- its output
 

@@ -175,6 +175,8 @@ def test_a_dot_in_a_jobs_name_does_not_cut_the_experiments(tmp_path: Path, name:
         ('sbatch --dependency=afterany:$SLURM_JOB_ID "$0"', "take the line out"),
         ("sbatch evaluate.slurm", "submits a job itself"),
         ('if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi', "if SLURM_JOB_ID is not set"),
+        ('[[ ! $SLURM_JOBID ]] && exec sbatch "$0"', "if SLURM_JOB_ID is not set"),
+        ('[ "x$SLURM_JOB_ID" = x ] && exec sbatch fit.slurm', "if SLURM_JOB_ID is not set"),
     ],
 )
 def test_a_line_that_submits_says_what_it_means_under_the_chain(tmp_path: Path, line: str, says: str) -> None:

@@ -167,5 +167,14 @@ def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatc
     (tmp_path / "fit.slurm").write_text(guard)
     done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
     assert done.code == 3, done
-    job = "the script queued job 4711 by sbatch" if "parsable" not in submits else "line 4 of the script calls sbatch"
+    job = "the script queued job 4711, and" if "parsable" not in submits else "line 4 of the script calls sbatch"
     assert f"exit code 0, but {job}" in done.stderr
+
+
+def test_a_script_that_queues_another_job_is_done_here(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho trained\nsbatch evaluate.slurm\n")
+    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
+    assert done.code == 0, done
