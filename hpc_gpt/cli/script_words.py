@@ -48,7 +48,8 @@ def split(
     from hpc_gpt.program.job_script import is_job_script
     from hpc_gpt.slurm.directives import options_of
 
-    kinds, letters = options_of("sbatch")
+    known = options_of("sbatch")
+    kinds, letters = known
     own = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
     ours: list[str] = []
     asked: list[str] = []
@@ -59,7 +60,7 @@ def split(
             word = left.pop(0)
         elif word.startswith("-") and len(word) > 1:
             name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], "", "")
-            long = name[2:] if name.startswith("--") else letters.get(word[1], "")
+            long = known.named(name[2:]) if name.startswith("--") else letters.get(word[1], "")
             if name in _OURS:
                 ours.append("--wait")
             elif name in own and name in _TAKEN:
@@ -76,6 +77,8 @@ def split(
                     left.pop(0)
             else:
                 asked.append(word)  # sbatch knows options of plugins
+                has_value = left and not equals and not left[0].startswith("-") and not is_job_script(Path(left[0]))
+                asked += [left.pop(0)] if has_value and word.startswith("--") else []
             continue
         path = Path(word)
         if not is_job_script(path):

@@ -6,16 +6,19 @@ retry is in `ends.failures`.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from hpc_gpt.ends.failures import RETRIES, meaning
 from hpc_gpt.ends.state import BY_ITSELF, SLURM_RUNS, start_class
+from hpc_gpt.files import read_json, write_once
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.requeue import way_of
@@ -30,6 +33,8 @@ LATE_SIGNAL_S = 300.0
 SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 # Written in the attempt's folder by the task that is asked to stop, and read by all.
 STOP = "stop.json"
+OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
+EXIT_0_BUT = "exit code 0, but "
 # {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
 # a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
 REASONS = {
@@ -102,18 +107,60 @@ def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], 
     return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
 
 
-def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "") -> End:
+@dataclass(frozen=True)
+class Said:
+    """What programs that exited with 0 printed that decides how they ended: the steps that they were to make (0 if no
+    line says it), a time limit of their own, and a failure after their last step (its class and words)."""
+
+    planned: int = 0
+    limit: str = ""
+    failed: End | None = None
+
+
+def write_said(attempt: Attempt, task: int, said: Said) -> None:
+    """Writes what a task's program printed, unless it is written. RunFolderError if the disk refuses."""
+    write_once(attempt.folder / OVER / str(task), json.dumps(asdict(said)) + "\n")
+
+
+def read_said(attempt: Attempt) -> Said:
+    """What the programs of all tasks printed."""
+    said = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
+    failed = next((each["failed"] for each in said if isinstance(each.get("failed"), dict)), None)
+    return Said(
+        max((int(each.get("planned") or 0) for each in said), default=0),
+        next((str(each["limit"]) for each in said if each.get("limit")), ""),
+        None if failed is None else End(str(failed.get("ended")), str(failed.get("cause"))),
+    )
+
+
+def end_by_steps(attempt: Attempt, planned: int, said: Said) -> End:
+    """The end of programs that exited with 0 and that nobody asked to end, by the steps of all tasks."""
+    steps = logged_steps(attempt)
+    spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
+    return end_of_exit_0(steps[-1], planned or said.planned, spacing, said.limit, said.failed)
+
+
+def logged_steps(attempt: Attempt) -> list[int]:
+    """The step after which an attempt began, and those of its log."""
+    resumed = int(attempt.trainer().get("resumed_step") or 0)
+    return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
+
+
+def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "", failed: End | None = None) -> End:
     """The end of a program that exited with 0 and that nobody asked to end, after `step` of `planned` steps; 0 if it is
     not known how many there are.
 
-    Its log has a line every `spacing` steps, so the last ones may have none. `limit` says that a time limit was why it
-    ended. Else the chain starts it once more: a program that then gets no further has no more to do, or cannot.
+    Its log has a line every `spacing` steps, so the last ones may have none. `failed`: its log ends with a failure, as
+    what ran last need not be what failed. `limit` says that a time limit was why it ended. Else the chain starts it
+    once more: a program that then gets no further has no more to do, or cannot.
     """
+    if planned and step and step + spacing >= planned:
+        return End("done", f"{max(step, planned):,} of {planned:,} steps")
+    if failed is not None:
+        return replace(failed, cause=f"{EXIT_0_BUT}{failed.cause}")
     if not planned:
         made = f"after step {step:,}" if step else "its log has no lines of steps"
         return End("done", f"exit code 0, {made}; how many steps it is to make is not known (train.steps)")
-    if step and step + spacing >= planned:
-        return End("done", f"{max(step, planned):,} of {planned:,} steps")
     if limit:
         return End("walltime", f"{limit}, at {step:,} of {planned:,} steps")
     return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")

@@ -10,24 +10,29 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.ends.decisions import ReadCause, classify, with_free_space
 from hpc_gpt.ends.end_policy import (
+    EXIT_0_BUT,
     STOP,
     End,
     asks_to_requeue,
     class_of_sigterm,
+    end_by_steps,
     end_for,
     end_of_exit_0,
     is_cancelled,
     is_put_back,
+    logged_steps,
+    read_said,
     shown_as,
 )
+from hpc_gpt.ends.failures import VAGUE, meaning
 from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.sbatch_words import signal_of
 
@@ -35,11 +40,15 @@ from hpc_gpt.slurm.sbatch_words import signal_of
 _EARLY_S = 90.0
 
 
-def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
+def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str, read_cause: ReadCause) -> None:
     """Writes ended.json unless the watch has, or what Slurm says counts more; ends what the script left running."""
     end_left_over(run, attempt)
     end = _end(run, attempt, run.resolved(), code, shown)
     if end is not None:
+        if end.ended in VAGUE and (end.cause or "").startswith(EXIT_0_BUT):
+            found = read_cause(attempt)  # it compares all failures
+            if meaning(found.ended).in_log:
+                end = replace(found, cause=f"{EXIT_0_BUT}{found.cause}")
         step = attempt.last_metrics().get("step")
         requeue = asks_to_requeue(run, attempt, end)
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue)
@@ -51,10 +60,10 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
     if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
         return None
     said = f"exit code {code}"
-    resumed = int(attempt.trainer().get("resumed_step") or 0)
-    steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
-    if not code and 0 < resolved.train.steps <= steps[-1]:  # also if it was asked to end as it made the last one
-        return end_of_exit_0(steps[-1], resolved.train.steps, 0)
+    last, printed = logged_steps(attempt)[-1], read_said(attempt)
+    planned = resolved.train.steps or printed.planned
+    if not code and 0 < planned <= last:  # also if it was asked to end as it made the last one
+        return end_of_exit_0(last, planned, 0)
     if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
         end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
         return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {said}")
@@ -62,9 +71,7 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
         return None
     if (words := _signalled(resolved, shown)) is not None:
         return End("walltime", f"{words}, {said}")
-    if code:
-        return None
-    return end_of_exit_0(steps[-1], resolved.train.steps, steps[-1] - steps[-2] if len(steps) > 1 else 0)
+    return None if code else end_by_steps(attempt, planned, printed)
 
 
 def _signalled(resolved: Resolved, shown: str) -> str | None:
@@ -107,7 +114,7 @@ def end_left_over(run: RunFolder, attempt: Attempt) -> None:
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     run = RunFolder(Path(arguments[0]))
     attempt, code = run.attempt(int(arguments[1])), int(arguments[2])
-    end_script(run, attempt, code, "")
+    end_script(run, attempt, code, "", read_cause)
     end = attempt.ended()
     if not end and code:
         found = with_free_space(run, classify(attempt, "error", f"exit code {code}", read_cause))

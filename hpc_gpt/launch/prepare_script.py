@@ -16,7 +16,16 @@ from hpc_gpt.launch.prepared import PreparedRun, SbatchRequest
 from hpc_gpt.launch.render import render_job_script
 from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.plan.prediction import Prediction
-from hpc_gpt.program.job_script import JobScript, check_options, last_values, read_job_script, scan
+from hpc_gpt.program.job_script import (
+    JobScript,
+    check_options,
+    last_values,
+    read_job_script,
+    scan,
+    submits_itself,
+    without_suffix,
+    without_waits,
+)
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.around import AROUND
@@ -26,7 +35,7 @@ from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.slurm.requeue import way_of
-from hpc_gpt.slurm.sbatch_words import Sizes, array_numbers, options_of_variables, read_options, sizes_of
+from hpc_gpt.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
 from hpc_gpt.tables import close_matches
 from hpc_gpt.typed_tables import check_tables
 
@@ -70,7 +79,14 @@ def prepare_script(
     words = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.words]
     options = list(read_options(words))
     check_options(options, "the command line")
+    left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
+    options = without_waits(options)
     if not (script.options or options):
+        if (line := submits_itself(script)) is not None:
+            raise ConfigError(
+                f"{asked.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
+                "name the script that it submits, or start it with bash",
+            )
         raise ConfigError(
             f"{asked.path} has no #SBATCH lines, and the command line no options of sbatch",
             "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
@@ -84,14 +100,15 @@ def prepare_script(
         chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
     title = found.get("job-name") or asked.path.name
     if "job-name" not in found:
-        words.append(f"--job-name={title}")
-    experiment = _experiment(name or folder_name(Path(title).stem), tables, found, sizes, asked)
+        options.append(Option("job-name", title, (f"--job-name={title}",)))
+    words = [word for option in options for word in option.words]
+    experiment = _experiment(name or folder_name(without_suffix(title)), tables, found, sizes, asked)
     lead = _lead(experiment.job, profile, found.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", way_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
-    directives += [" ".join(map(quote_directive, option.words)) for option in read_options(words)]  # an option a line
+    directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
     array = _array(found.get("array"), here)
@@ -99,7 +116,7 @@ def prepare_script(
         resolved,
         text,
         experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
-        _notes(script, resolved, added, asked.arguments),
+        (*_notes(script, resolved, added, asked.arguments), *map(_left_out, left_out)),
         Prediction("not predicted: a script of your own"),
         job_script=SbatchRequest(tuple(words), tuple(array), _provenance(script)),
     )
@@ -150,7 +167,7 @@ def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[
         value = getattr(profile, name)
         if value and not {name, *_SAME.get(name, ())} & set(found):
             words.append(f"--{name}" if value is True else f"--{name}={value}")
-    for option in read_options(profile.sbatch):
+    for option in without_waits(read_options(profile.sbatch)):
         if option.name not in found:
             words += option.words
     return words
@@ -223,6 +240,13 @@ def _array(text: str | None, here: bool) -> list[int]:
 
 def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
     notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
+    for option in script.options:
+        folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
+        if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
+            where = f"{folder}, the folder of --{option.name}, is not there"
+            notes.append(
+                f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
+            )
     own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
     if own:
         notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
@@ -237,6 +261,10 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
             f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"
         )
     return tuple(notes)
+
+
+def _left_out(option: Option) -> str:
+    return f"note: {option.words[0]} is left out: the run needs sbatch's answer at once"
 
 
 def _provenance(script: JobScript) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
     return {
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
-        "title": f"{resolved.slug}: {resolved.form.title(counted(resolved.gpus, 'GPU'))}",
+        "title": f"{resolved.slug}: {resolved.form.title(counted(resolved.asked_gpus or 0, 'GPU'))}",
         "slug": resolved.slug,
         "version": resolved.version,
         "scheduler": profile.scheduler,

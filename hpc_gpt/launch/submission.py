@@ -89,7 +89,8 @@ def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
 
 def of_run(run: Resolved) -> list[tuple[str, str]]:
     """Model, layout, batch and engine of a run, or the command that it starts."""
-    where = f"{counted(run.gpus, 'GPU')} on {counted(run.nodes, 'node')} of {run.cluster.name}"
+    gpus = "no GPU asked for," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
+    where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
     return list(run.form.rows(where))
 
 

@@ -194,7 +194,7 @@ def _queue(
 def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     """Submits an array of a job script: a run folder for each element, with a link by its number, and one job. Raises
     as submit_run."""
-    from hpc_gpt.slurm.executor import submit_own
+    from hpc_gpt.slurm.executor import ARRAY_OUTPUT, submit_own
 
     asked, resolved = prepared.job_script, prepared.resolved
     assert asked is not None
@@ -212,7 +212,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
         refuse_runs(sweep.runs, str(fault))
         raise
     by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
-    job_id = submit_own(folder, "%a/slurm-%A_%a.out", resolved, by_element, asked.words)
+    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, asked.words)
     sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
     return sweep
 

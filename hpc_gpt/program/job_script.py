@@ -5,29 +5,36 @@ A file that begins with `#!` is one, whatever its name. Nothing in it is execute
 """
 
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, OsErrorAs
+from hpc_gpt.readers.runs.slurm_script import redirected
 from hpc_gpt.secrets import hide_secrets, is_secret
 from hpc_gpt.settings.resolved import folder_name
-from hpc_gpt.slurm.directives import OF_JOB, OF_SITE
+from hpc_gpt.slurm.directives import DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
 from hpc_gpt.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.tables import toml_lines, toml_value
-from hpc_gpt.words import plain
+from hpc_gpt.words import plain, some
 
 _LARGEST = 4 << 20  # slurm.conf's own limit for a script, unless it is set
-_DIRECTIVE = re.compile(rb"#SBATCH(?=\s)")
+_WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # what a beginner writes
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>[\"']?)(?P<end>[A-Za-z_]\w*)(?P=quote)")
 _RENDERED = re.compile(rb"^# Rendered by hpc-gpt ", re.MULTILINE)
 _OTHERS = (
-    (re.compile(rb"^#PBS\s"), "#PBS", "a script for PBS: write its options as #SBATCH lines"),
-    (re.compile(rb"^#BSUB\s"), "#BSUB", "a script for LSF: write its options as #SBATCH lines"),
-    (re.compile(rb"^#SBATCH\s+(?:hetjob|packjob)\b"), "a heterogeneous job", "submit it with sbatch"),
+    (re.compile(r"#PBS\s"), "#PBS", "a script for PBS: write its options as #SBATCH lines"),
+    (re.compile(r"#BSUB\s"), "#BSUB", "a script for LSF: write its options as #SBATCH lines"),
+    (re.compile(r"#SBATCH\s*(?:hetjob|packjob)\b"), "a heterogeneous job", "submit it with sbatch"),
 )
+# The first line of a script that bash reads, or would.
+_SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba)?sh(?=\s|$)")
 # What the chain decides: sbatch gets these from us.
 OF_THE_CHAIN = frozenset({"requeue", "no-requeue", "open-mode", "output", "error"})
 # Options of sbatch that make it another command.
@@ -37,10 +44,21 @@ _REFUSED = {
     "parsable": "hpc-gpt status --json prints ids",
     "uid": "submit it as that user",
     "gid": "submit it as that user",
+    **dict.fromkeys(("help", "usage", "version"), "it only prints: leave it out"),
 }
+# Options that take sbatch's answer, the job's number, from the run: they are left out.
+_LEFT_OUT = frozenset({"wait", "quiet"})
 # (words in a line of the body, what they do under the chain).
+_SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
+# A guard: started by hand, the script submits itself.
+_NOT_IN_JOB = re.compile(r"(?:-z|!)\s[^;\n]*\bSLURM_JOB_?ID\b|SLURM_JOB_?ID\S*\s+==?\s")
+_GUARD_LINES = 5
+_SUBMITS_BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
+_SUBMITS_AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
+_SUBMITS_ANOTHER = (
+    "submits a job itself, none of this run's; if that is to continue this one, take it out: the chain does"
+)
 _WORDS = (
-    (re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()"), "submits another job, which is none of this run's"),
     (re.compile(r"(?<![\w./-])(?:pkill|killall)\b"), "ends processes by name: of every job of yours on the node"),
     (
         re.compile(r"--exit[-_]duration[-_]in[-_]mins"),
@@ -66,17 +84,22 @@ class Caution:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A job script: its file, its bytes, the text of each directive's line, and the options in them."""
+    """A job script: its file, its bytes, the text of each directive's line, and the options in them. `late`: the lines
+    of directives after the first command, which is in line `stops`: sbatch does not read them. `left_out`: the options
+    that it had, too."""
 
     path: Path
     data: bytes
     directives: tuple[str, ...]
     options: tuple[Option, ...]
+    late: tuple[int, ...] = ()
+    stops: int = 0
+    left_out: tuple[Option, ...] = ()
 
     @property
     def body_hash(self) -> str:
         """16 hex digits of the script without its directives."""
-        lines = [line for line in self.data.splitlines() if not _DIRECTIVE.match(line)]
+        lines = [line for line in self.data.splitlines() if not line.startswith(DIRECTIVE.encode())]
         return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
@@ -101,21 +124,94 @@ def read_job_script(path: Path) -> JobScript:
         raise ConfigError(f"{path} holds a NUL, which Slurm does not take", "is it a program, not a script?")
     if b"\r\n" in data:
         raise ConfigError(f"{path} has line breaks of DOS, which sbatch does not take", f"dos2unix {path}")
+    lines = data.decode(errors="surrogateescape").split("\n")
+    head = len(list(itertools.takewhile(lambda line: not is_command(line), lines)))
     directives, words = [], []
-    for number, line in enumerate(_head(data), 1):
+    for number, line in enumerate(lines[:head], 1):
         for pattern, what, hint in _OTHERS:
             if pattern.match(line):
                 raise ConfigError(f"{path}:{number}: {what} does not run here", hint)
-        if _DIRECTIVE.match(line):
-            text = line[7:].decode(errors="surrogateescape").strip()
+        if line.startswith(DIRECTIVE):
+            text = line.removeprefix(DIRECTIVE).strip()
             try:
-                words += split_directive(text)
+                found = split_directive(text)
             except ValueError:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
-            directives.append(text)
+            words += found
+            every = list(read_options(found))
+            kept = without_waits(every)
+            if "#" in text or kept != every:
+                text = " ".join(quote_directive(word) for option in kept for word in option.words)
+            directives += [text] if text else []
     options = tuple(read_options(words))
     check_options(options, str(path))
-    return JobScript(path, data, tuple(directives), options)
+    body = list(_body(lines, head))
+    late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
+    kept = without_waits(options)
+    left_out = tuple(option for option in options if option not in kept)
+    script = JobScript(path, data, tuple(directives), tuple(kept), late, head + 1, left_out)
+    _check_marks(script, body)
+    _check_syntax(path, data)
+    return script
+
+
+def without_waits(options: Iterable[Option]) -> list[Option]:
+    """The options without those that take sbatch's answer from the run: --wait and --quiet."""
+    return [option for option in options if option.name not in _LEFT_OUT]
+
+
+def _body(lines: Sequence[str], head: int) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines after the head, without those that a `<<` gives to a command."""
+    end: str | None = None
+    for number, line in enumerate(lines[head:], head + 1):
+        if end is not None:
+            end = None if line.strip() == end else end
+            continue
+        yield number, line
+        if (found := _HEREDOC.search(line)) and not line.lstrip().startswith("#") and "((" not in line:
+            end = found["end"]
+
+
+def _check_marks(script: JobScript, body: Sequence[tuple[int, str]]) -> None:
+    """ConfigError for `SBATCH --…` without a #, or if sbatch reads none of the directives."""
+    without = {number: line.strip() for number, line in body if _WITHOUT_MARK.match(line)}
+    if without:
+        first, *more = without
+        raise ConfigError(
+            f"{script.path}:{first}: {without[first]:.60}: sbatch reads only lines that begin with {DIRECTIVE}"
+            + (f" (also line {_numbers(more)})" if more else ""),
+            f"write #{without[first]}",
+        )
+    if script.late and not script.options:
+        raise ConfigError(
+            f"{script.path}: sbatch reads no directive after the first command, which is in line {script.stops}: "
+            f"{body[0][1].strip():.60}; those of line {_numbers(script.late)} would ask for nothing",
+            f"move the {DIRECTIVE} lines above it",
+        )
+
+
+def _numbers(lines: Sequence[int]) -> str:
+    return some([str(number) for number in lines], 8)
+
+
+def _check_syntax(path: Path, data: bytes) -> None:
+    """ConfigError for a script of bash or sh that bash cannot read. `extglob` allows patterns of which `bash -n` cannot
+    know, as it runs no `shopt`."""
+    if not _SHELL.match(data) or shutil.which("bash") is None:
+        return
+    environment = {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV")}
+    environment |= {"LC_ALL": "C"}
+    for options in ((), ("-O", "extglob")):
+        done = subprocess.run(
+            ["bash", *options, "-n", "--", str(path.absolute())], env=environment, capture_output=True, check=False
+        )
+        if not done.returncode:
+            return
+    said = done.stderr.decode(errors="replace").replace(f"{path.absolute()}: ", "").strip().splitlines()
+    raise ConfigError(
+        f"bash cannot read {path}: {'; '.join(said[:2]) or f'exit code {done.returncode}'}",
+        f"bash -n {path} shows it",
+    )
 
 
 def check_options(options: Sequence[Option], where: str) -> None:
@@ -134,19 +230,15 @@ def check_options(options: Sequence[Option], where: str) -> None:
             raise ConfigError(f"{where}: --{option.name} is not for a run", _REFUSED[option.name])
 
 
-def _head(data: bytes) -> Iterator[bytes]:
-    """The lines up to the first command, at which sbatch stops reading."""
-    for line in data.splitlines():
-        if line.strip() and not line.startswith(b"#"):
-            return
-        yield line
-
-
 def scan(script: JobScript) -> list[Caution]:
     """The lines of the body that are worth a look, with what they mean under the chain."""
     found = []
-    for number, line in enumerate(script.data.decode(errors="replace").splitlines(), 1):
+    lines = script.data.decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
         text = line.strip()
+        if number in script.late:
+            means = f"sbatch does not read it: it is after the first command, which is in line {script.stops}"
+            found.append(Caution(number, f"{text:.60}", means))
         if not text or (text.startswith("#") and number > 1):
             continue
         shown = hide_secrets(text)
@@ -154,12 +246,44 @@ def scan(script: JobScript) -> list[Caution]:
             found.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
         bare = _SAID.sub("", line.partition(" #")[0])
         found += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
-    return found
+        if _SUBMITS.search(bare):
+            before = "\n".join(lines[max(0, number - _GUARD_LINES) : number])
+            words = _SUBMITS.split(bare, maxsplit=1)[1]
+            again = script.path.name in words or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", words)
+            means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
+            found.append(Caution(number, f"{shown:.60}", means))
+    for each in redirected("\n".join(lines)):
+        where = each.target or "files of torchrun's own"
+        means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
+        found.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    return sorted(found, key=lambda caution: caution.line)
+
+
+def submits_itself(script: JobScript) -> Caution | None:
+    """The first line that calls sbatch; None without one."""
+    return next((caution for caution in scan(script) if caution.means.startswith("submits ")), None)
 
 
 def last_values(*layers: Sequence[Option]) -> Mapping[str, str | None]:
     """{long name: value} of several lists of options, of which the later ones win."""
     return {option.name: option.value for layer in layers for option in layer}
+
+
+def submits_again(name: Path, data: bytes) -> tuple[int, bool] | None:
+    """(the line in which the script of that name submits itself, whether it does so only outside a job); None if it
+    does not."""
+    means = {_SUBMITS_BY_HAND: True, _SUBMITS_AGAIN: False}
+    found = [each for each in scan(JobScript(name, data, (), ())) if each.means in means]
+    return (found[0].line, means[found[0].means]) if found else None
+
+
+def without_suffix(name: str) -> str:
+    """A script's or a job's name without what says that it is a script.
+
+    >>> without_suffix("train.slurm"), without_suffix("llama-3.1-8b")
+    ('train', 'llama-3.1-8b')
+    """
+    return re.sub(r"(?<=.)\.(?:slurm|sbatch|sh|job|bash|sub|py)$", "", name)
 
 
 # A profile's time limit is for its other runs.
@@ -183,7 +307,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
         raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
     read = read_job_script(script)
     found = last_values(read.options)
-    name = name or folder_name(re.sub(r"\.(slurm|sbatch|sh|job|bash)$", "", script.name))
+    name = name or folder_name(without_suffix(script.name))
     job = {key: found[option] for key, option in OF_JOB.items() if key not in _SITE and found.get(option)}
     sizes = sizes_of(found)
     layout = {"nodes": sizes.nodes} if found.get("nodes") else {}

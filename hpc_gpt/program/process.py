@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from hpc_gpt.ends.end_policy import End, Said
 from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -60,6 +62,12 @@ def count_steps(attempt: Attempt, heart: Heartbeat) -> bool:
     if step > before:
         heart.stepped(step, step - before)
     return step > before
+
+
+def said_by(lines: LiveLines) -> Said:
+    """What a program that has ended printed that decides how it ended."""
+    failure = lines.end_failure
+    return Said(lines.planned, lines.limit, None if failure is None else End(failure.ended, failure.words))
 
 
 class LastLines:

@@ -17,7 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, is_cancelled, limits_reached
+from hpc_gpt.ends.end_policy import (
+    EXIT_0_BUT,
+    OVER,
+    STOP,
+    End,
+    Said,
+    end_for,
+    first_reason,
+    is_cancelled,
+    limits_reached,
+    write_said,
+)
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.network import GLOO, held_port, use_interface
@@ -33,7 +44,6 @@ from hpc_gpt.supervision.meeting import MEETING_S, identify, read_rendezvous
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
 
-OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
 TURN_S = 0.1
 _LOOK_S = 1.0
 # A cause that names its rank, such as a worker of torchrun.
@@ -123,9 +133,9 @@ class ForeignRank:
         """The end if it exited with 0 and nobody asked."""
         raise NotImplementedError
 
-    def said(self) -> Mapping[str, object]:
-        """What this task's program has said that decides the end of all: its file in OVER."""
-        return {}
+    def said(self) -> Said:
+        """What this task's program has printed that decides the end of all."""
+        return Said()
 
     def unsaved(self, stop: Stop, code: int) -> str:
         """How a program ended that was asked to stop and did not save; empty if it did."""
@@ -156,7 +166,8 @@ class ForeignRank:
         if self._place.rank == 0:
             write_end(self._run, self._attempt, end, self.step)
         # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
-        return 1 if end.ended == "error" and self._place.rank == 0 else 0
+        failed = end.ended == "error" or (end.cause or "").startswith(EXIT_0_BUT)
+        return 1 if failed and self._place.rank == 0 else 0
 
     def quit(self) -> None:
         """Ends the program at once, without a save, and writes ended.json."""
@@ -201,10 +212,10 @@ class ForeignRank:
     def all_are_over(self) -> bool:
         """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and
         another may still be writing the last steps."""
-        mark = self._attempt.folder / OVER / str(self._place.rank)
         with contextlib.suppress(RunFolderError):
-            write_once(mark, json.dumps(self.said()) + "\n")
-        return self._place.rank != 0 or len(list(mark.parent.glob("[0-9]*"))) >= self._place.size
+            write_said(self._attempt, self._place.rank, self.said())
+        over = self._attempt.folder / OVER
+        return self._place.rank != 0 or len(list(over.glob("[0-9]*"))) >= self._place.size
 
     def _asked(self) -> Stop | None:
         """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""

@@ -7,6 +7,8 @@ torch.
 """
 
 import contextlib
+import glob
+import itertools
 import json
 import math
 import os
@@ -18,14 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import first_reason, limits_reached
+from hpc_gpt.ends.end_policy import End, first_reason, limits_reached, write_said
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import write_once
+from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.program.job_script import submits_again
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
+from hpc_gpt.readers.runs.slurm_script import globs_of
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -45,13 +50,17 @@ _LAST_LINES_S = 4.0  # job.sh waits longer
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
+_OUR_LOG = re.compile(r"/attempts/\d+/(?:log|err)$")
+_MOST_FILES = 64
+_MOST_LINKS = 40  # from one to the next; Linux follows as many
+_QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
 
 class Follower:
     """The whole lines of a file that grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._place, self._left = path, 0, b""
+    def __init__(self, path: Path, place: int = 0) -> None:
+        self._path, self._place, self._left = path, place, b""
 
     def lines(self) -> Iterator[str]:
         """The lines since the last call."""
@@ -91,26 +100,37 @@ class ScriptWatch:
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
         self._killed = self._hangs = False
+        self._queued: re.Match[str] | None = None
+        self._copies: list[tuple[Path, Path]] = []
+        self._globs, self._found = self._read_globs(), set[Path]()
+        started = attempt.folder / "attempt.json"
+        self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
         if self._resolved.script is not None and "HPC_GPT_REHEARSAL" not in os.environ:  # whose logs go
-            with contextlib.suppress(OSError):
-                link_outputs(self._attempt, self._resolved.script, os.environ, self._folder)
+            with contextlib.suppress(OSError, RuntimeError):
+                self._copies = link_outputs(self._attempt, self._resolved.script, os.environ, self._folder)
         self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)
         reserve(self._attempt)  # job.sh's judge has files to write
         Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
         while self._lives():
+            if self._globs and not self._found:  # at once: a line's time is when it comes
+                self._find_elsewhere()
             self._take_lines()
             self._look()
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
+        self._find_elsewhere()
         until = time.monotonic() + _LAST_LINES_S
         while _prints_last_lines(self._body) and time.monotonic() < until:
             self._take_lines()
             time.sleep(_TURN_S)
         self._take_lines()
         self._log.keep_loss(0.0)
+        with contextlib.suppress(RunFolderError):
+            said = said_by(self._lines)
+            write_said(self._attempt, 0, replace(said, failed=said.failed or self._trained_elsewhere()))
         release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
@@ -123,6 +143,23 @@ class ScriptWatch:
         except (OSError, IndexError):
             return False
 
+    def _trained_elsewhere(self) -> End | None:
+        """That a script on this machine queued a job in place of training: some do so if SLURM_JOB_ID is not set."""
+        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
+            return None
+        found = None
+        with contextlib.suppress(OSError):
+            data = (self._run.path / "slurm_script").read_bytes()
+            found = submits_again(Path(self._command.script or "slurm_script"), data)
+        if found is None or not (self._queued or found[1]):
+            return None
+        what = (
+            f"the script queued job {self._queued[1]}"
+            if self._queued
+            else f"line {found[0]} of the script calls sbatch"
+        )
+        return End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
+
     # --- its output
 
     def _take_lines(self) -> None:
@@ -131,6 +168,9 @@ class ScriptWatch:
             for line in file.lines():
                 came = True
                 self._log.take(line)
+                self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
+        for log, copy in self._copies:
+            _copy_more(log, copy, self._attempt.folder / f".copied-{log.name}")
         if came and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(self._attempt, self._heart)
@@ -161,6 +201,28 @@ class ScriptWatch:
         found = self._attempt.trainer().get("resumed_step")
         return found if isinstance(found, int) and self._command.checkpoints is not None else 0
 
+    def _find_elsewhere(self) -> None:
+        """Follows the files to which the script sends its programs' output, and links them to the attempt."""
+        names = (glob.glob(each, root_dir=self._folder, recursive=True) for each in self._globs)
+        for path in (self._folder / name for name in itertools.chain.from_iterable(names)):
+            with contextlib.suppress(OSError, RunFolderError):
+                if path in self._found or not path.is_file() or path.stat().st_mtime < self._since:
+                    continue
+                earlier = any(path.resolve() in each.logs for each in self._run.attempts() if each != self._attempt)
+                self._files.append(Follower(path, path.stat().st_size if earlier else 0))
+                self._found.add(path)
+                self._attempt.elsewhere.mkdir(exist_ok=True)
+                (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path.absolute())
+            if len(self._found) >= _MOST_FILES:
+                return
+
+    def _read_globs(self) -> list[str]:
+        try:
+            text = (self._run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return globs_of(text, os.environ, self._command.args)
+
     # --- requests, and the time limit
 
     def _look(self) -> None:
@@ -168,6 +230,7 @@ class ScriptWatch:
         if now < self._looked + _LOOK_S:
             return
         self._looked = now
+        self._find_elsewhere()
         if self._stop is None:
             self._stop = self._reason()
             if self._stop is not None:
@@ -224,24 +287,45 @@ class ScriptWatch:
         os._exit(1)
 
 
-def link_outputs(attempt: Attempt, facts: ScriptFacts, environment: Mapping[str, str], folder: Path) -> None:
+def link_outputs(
+    attempt: Attempt, facts: ScriptFacts, environment: Mapping[str, str], folder: Path
+) -> list[tuple[Path, Path]]:
     """Makes the files of sbatch's `--output` and `--error` links to the attempt's logs, a relative one in the job's
-    `folder`. What is there and is no link stays."""
+    `folder`. A link of the user's stays, and what it names becomes ours; what is there and is no link stays. Returns
+    (log, file) of the files to which the log is to be copied, as a link of the user's names them."""
     if "SLURM_JOB_ID" not in environment:
-        return
+        return []
     default = "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in environment else "slurm-%j.out"
     links = {facts.output or default: attempt.log}
     if facts.error is not None and facts.error != facts.output:
         links[facts.error] = attempt.err
-    for pattern, target in links.items():
-        link = folder / expand_pattern(pattern, environment, environment.get("SLURM_JOB_USER", ""))
-        if link.is_symlink() or not link.exists():
-            aside = link.with_name(f".{link.name}.{os.getpid()}")
+    copies = []
+    for pattern, log in links.items():
+        link = named = folder / expand_pattern(pattern, environment, environment.get("SLURM_JOB_USER", ""))
+        for _ in range(_MOST_LINKS):
+            if named.is_symlink() and not _OUR_LOG.search(target := os.readlink(named)):
+                named = named.parent / target
+        if named.is_symlink() or not named.exists():
+            aside = named.with_name(f".{named.name}.{os.getpid()}")
             with contextlib.suppress(OSError):
-                aside.symlink_to(target)
-                aside.replace(link)
-        elif link.is_file():
+                aside.symlink_to(log)
+                aside.replace(named)
+        elif named.is_file() and link.is_symlink():
+            copies.append((log, named))
+        elif named.is_file():
             print(f"note: {link} is a file of yours: no link to this attempt's log", flush=True)
+    return copies
+
+
+def _copy_more(log: Path, file: Path, mark: Path) -> None:
+    """Appends to a file what a log has more than `mark` counts."""
+    with contextlib.suppress(OSError):
+        done = int(mark.read_text(encoding="utf-8")) if mark.exists() else 0
+        with log.open("rb") as text, file.open("ab") as out:
+            text.seek(done)
+            if more := text.read(_MOST_BYTES):
+                out.write(more)
+                replace_whole(mark, f"{done + len(more)}")
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:

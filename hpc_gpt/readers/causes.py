@@ -55,7 +55,9 @@ _FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
-_KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
+_KILLED = re.compile(
+    r"(?:^|\d|:|\() {0,30}Killed\b(?! by)|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
+)
 # Exceptions of a program's own fault. Those of `None` are also seen while a process is torn down.
 _OWN_FAULT = re.compile(
     r"^(?:(?:KeyError|IndexError|AssertionError|ZeroDivisionError|NotImplementedError|RecursionError|OverflowError)\b"

@@ -14,6 +14,15 @@ from hpc_gpt.secrets import hide_secrets
 
 # A failure further up is not why the program ended.
 _KEPT_LINES = 200
+# Of a log without steps only the last lines are its end: a script may print some after its program.
+_END_LINES = 25
+_IGNORED, _LONGEST_TRACEBACK = "Exception ignored in", 40
+# Consequences that say for sure that a process failed, though not why.
+_FAILED = re.compile(
+    r"[Ee]xit(?:ed with exit)? ?code|return(?:ed non-zero exit| code)|(?:^|:|\d) *(?:Killed|Aborted)\b"
+)
+# After steps it is of a command beside the training.
+_NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:command not found|No such file or directory|Permission denied)")
 _LONGEST = 4000
 _LOSS = re.compile(rf"(?i){generic.LOSS}")
 # After the number of a step: how many there are, which of a line with an epoch may be those of the epoch.
@@ -44,6 +53,8 @@ class LiveLines:
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
         self.limit = ""  # the program's line that a time limit of its own ends it
+        self._stepped_at: int | None = None  # the last line of a step
+        self._bar: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
         """The figures of a step by the fields of readers/pattern.py, `step` among them, if the line has one."""
@@ -68,11 +79,15 @@ class LiveLines:
             elif self._own is None and kind in ("step", "progress", "eval"):
                 values = values_of(line, match, each.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))
+                if kind == "progress" and values.get("step") != self._bar:  # a closed bar is drawn again
+                    self._stepped_at, self._bar = self._count, float_of(values, "step")
                 # Of bars only that counts which has the number of a step: another one may count anything.
                 if kind == "step" or (row is not None and row.get("step") == values.get("step")):
                     if "step" in values and "poch" not in line and (total := _TOTAL.match(line, match.end("step"))):
                         values = {"steps_planned": float(total[1]), **values}
                     self._plan(values, kind == "step")
+        if row is not None:
+            self._stepped_at = self._count
         if failures:  # of one line the most specific, as in causes.py: each exception is also an `error`
             self._failures.append((self._count, min(failures, key=_plainness)))
         shown = row or self._waits or {}
@@ -119,6 +134,23 @@ class LiveLines:
         """The first failure in the last lines that no other caused, else the first one; None without one."""
         late = [each for number, each in self._failures if number > self._count - _KEPT_LINES]
         return next((each for each in late if not each.echo), late[0] if late else None)
+
+    @property
+    def end_failure(self) -> LiveFailure | None:
+        """The first failure after the last line of a step, or near the end of a log without any; None without one. A
+        consequence of another counts only if it says that a process failed."""
+        after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
+        found: list[LiveFailure] = []
+        ignored = -_LONGEST_TRACEBACK
+        for number, each in self._failures:
+            if each.words.startswith(_IGNORED):
+                ignored = number
+            elif number <= ignored + _LONGEST_TRACEBACK:
+                ignored = -_LONGEST_TRACEBACK  # the last line of its traceback
+            elif number > after and (self._stepped_at is None or not _NEVER_BEGAN.match(each.words)):
+                found.append(each)
+        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.words)]
+        return sure[0] if sure else None
 
 
 def _plainness(failure: LiveFailure) -> tuple[bool, bool]:

@@ -229,10 +229,11 @@ class RunRehearsal:
                 self._until("signal", "the signal", lambda: first.ended() or self._job_of(first).limit_signalled)
             ahead = f"{lead_s} s ahead of" if lead_s is not None else "at"
             self.say("signal", f"{ahead} the time limit (brought forward)")
-            self._ends("ended", first, ("walltime", "done"))
-            comes_back = first.ended().get("ended") == "walltime" and not way_of(self.resolved.cluster).why_not(
-                self.resolved.cluster
-            )
+            # A handler may requeue the job itself, whatever the profile's chain.
+            self._ends("ended", first, ("walltime", "requeued", "done"))
+            continues = not way_of(self.resolved.cluster).why_not(self.resolved.cluster)
+            how = first.ended().get("ended")
+            comes_back = how == "requeued" or (how == "walltime" and continues)
             if comes_back and not quick:
                 waits, job = self._spare_waits(run, second), self._jobs()[-1]
                 how = f"job {job.id} is back in the queue" if job.restarts else f"job {job.id} continues"

@@ -20,6 +20,7 @@ from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs.slurm_script import redirected
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.checkpoints import command_of
@@ -138,6 +139,9 @@ class Why:
             fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
         ):
             return fault
+        unseen = self.own if self.ended in VAGUE and not (self.last and self.last.failure) else None
+        if unseen is not None and (places := _sent_elsewhere(unseen)):
+            return f"read where the script sends its programs' output: {places}"
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             return meaning(self.ended).to_do
@@ -217,6 +221,14 @@ def _with_lines(why: Why, log: Path | None = None) -> Why:
     if log is None and why.own is not None:
         log = next((attempt.log for attempt in why.own.attempts()[-1:] if attempt.log.is_file()), None)
     return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in VAGUE else ())
+
+
+def _sent_elsewhere(run: RunFolder) -> str:
+    """The files to which the lines of a run's job script send output, as they are written; empty without any."""
+    with contextlib.suppress(OSError):
+        text = (run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
+        return ", ".join(f"{each.target} (line {each.line})" for each in redirected(text) if each.target)
+    return ""
 
 
 def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:

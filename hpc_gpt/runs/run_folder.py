@@ -69,6 +69,7 @@ class Attempt:
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
     track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
     notified = _In("notified")  # a file for each event that the user's command got; see `ends.notify`
+    elsewhere = _In("elsewhere")  # a link for each file to which a job script sends its programs' output
     ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
 
     @property
@@ -77,8 +78,9 @@ class Attempt:
 
     @property
     def logs(self) -> list[Path]:
-        """`log` and `err`, as far as they exist."""
-        return [path for path in (self.log, self.err) if path.is_file()]
+        """`log` and `err`, and what `elsewhere` names, as far as they exist."""
+        elsewhere = sorted(self.elsewhere.glob("*"), key=lambda link: link.name)
+        return [path for path in (self.log, self.err, *map(Path.resolve, elsewhere)) if path.is_file()]
 
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""

@@ -91,6 +91,11 @@ class Resolved:
         return self.command
 
     @property
+    def asked_gpus(self) -> int | None:
+        """The GPUs that the job asks for; None if a job script asks for none."""
+        return None if self.script is not None and self.cluster.gpu_flag == "none" else self.gpus
+
+    @property
     def data_steps(self) -> int:
         """The steps whose samples are of `data`."""
         return self.train.steps - self.data_from

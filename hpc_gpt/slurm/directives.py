@@ -1,11 +1,12 @@
-"""The options of sbatch and srun (Slurm 22.05), and the `#SBATCH` lines of a job: the text of each, the faults of what
-they are to carry, and those of a script.
+"""The options of sbatch and srun (of Slurm 22.05, and newer ones that ask for GPUs), and the `#SBATCH` lines of a job:
+the text of each, the faults of what they are to carry, and those of a script.
 
 A profile, an experiment or a script of the user's own may have any of the options. Who refuses, ignores or translates
 which of them says so itself.
 """
 
 import functools
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,30 +19,36 @@ from hpc_gpt.slurm.requeue import way_of
 
 # Names with their letters: options with a value, with an optional value, without a value.
 _BOTH = (
-    """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container
+    """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container context
     core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
     error/e exclude/x export extra-node-info/B gid gpu-bind gpu-freq gpus/G gpus-per-node gpus-per-socket gpus-per-task
     gres gres-flags hint input/i job-name/J licenses/L mail-type mail-user mcs-label mem mem-bind mem-per-cpu
     mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n ntasks-per-core ntasks-per-gpu ntasks-per-node
-    ntasks-per-socket open-mode output/o partition/p power prefer priority profile qos/q reservation signal
-    sockets-per-node switches thread-spec threads-per-core time/t time-min tmp uid wckey""",
+    ntasks-per-socket ntasks-per-tres open-mode output/o partition/p power prefer priority profile qos/q reservation
+    segment signal sockets-per-node switches thread-spec threads-per-core time/t time-min tmp tres-bind tres-per-node
+    tres-per-task uid wckey""",
     "exclusive nice no-kill/k propagate x11",
-    "contiguous hold/H overcommit/O oversubscribe/s quiet/Q reboot spread-job use-min-nodes verbose/v",
+    """contiguous help hold/H overcommit/O oversubscribe/s quiet/Q reboot spread-job usage use-min-nodes verbose/v
+    version/V""",
 )
 _OPTIONS = {
     "sbatch": (
-        _BOTH[0] + " array/a batch export-file wrap",
+        _BOTH[0] + " array/a batch export-file kill-on-invalid-dep wait-all-nodes wrap",
         _BOTH[1] + " get-user-env",
         _BOTH[2] + " ignore-pbs no-requeue parsable requeue test-only wait/W",
     ),
     "srun": (
-        _BOTH[0] + " bcast bcast-exclude cpu-bind epilog het-group jobid mpi prolog relative/r slurmd-debug task-epilog"
-        " task-prolog threads/T wait/W",
+        _BOTH[0] + " accel-bind bcast bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout prolog relative/r"
+        " slurmd-debug task-epilog task-prolog threads/T wait/W",
         _BOTH[1] + " compress immediate/I kill-on-bad-exit/K resv-ports send-libs",
-        _BOTH[2] + " disable-status/X exact interactive label/l multi-prog no-allocate/Z overlap preserve-env/E pty"
-        " quit-on-interrupt unbuffered/u",
+        _BOTH[2] + " debugger-test disable-status/X exact interactive label/l multi-prog no-allocate/Z overlap"
+        " preserve-env/E pty quit-on-interrupt test-only unbuffered/u whole",
     ),
 }
+# Other names of an option, which getopt takes for it.
+_ALIASES = {
+    "cluster": "clusters", "tasks-per-node": "ntasks-per-node", "cpu_bind": "cpu-bind", "pack-group": "het-group",
+}  # fmt: skip
 # {key of [job]: the option of sbatch with the same text}, in the order of a script's directives.
 OF_JOB = {
     "name": "job-name",
@@ -58,6 +65,18 @@ class Options(NamedTuple):
 
     kinds: dict[str, OptionKind]
     letters: dict[str, str]
+
+    def named(self, name: str) -> str:
+        """The long name that getopt takes `name` for: an alias, or an abbreviation of one option; else `name` itself.
+
+        >>> sbatch = options_of("sbatch")
+        >>> sbatch.named("part"), sbatch.named("ntask"), sbatch.named("cluster")
+        ('partition', 'ntask', 'clusters')
+        """
+        if name in self.kinds or name in _ALIASES:
+            return _ALIASES.get(name, name)
+        found = {_ALIASES.get(each, each) for each in (*self.kinds, *_ALIASES) if name and each.startswith(name)}
+        return min(found & set(self.kinds)) if len(found) == 1 and found <= set(self.kinds) else name
 
 
 def options_table(valued: str, optional: str, plain: str) -> Options:
@@ -103,7 +122,8 @@ _WHY = {
 }  # fmt: skip
 # Directives after those of the size.
 _LATER = ("mem", "time")
-_MARK = "#SBATCH "
+DIRECTIVE = "#SBATCH"
+_BLANKS = " \t\n\v\f\r"  # C's isspace
 JOB_NAME = "--job-name="
 
 
@@ -267,19 +287,20 @@ def _environment_faults(resolved: Resolved) -> Iterator[str]:
             yield f"{where} holds a NUL, which no variable can carry"
 
 
+def is_command(line: str) -> bool:
+    """Whether sbatch stops reading directives at a line: its first character that is no blank is not `#`."""
+    text = line.strip(_BLANKS)
+    return bool(text) and not text.startswith("#")
+
+
 def script_directives(script: str) -> list[str]:
     """The directives of a script: the text after `#SBATCH`, up to the first command, at which sbatch stops reading.
 
-    >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n\\n# more\\ntrue\\n#SBATCH --nodes=3\\n")
-    ['--nodes=2']
+    >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n  # more\\n#SBATCH-n4\\ntrue\\n#SBATCH --nodes=3\\n")
+    ['--nodes=2', '-n4']
     """
-    found = []
-    for line in script.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break
-        if line.startswith(_MARK):
-            found.append(line.removeprefix(_MARK))
-    return found
+    head = itertools.takewhile(lambda line: not is_command(line), script.split("\n"))
+    return [line.removeprefix(DIRECTIVE).strip(_BLANKS) for line in head if line.startswith(DIRECTIVE)]
 
 
 def directives_but_name(script: str) -> list[str]:

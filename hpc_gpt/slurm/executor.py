@@ -16,6 +16,7 @@ from hpc_gpt.slurm.environment import OF_ONE_JOB, job_python, submission_environ
 from hpc_gpt.slurm.requeue import way_of
 
 ARRAY_SCRIPT = "array.sh"
+ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # in a folder with a link for each run
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -83,17 +84,22 @@ def _executor(
 
 
 def submit_own(
-    folder: Path, output: str, resolved: Resolved, runs: Mapping[str, RunFolder], words: Sequence[str]
+    folder: Path,
+    output: str,
+    resolved: Resolved,
+    runs: Mapping[str, RunFolder],
+    words: Sequence[str],
+    later: Sequence[str] = (),
 ) -> str:
     """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
     `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
-    with a link to each, and the interpreter. `output` is a pattern in it."""
+    with a link to each, the interpreter, and the options for `later` jobs of the chain. `output` is a pattern in it."""
     path = f"{_no_pattern(folder)}/{output}"
     flags = [*words, way_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
     script = next(iter(runs.values())).job_script
-    command = ["sbatch", *flags, str(script), str(folder), *([python] if python else [])]
-    environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_JOB}
+    command = ["sbatch", *flags, str(script), str(folder), *([python or "", *later] if python or later else [])]
+    environment = {name: value for name, value in os.environ.items() if name not in {*OF_ONE_JOB, "SBATCH_WAIT"}}
     return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
 
 
@@ -106,7 +112,12 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
     """
     output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
     if resolved.script is not None:
-        return [submit_own(run.path, output, resolved, {"": run}, words)]
+        later = words if job_ids(run) else ()  # job.sh has those of the first submission
+        if run.sweep_id is None:
+            return [submit_own(run.path, output, resolved, {"": run}, words, later)]
+        folder = run.path.parent / run.sweep_id / "1"  # of its array
+        only = [*words, f"--array={resolved.row}"]
+        return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
     way = way_of(resolved.cluster)
     flags = [f"--output={_no_pattern(run.path)}/{output}", *way.flags(resolved, run.run_id)]
     executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
@@ -130,7 +141,7 @@ def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at
     The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit_script.
     """
     most = f"%{at_once}" if at_once else ""
-    flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
+    flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/{ARRAY_OUTPUT}"]
     elements = {f"_{number}": run for number, run in enumerate(runs)}
     own = {"HPC_GPT_ARRAY": str(folder)}
     return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()

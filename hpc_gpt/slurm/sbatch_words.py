@@ -4,16 +4,22 @@ Nothing is translated: sbatch gets the same words. They are read to know what th
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.slurm.directives import Options, options_of
 
 # Variables whose option has another name.
-_OTHER_NAMES = {"timelimit": "time", "array-inx": "array", "debug": "verbose"}
+_OTHER_NAMES = {
+    "timelimit": "time", "array-inx": "array", "debug": "verbose", "mem-per-node": "mem", "req-switch": "switches",
+    "burst-buffer": "bb", "cpu-freq-req": "cpu-freq",
+}  # fmt: skip
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
 _FIELD = re.compile(r"%(\d*)([%A-Za-z])")
+# A part of a directive's word: a quoted text, a character after a backslash, or what is neither quote nor comment.
+_WORD_PART = re.compile(
+    r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^\s"'#\\]""", re.DOTALL
+)
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
 
 
@@ -29,7 +35,7 @@ class Option:
 def read_options(words: Sequence[str]) -> Iterator[Option]:
     """The options of sbatch in words, which are options alone; a word that is none has an empty name.
 
-    An option that this version does not know takes a value only after `=`.
+    The word after an option that this version does not know, as a plugin's, is its value.
     """
     return _read(list(words), options_of("sbatch"))
 
@@ -56,7 +62,9 @@ def _read(left: list[str], known: Options) -> Iterator[Option]:
         word = left.pop(0)
         if word.startswith("--") and len(word) > 2:
             name, equals, given = word[2:].partition("=")
-            if not equals and kinds.get(name) == "valued" and left:
+            name = known.named(name)
+            follows = name not in kinds and left and not left[0].startswith("-") and left[0] != ":"
+            if not equals and left and (kinds.get(name) == "valued" or follows):
                 value = left.pop(0)
                 yield Option(name, value, (word, value))
             else:
@@ -104,7 +112,8 @@ def options_of_variables(environment: Mapping[str, str]) -> list[str]:
             if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
                 found.append(f"--{name}")
             elif name in kinds:
-                found.append(f"--{name}={value}")
+                wait = environment.get("SBATCH_WAIT4SWITCH") if name == "switches" else None
+                found.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
     if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
         found.append(f"--clusters={clusters}")
     return found
@@ -124,16 +133,26 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
 
     >>> sizes_of({"nodes": "2-4", "gres": "gpu:a100:8", "ntasks-per-node": "1"})
     Sizes(nodes=2, tasks=2, gpus=8)
+    >>> sizes_of({"gpus-per-socket": "2", "sockets-per-node": "2"}).gpus, sizes_of({"gres": "gpu:4g.20gb:2"}).gpus
+    (4, 2)
     """
     total, per_node = _count(options.get("ntasks")), _count(options.get("ntasks-per-node"))
     nodes = _count(options.get("nodes")) or (-(-total // per_node) if total and per_node else 1)
     tasks = total or (nodes * per_node if per_node else None)
-    gpus = _gpus(options.get("gpus-per-node")) or _gpus_of_gres(options.get("gres") or "")
-    if not gpus and (whole := _gpus(options.get("gpus"))):
-        gpus = -(-whole // nodes)
-    if not gpus and (each := _gpus(options.get("gpus-per-task"))):
-        gpus = each * (per_node or -(-(tasks or nodes) // nodes))
-    return Sizes(nodes, tasks, gpus)
+    sockets = _count(options.get("sockets-per-node")) or _count(options.get("extra-node-info"))
+    tasks_here = per_node or -(-(tasks or nodes) // nodes)
+    per_gpu = _count(options.get("ntasks-per-gpu")) or _count(options.get("ntasks-per-tres"))
+    asked = (
+        _gpus(options.get("gpus-per-node")),
+        _gpus_of_tres(options.get("gres")),
+        _gpus_of_tres(options.get("tres-per-node")),
+        _gpus(options.get("gpus-per-socket")) * sockets,
+        -(-_gpus(options.get("gpus")) // nodes),
+        _gpus(options.get("gpus-per-task")) * tasks_here,
+        _gpus_of_tres(options.get("tres-per-task")) * tasks_here,
+        -(-tasks_here // per_gpu) if per_gpu and tasks else 0,
+    )
+    return Sizes(nodes, tasks, next(filter(None, asked), 0))
 
 
 def _count(text: str | None) -> int:
@@ -142,13 +161,19 @@ def _count(text: str | None) -> int:
 
 
 def _gpus(text: str | None) -> int:
-    """Of `4`, `a100:4` or `a100:2,v100:2`."""
-    return sum(_count(part.rpartition(":")[2]) for part in (text or "").split(","))
+    """Of `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
+
+    >>> _gpus("4090:4"), _gpus("1g.5gb"), _gpus("a100:2,v100:1"), _gpus("a100:4(S:0-1)"), _gpus(None)
+    (4, 1, 3, 4, 0)
+    """
+    counts = [part.partition("(")[0].rpartition(":")[2] for part in (text or "").split(",") if part]
+    return sum(_count(count) if _COUNT.fullmatch(count) else 1 for count in counts)
 
 
-def _gpus_of_gres(text: str) -> int:
-    found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?::[A-Za-z][^:,=()]*)?(?:[:=](\d+))?(?=$|,|\()", text)
-    return sum(int(count or 1) for count in found)
+def _gpus_of_tres(text: str | None) -> int:
+    """Of `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
+    found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
+    return sum(_gpus(each.replace("=", ":") or "1") for each in found)
 
 
 @dataclass(frozen=True)
@@ -189,8 +214,29 @@ def array_numbers(text: str) -> list[int]:
 
 
 def split_directive(line: str) -> list[str]:
-    """The words of a line after `#SBATCH`. ValueError if a quote has no end."""
-    return shlex.split(line, comments=True)
+    r"""The words of a line after `#SBATCH`, as sbatch reads them: a backslash counts within quotes, too, and what
+    follows a `#` that is not quoted is a comment. ValueError if a quote has no end.
+
+    >>> split_directive(r"--comment='a # \b' -n4  # four")
+    ['--comment=a # b', '-n4']
+    """
+    words: list[str] = []
+    place, inside = 0, False
+    while place < len(line) and line[place] != "#":
+        if line[place].isspace():
+            place, inside = place + 1, False
+            continue
+        found = _WORD_PART.match(line, place)
+        if found is None:
+            if line[place] == "\\":  # at the end of the line
+                break
+            raise ValueError(f"a quote has no end: {line}")
+        text = found["escaped"] or found[0]
+        if found["quote"]:
+            text = re.sub(r"\\(.)", r"\1", found["quoted"])
+        words[-1:] = [words[-1] + text] if inside else [*words[-1:], text]
+        place, inside = found.end(), True
+    return words
 
 
 def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:

@@ -57,7 +57,7 @@ def test_a_script_with_a_nul_is_refused(tmp_path: Path) -> None:
 def test_a_script_becomes_an_experiment_that_runs_it_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.slurm").write_text(
         "#!/bin/bash\n#SBATCH -J nano -N 2 --gres=gpu:a100:4\n#SBATCH -p gpu --account=abc --time=2:00:00\n"
-        f"#SBATCH --comment=hf_{SECRET}\nexport HF_TOKEN=hf_{SECRET}\ntorchrun train.py $(date) 'x\n"
+        f"#SBATCH --comment=hf_{SECRET}\nexport HF_TOKEN=hf_{SECRET}\ntorchrun train.py $(date) 'x'\n"
     )
     done = in_process("init", "--from", "train.slurm", "-o", "new", cwd=tmp_path)
     assert done.code == 0, done.stderr

@@ -158,6 +158,51 @@ touch after.${SLURM_RESTART_COUNT:-0}
 """
 
 
+REQUEUES = r"""#!/bin/bash
+#SBATCH --ntasks=1 --time=1:00:00 --signal=B:USR1@90
+trap 'scontrol requeue $SLURM_JOB_ID; exit 0' USR1
+python3 -u -c '
+import pathlib, time
+last = pathlib.Path("last")
+for n in range(int(last.read_text() or 0) + 1 if last.exists() else 1, 4000):
+    print(f"step {n}/4000 loss 1.0")
+    last.write_text(str(n))
+    time.sleep(0.1)
+' &
+wait
+"""
+
+
+@pytest.mark.long
+def test_a_handler_that_requeues_its_job_holds(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "fit.slurm").write_text(REQUEUES)
+    done = hpc_gpt("rehearse", "--json", "fit.slurm", cwd=tmp_path, environment={"TMPDIR": str(scratch)})
+    assert done.code == 0, done.stderr
+    said = {stage["name"]: stage["evidence"] for stage in json.loads(done.stdout)["stages"]}
+    assert "attempt 1 ended requeued" in said["ended"]
+    assert "the attempt before came to" in said["resumed"]
+
+
+DIES = r"""#!/bin/bash
+#SBATCH --ntasks=1 --time=1:00:00
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+  python3 -c 'raise ValueError("the checkpoint cannot be read")'
+else
+  while sleep 0.1; do echo "step $((n += 1)) loss 1.0"; done
+fi
+echo over
+"""
+
+
+@pytest.mark.long
+def test_a_second_start_that_dies_at_once_does_not_hold(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "fit.slurm").write_text(DIES)
+    words = ("rehearse", "--cluster", "generic-slurm", "fit.slurm")
+    done = hpc_gpt(*words, cwd=tmp_path, environment={"TMPDIR": str(scratch)})
+    assert done.code == 3, done.stderr
+    assert "exit code 0, but ValueError: the checkpoint cannot be read" in done.stderr
+
+
 @pytest.mark.long
 def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, scratch: Path) -> None:
     here = tmp_path / "here"

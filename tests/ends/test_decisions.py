@@ -130,6 +130,9 @@ def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
         ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", "stop"),
         ("srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller", "error", "again"),
         ("srun: error: n3: task 0: Killed", "error", "again"),
+        ("/tmp/slurm_script: line 7: syntax error near unexpected token `fi'", "user_error", "stop"),
+        ("/tmp/slurm_script: line 9: unexpected EOF while looking for matching `)'", "user_error", "stop"),
+        ('fit.sh: 9: Syntax error: "fi" unexpected', "user_error", "stop"),
         (
             "[rank2]:[E1120 10:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
             "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600003 "
@@ -158,7 +161,7 @@ def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, c
     last = run.resolved().train.steps - left
     attempt = add_attempt(run, [metrics_line(last)], None, job_id="7", node_list="n3")
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
-    end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
+    end_script(run, attempt, code, "JobState=RUNNING Restarts=0", read_cause)
     assert attempt.ended()["ended"] == ended
 
 

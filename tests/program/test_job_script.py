@@ -149,7 +149,7 @@ def test_a_secret_is_in_job_sh_alone_which_is_its_owners(tmp_path: Path) -> None
 def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
     body = "module load x\nsbatch next.sh\npkill -9 python\n# killall x\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
     body += "python t.py --exit-duration-in-mins 90\nexport WANDB_API_KEY=0123456789abcdef0123456789abcdef\n"
-    body += """h|?) echo "Usage: sbatch $0 [-m MODEL]"; exit 1 ;;\necho -e 'then sbatch it'\n"""
+    body += """[ $# = 0 ] && echo "Usage: sbatch $0 [-m MODEL]"; exit 1\necho -e 'then sbatch it'\n"""
     body += """echo "[$(date)] $(sbatch --dependency=singleton $0)"\necho done; sbatch next.sh\n"""
     found = scan(read_job_script(script(tmp_path, HEAD + body)))
     assert [each.line for each in found] == [5, 6, 8, 9, 10, 13, 14]

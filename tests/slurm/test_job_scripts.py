@@ -6,6 +6,7 @@ The scripts of these tests end processes by their ids alone: they run as root be
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +390,114 @@ def test_a_given_signal_and_the_time_limit_reach_whom_they_reach_under_sbatch(la
         heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
     assert heard["submit"] == heard["sbatch"]
     assert "USR1" in heard["sbatch"][last]
+
+
+ELEMENT = """\
+#!/bin/bash
+#SBATCH --job-name=element --array=2,4 -N 1 --ntasks=1 --output=out-%a.txt
+echo "$SLURM_ARRAY_TASK_ID" >>"$REC/starts"
+[ -e "$REC/mended" ] || exit 4
+"""
+
+
+@pytest.mark.long
+def test_one_element_of_an_array_is_resumed_alone(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "element", train_slurm=ELEMENT)
+    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+    said, _ = launcher.run("submit", "--set", "chain=none", "train.slurm", cwd=folder, **own)
+    runs = {
+        json.loads((path / "sweep.json").read_text())["row"]: RunFolder(path)
+        for path in (folder / "logs" / "element").iterdir()
+        if (path / "sweep.json").exists()
+    }
+    for run in runs.values():
+        Job(launcher.cluster, run, said.split()[-1]).wait("the end", lambda run=run: run.attempt(1).verdict())
+    (folder / "mended").touch()
+    launcher.run("submit", "--resume", str(runs["4"].path), "--time", "7", **own)
+    job = Job(launcher.cluster, runs["4"], str(runs["4"].submissions()[-1]["job_id"]))
+    job.wait("the second end", lambda: runs["4"].attempt(2).verdict())
+    assert job.ended() == ["error", "done"], job.log()
+    assert job.id.endswith("_4")
+    assert sorted((folder / "starts").read_text().split()) == ["2", "4", "4"]
+    assert len(runs["2"].attempts()) == 1
+
+
+LIMITED = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --job-name=limited --time=9
+squeue -h -j "$SLURM_JOB_ID" -o %l >>"$REC/limits"
+case "$HPC_GPT_ATTEMPT" in
+1) no-such-program ;;
+2) exit 4 ;;
+esac
+echo end
+"""
+
+
+@pytest.mark.long
+def test_what_a_resumption_asks_holds_for_every_further_job(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "limited", train_slurm=LIMITED)
+    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+    chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
+    launcher.run("submit", *chain, "train.slurm", cwd=folder, **own)
+    (path,) = {path.parent for path in (folder / "logs").glob("limited/*/resolved.json")}
+    run = RunFolder(path)
+    job = Job(launcher.cluster, run, str(run.submissions()[-1]["job_id"]))
+    job.wait(
+        "the first end", lambda: run.attempt(1).verdict()
+    )  # `true` after it: not its exit code says that it failed
+    assert run.attempt(1).ended()["cause"].startswith("exit code 0, but no-such-program: command not found")
+    launcher.run("submit", "--resume", str(path), "--time", "7", **own)
+    job.wait("the third end", lambda: run.attempt(3).verdict())
+    assert [attempt.verdict()["attempt_ended"] for attempt in run.attempts()] == ["user_error", "error", "done"]
+    assert (folder / "limits").read_text().split() == ["9:00", "7:00", "7:00"]
+
+
+LINKED = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --job-name=linked --output=latest.txt
+echo "it was quick"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_of_the_users_is_written_through(launcher: Launcher, there: bool) -> None:
+    folder = folder_of(launcher, f"linked-{there}", train_slurm=LINKED)
+    (folder / "latest.txt").symlink_to("real.txt")
+    if there:
+        (folder / "real.txt").write_text("before\n")
+    job = submit(launcher, "submit", folder, "train.slurm")
+    job.wait_end("COMPLETED")
+    assert (folder / "latest.txt").readlink() == Path("real.txt")
+    assert (folder / "latest.txt").read_text() == ("before\n" if there else "") + "it was quick\n"
+
+
+@pytest.mark.long
+def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launcher) -> None:
+    python = launcher.folder / "slow-python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    folder = folder_of(launcher, "short", train_slurm=LINKED.replace("latest", "short"))
+    job = launcher.submit(
+        "train.slurm", cwd=folder, HPC_GPT_CLUSTER="", HPC_GPT_EXPERIMENT="", HPC_GPT_PYTHON=str(python)
+    )
+    job.wait_end("COMPLETED")
+    assert (folder / "short.txt").read_text() == "it was quick\n"
+
+
+def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
+    """getopt names what an abbreviation could mean: from the letters on, every option of the installed sbatch."""
+    from hpc_gpt.slurm.directives import options_of
+
+    named: set[str] = set()
+    for letter in "abcdeghijklmnopqrstuvwx":
+        said = small.run("sbatch", f"--{letter}").stderr
+        named |= set(re.findall(r"'--([a-z-]+)'", said.partition("possibilities:")[2]))
+    sbatch = options_of("sbatch")
+    assert {"partition", "tasks-per-node", "cluster", "kill-on-invalid-dep"} <= {*named, "kill-on-invalid-dep"}
+    assert {name for name in named if sbatch.named(name) not in sbatch.kinds} == set()
+    for name in sorted(named):
+        said = small.run("sbatch", f"--{name}=").stderr
+        plain = "doesn't allow an argument" in said
+        assert plain == (sbatch.kinds[sbatch.named(name)] == "plain"), (name, said)

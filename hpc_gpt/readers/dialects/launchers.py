@@ -59,6 +59,11 @@ DIALECT = Dialect(
             r": line \d{1,6}: (?P<words>[^:]{1,200}: (?:command not found|No such file or "
             r"directory|Permission denied|unbound variable).{0,100})",
         ),
+        # bash's own, and dash's
+        failure(
+            "user_error", ": line ", r": line \d{1,6}: (?P<words>syntax error.{0,200}|unexpected EOF while .{0,100})"
+        ),
+        failure("user_error", ": Syntax error: ", r": \d{1,6}: (?P<words>Syntax error: .{1,200})"),
         failure(
             "error",
             "Fatal Python error: ",
@@ -120,6 +125,9 @@ ERROR:composer.cli.launcher:Global rank 0 (PID 200322) exited with code -11
 /var/spool/slurmd/job4802517/slurm_script: line 43:  4711 Killed                  python train.py
 /var/spool/slurmd/job4802517/slurm_script: line 43:  4711 Terminated              python train.py
 /var/spool/slurmd/job4802517/slurm_script: line 12: deepspeed: command not found
+/var/spool/slurmd/job4802517/slurm_script: line 21: syntax error near unexpected token `done'
+/var/spool/slurmd/job4802517/slurm_script: line 30: unexpected EOF while looking for matching `"'
+train.sh: 9: Syntax error: "done" unexpected
 bash:  4711 Segmentation fault      python train.py
 Fatal Python error: Segmentation fault
 Fatal Python error: Aborted

@@ -82,7 +82,7 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
     found: dict[str, Any] = {
         "engine": resolved.engine.name,
-        "gpus": resolved.gpus,
+        "gpus": resolved.asked_gpus,
         "nodes": resolved.nodes,
         "tp": layout.tp,
         "pp": layout.pp,
@@ -305,6 +305,8 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
     """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
+    if resolved.asked_gpus is None:
+        return
     spans = [gpu_seconds(read.attempt, gpus_of(resolved), end_time_of(read.attempt)) for read in attempts]
     timed = sum(span > 0 for span in spans)
     hours = sum(spans) / 3600 if timed else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.slurm.directives import options_of
+from hpc_gpt.slurm.sbatch_words import expand_pattern
 
 _LARGEST_FILE = 1 << 20
 _DIRECTIVE = re.compile(r"^\s*#SBATCH\s+(.{1,2000})")
@@ -98,7 +99,7 @@ def read_script(path: Path) -> Script | None:
         if directive := _DIRECTIVE.match(line):
             for option in _OPTION.finditer(directive[1].split(" #")[0]):
                 name = option[1].lstrip("-")
-                name = options_of("sbatch").letters.get(name, name)
+                name = options_of("sbatch").letters.get(name) or options_of("sbatch").named(name)
                 directives[name] = ((option[2] or "").strip("\"'"), number)
         elif line.lstrip().startswith("#"):
             continue
@@ -208,6 +209,62 @@ def _whole(text: str) -> int | None:
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
+@dataclass(frozen=True)
+class Redirected:
+    """A line that sends a program's output past the script's own: its number, and the file as it is written; empty if
+    the line does not name it. `of_srun`: with the fields of srun's patterns."""
+
+    line: int
+    target: str
+    of_srun: bool = False
+
+
+_TARGET = r"(?P<target>\"[^\"]{1,400}\"|'[^']{1,400}'|(?:\$\([^()]{1,200}\)|`[^`]{1,200}`|[^\s;|&<>()\"'`]){1,400})"
+_STARTS = re.compile(
+    r"\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|apptainer|singularity)\s|^\s*exec\s+[12&]?>"
+)
+_TO_FILE = re.compile(rf"(?<=\s)(?:[12]|&)?>>?\s*{_TARGET}")
+_OF_SRUN = re.compile(rf"\bsrun\b(?:\s+-\S*(?:\s+(?!-)\S+)??)*?\s+(?:--(?:output|error)[= ]|-[oe] ?){_TARGET}")
+_TORCHRUN = re.compile(r"\btorchrun\b.*\s(?:--redirects[= ]|-r )(?!0\b)\S")
+_LOG_DIR = re.compile(rf"\s--log[-_]dir[= ]{_TARGET}")
+_PER_RANK = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "*")
+
+
+def redirected(text: str) -> list[Redirected]:
+    """The lines of a job script whose program's output does not come to the script's own."""
+    found: list[Redirected] = []
+    for number, line in logical_lines(text):
+        if line.lstrip().startswith("#") or not _STARTS.search(line):
+            continue
+        targets = [(match["target"], True) for match in _OF_SRUN.finditer(line)]
+        targets += [(match["target"], False) for match in _TO_FILE.finditer(line) if match["target"] != "/dev/null"]
+        if _TORCHRUN.search(line) and "--tee" not in line:
+            folder = _LOG_DIR.search(line)
+            targets.append((f"{folder['target'].strip(_QUOTES)}/**/std*.log" if folder else "", False))
+        found += [Redirected(number, target.strip(_QUOTES), of_srun) for target, of_srun in dict.fromkeys(targets)]
+    return found
+
+
+def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """Patterns of the files to which a script that runs in an environment sends its programs' output; of those alone
+    whose names are known but for the number of a rank or a node."""
+    values = dict(environment) | _PER_RANK | {str(place): value for place, value in enumerate(arguments, 1)}
+    for _, line in logical_lines(text):
+        if (assigned := assignment(line)) is not None:
+            name, written, plain = assigned
+            values[name] = expand(written, values) if plain else written
+    found = []
+    for each in redirected(text):
+        target = re.sub(r"\$\{?(\d)\}?", lambda match: values.get(match[1], match[0]), expand(each.target, values))
+        if each.of_srun:
+            own = values if "SLURM_JOB_ID" in values else {**values, "SLURM_JOB_ID": "*"}
+            target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), own)
+        if target.strip("*/") and not set(target) & set("$`"):
+            found.append(target)
+    return found
+
+
+_QUOTES = "\"'"
 _MOST_LINES = 5000
 _LONGEST = 20_000
 _LARGEST_NUMBER = 10**15

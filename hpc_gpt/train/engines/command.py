@@ -10,16 +10,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import End, end_of_exit_0
+from hpc_gpt.ends.end_policy import End, Said, end_by_steps, read_said
 from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.files import json_in, read_json, write_once
+from hpc_gpt.files import json_in, write_once
 from hpc_gpt.process import descendants, is_alive, send, start_time
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, exit_code_text
-from hpc_gpt.program.rank import OVER, ForeignRank, ProgramStart, Stop
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, LastLines, exit_code_text, said_by
+from hpc_gpt.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.program.work_folder import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.runs.checkpoints import WORK, newest_checkpoint, saved_step, work_folder
@@ -27,7 +27,6 @@ from hpc_gpt.runs.checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.runs.disk_space import free_space_text
 from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.program_text import fill, fill_line
@@ -253,8 +252,8 @@ class CommandRank(ForeignRank):
             self._kill()
         super().quit()
 
-    def said(self) -> Mapping[str, object]:
-        return {"planned": self._lines.planned, "limit": self._lines.limit}
+    def said(self) -> Said:
+        return said_by(self._lines)
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         ended, cause, lost_peer = self._failure(code)
@@ -275,12 +274,9 @@ class CommandRank(ForeignRank):
 
     def end_of_all(self) -> End:
         """By the steps of all tasks: an exit code of 0 alone does not mean that it has finished."""
-        said = [read_json(path) or {} for path in (self._attempt.folder / OVER).glob("[0-9]*")]
-        planned = self._resolved.train.steps or max((int(each.get("planned") or 0) for each in said), default=0)
-        limit = next((str(each["limit"]) for each in said if each.get("limit")), "") or self._near_limit()
-        resumed = int(self._attempt.trainer().get("resumed_step") or 0)
-        steps = [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(self._attempt.metrics))]
-        return end_of_exit_0(steps[-1], planned, steps[-1] - steps[-2] if len(steps) > 1 else 0, limit)
+        said = read_said(self._attempt)
+        said = replace(said, limit=said.limit or self._near_limit())
+        return end_by_steps(self._attempt, self._resolved.train.steps, said)
 
     def _near_limit(self) -> str:
         """That the program ended by itself because the job's time limit is near; empty if it is not."""

@@ -1,5 +1,5 @@
 #!/bin/bash
-# mine: 1 GPU
+# mine: 0 GPUs
 # Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
 
 # What happens: `main`. Started by hand, this script makes a run folder and starts itself; started so, it runs the script
@@ -119,16 +119,18 @@ run_script() { # sets $rc to the script's exit code
   set +m
   exec 3<&-
   echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
-  while kill -0 "$waits" 2>/dev/null; do
-    wait "$waits"
-    rc=$?
-  done 2>/dev/null # bash's words on a killed job are none of the script's
-  wait "$waits" 2>/dev/null # a signal interrupts a wait, which then does not return the exit code
-  each=$?
-  [ "$each" = 127 ] || rc=$each
+  # Not by `wait`: of two signals within one, as of a handler that requeues its job, bash can wait for ever.
+  while kill -0 "$waits" 2>/dev/null; do sleep 0.5; done
+  wait "$waits" 2>/dev/null # its exit code; bash's words on a killed job are none of the script's
+  rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
-  within 10 tail --pid="$keeper" -f /dev/null
-  kill -KILL -- "-$keeper" 2>/dev/null
+  each=10
+  [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
+  within "$each" tail --pid="$keeper" -f /dev/null
+  {
+    kill -KILL -- "-$keeper"
+    wait "$keeper"
+  } 2>/dev/null # bash's words on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
 }

@@ -176,7 +176,6 @@ be_in_time() { # at the time limit ranks that hang, or still save, have KillWait
 }
 # --- the script ----------------------------------------------------------------------------------------------------
 signals="1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 20 21 22 23 24 25 26 27 28 29 30 31 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64"
-declare -A group_before all_before # how often each signal was heard
 hear() { # hear NAME: notes each signal that this shell gets
   local each
   # shellcheck disable=SC2064
@@ -234,16 +233,18 @@ run_script() { # sets $rc to the script's exit code
   set +m
   exec 3<&-
   echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
-  while kill -0 "$waits" 2>/dev/null; do
-    wait "$waits"
-    rc=$?
-  done 2>/dev/null # bash's words on a killed job are none of the script's
-  wait "$waits" 2>/dev/null # a signal interrupts a wait, which then does not return the exit code
-  each=$?
-  [ "$each" = 127 ] || rc=$each
+  # Not by `wait`: of two signals within one, as of a handler that requeues its job, bash can wait for ever.
+  while kill -0 "$waits" 2>/dev/null; do sleep 0.5; done
+  wait "$waits" 2>/dev/null # its exit code; bash's words on a killed job are none of the script's
+  rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
-  within $((last_s < 10 ? last_s : 10)) tail --pid="$keeper" -f /dev/null
-  kill -KILL -- "-$keeper" 2>/dev/null
+  each=$((last_s < 10 ? last_s : 10))
+  [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
+  within "$each" tail --pid="$keeper" -f /dev/null
+  {
+    kill -KILL -- "-$keeper"
+    wait "$keeper"
+  } 2>/dev/null # bash's words on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
 }
@@ -252,25 +253,31 @@ is_near_the_limit() { # whether a signal to this shell alone is the one that thi
 }
 # shellcheck disable=SC2317,SC2329
 pass_on() { # pass_on NUMBER: a signal of this shell goes to those who would have got it from sbatch's own, and did not
-  local of_group of_all body
   if [ "$1" = 15 ]; then
     be_in_time
     trap "pass_on 15" 15
   fi
+  hand_on "$1" & # it waits for programs
+}
+# shellcheck disable=SC2317,SC2329
+hand_on() (
+  # shellcheck disable=SC2086
+  trap '' $signals
   sleep 0.3 # the others have it by now
-  of_group=$(heard group "$1") of_all=$(heard all "$1")
-  read -r body 2>/dev/null <"$attempt/body" || return 0
-  if [ "${of_group:-0}" = "${group_before[$1]:-0}" ]; then # this shell alone: scancel --batch, --signal=B:
+  before_group=0 before_all=0 of_group=$(heard group "$1") of_all=$(heard all "$1")
+  read -r before_group before_all 2>/dev/null <"$attempt/.signals/before.$1"
+  echo "${of_group:-0} ${of_all:-0}" 2>/dev/null >"$attempt/.signals/before.$1"
+  read -r body 2>/dev/null <"$attempt/body" || exit 0
+  if [ "${of_group:-0}" = "$before_group" ]; then # this shell alone: scancel --batch, --signal=B:
     if [ "$1" = 12 ] && is_near_the_limit; then
       : >"$attempt/.limit" # the watch asks the programs to end
     else
       kill -s "$1" "$body" 2>/dev/null
     fi
-  elif [ "${of_all:-0}" = "${all_before[$1]:-0}" ]; then # its process group: scancel --full
+  elif [ "${of_all:-0}" = "$before_all" ]; then # its process group: scancel --full
     kill -s "$1" -- "-$body" 2>/dev/null
   fi # else every process of the job
-  group_before[$1]=$of_group all_before[$1]=$of_all
-}
+)
 # --- the user's command gets events --------------------------------------------------------------------------------
 start_notifier() { # sets $notifier: sends what the attempt before could not, and the first step; it ends with the ranks
   (
