@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.reader_process import Chunk, ReaderProcess, ReaderTask, StreamPlace, read_chunks, read_windows
-from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
+from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, is_jsonl, named_jsonl, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
+from hpc_gpt.words import counted
 
 # An estimate of the size of a text in compressed files.
 _COMPRESSION = 4
@@ -161,6 +162,7 @@ class ShardStream:
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
+        self._check_as_before(positions)
         known = {
             shard: (epoch, taken)
             for position in positions.values()
@@ -175,6 +177,23 @@ class ShardStream:
             self._position.turn = mine["turn"]
         return Position(dict(places), self._position.turn, dict(self._position.faults))
 
+    def _check_as_before(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
+        """DataError if a shard would be read otherwise than it was: before `by_content`, its name said what it is."""
+        before = {shard for position in positions.values() for shard in position["places"]}
+        listed = {*self._shards.training, *self._shards.evaluation}
+        changed = sorted(shard for shard in before - listed if (self._shards.folder / shard).exists())
+        if before and not all(position.get("by_content") for position in positions.values()):
+            mine = {shard for own in self._own for shard in own} | {*self._shards.evaluation}
+            files = {shard: self._shards.folder / shard for shard in sorted(mine)}
+            changed += [shard for shard, path in files.items() if is_jsonl(path) != named_jsonl(path, exactly=True)]
+        if changed:
+            what = f"{counted(len(changed), 'file')} of {self._shards.folder}, as {changed[0]},"
+            raise DataError(
+                f"{what} would be read otherwise than when the run began: a file's content says whether it is jsonl, and "
+                "beside jsonl README and the like are no text",
+                "submit a new run, or start the old run's own job.sh again: its code reads them as before",
+            )
+
     def to_json(self, position: Position) -> dict[str, Any]:
         """A position of this rank as JSON values."""
         return {
@@ -183,6 +202,7 @@ class ShardStream:
             "turn": position.turn,
             "places": position.places,
             "faults": position.faults,
+            "by_content": True,
         }
 
     def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:
