@@ -189,8 +189,8 @@ class ShardStream:
         if changed:
             what = f"{counted(len(changed), 'file')} of {self._shards.folder}, as {changed[0]},"
             raise DataError(
-                f"{what} would be read otherwise than when the run began: a file's content says whether it is jsonl, and "
-                "beside jsonl README and the like are no text",
+                f"{what} would be read otherwise than when the run began: content says now what is jsonl, and beside "
+                "it README and the like are no text",
                 "submit a new run, or start the old run's own job.sh again: its code reads them as before",
             )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.ends.may_start import main as ask_to_start
 from hpc_gpt.ends.run_state import retry_note
-from hpc_gpt.ends.script_end import end_script
+from hpc_gpt.ends.script_end import end_left_over, end_script, left_over
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.local import by_hand
@@ -160,6 +161,33 @@ def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, c
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
     end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
     assert attempt.ended()["ended"] == ended
+
+
+@pytest.mark.parametrize("job", ["7", None])
+def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the script submits inherits its variables, and may be on the same node."""
+    run = slurm_run()
+    attempt = start(run)
+    monkeypatch.setenv("SLURM_JOB_ID", job) if job else monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
+    of_child, of_own, of_nobody = (
+        subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **own})
+        for own in (
+            {**marks, "SLURM_JOB_ID": "8"},
+            {**marks, **({"SLURM_JOB_ID": job} if job else {})},
+            {**marks, "HPC_GPT_ATTEMPT": "99"},
+        )
+    )
+    try:
+        assert left_over(run, attempt) == [of_own.pid]
+        end_left_over(run, attempt)
+        assert of_own.wait(60) == -9
+        assert of_child.poll() is None
+        assert of_nobody.poll() is None
+    finally:
+        for each in (of_child, of_own, of_nobody):
+            each.kill()
+            each.wait()
 
 
 TORCHRUN = """\
