@@ -27,6 +27,7 @@ from hpc_gpt.ends.decisions import (
     ReadCause,
     classify,
     conclude,
+    disk_that_may_be_full,
     forget_stop,
     job_of,
     other_jobs,
@@ -209,9 +210,10 @@ def _conclude_lost(
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
-    attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
-    past = read_history(run, gpus_of(resolved), now)
-    write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+    with disk_that_may_be_full():  # without an answer the ranks would start
+        attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
+        past = read_history(run, gpus_of(resolved), now)
+        write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"

@@ -24,6 +24,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.train.filling import fill
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
 
@@ -161,6 +162,19 @@ def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, c
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
     end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
     assert attempt.ended()["ended"] == ended
+
+
+def test_a_refusal_that_cannot_be_written_is_one(small_disk, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HPC_GPT_LOGS", str(small_disk))
+    run = slurm_run()
+    add_attempt(run, [metrics_line(run.resolved().train.steps)], None, job_id="7", node_list="n3")
+    attempt = start(run, job_id="7")
+    run.mark_cancelled("7")
+    fill(small_disk)
+    said = may_start(run, attempt, read_slurm([]), NOW, read_cause)
+    assert said == "hpc-gpt-next stop 0 -"
+    assert not attempt.verdict()
+    assert "not started: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("job", ["7", None])
