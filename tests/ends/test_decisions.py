@@ -394,6 +394,25 @@ def test_a_link_that_is_left_of_a_chain_stays_off_and_a_new_submission_does_not(
     assert before(run, start(run, job_id="9"))[0] == "go"
 
 
+@pytest.mark.parametrize(("attempts_before", "answer"), [(1, "go"), (0, "stop")])
+@pytest.mark.parametrize("behind_s", [-30, 30])
+def test_whether_a_job_came_after_the_end_is_no_matter_of_two_clocks(attempts_before, answer, behind_s) -> None:
+    run = slurm_run()
+    line = {"scheduler": "slurm", "job_id": "8", "refused": None, "attempts_before": attempts_before}
+    run.add_submission({**line, "time": NOW - behind_s})  # by the clock of the login node
+    after(run, start(run, "nan"))
+    assert before(run, start(run, job_id="8"))[0] == answer
+
+
+def test_a_start_that_has_just_made_its_folder_is_waited_for_by_no_clock() -> None:
+    run = slurm_run()
+    made = run.new_attempt()
+    os.utime(made.folder, (NOW - 900, NOW - 900))  # by the clock of the file server
+    own = start(run, job_id="8")
+    for left, answer in ((40, "wait"), (34, "wait"), (33, "go"), (1, "go")):
+        assert may_start(run, own, read_slurm([]), NOW, read_cause, left).split()[1] == answer
+
+
 def test_a_job_that_slurm_puts_back_behind_the_end_of_its_run_stays_off() -> None:
     run = slurm_run()
     after(run, start(run, "nan"), "requeued", "put back", put_back=True)
