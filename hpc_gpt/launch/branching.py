@@ -10,7 +10,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.launch.prepare import earlier_runs
 from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.resumption import NewRun, changed_length, prepare_child, profile_of
+from hpc_gpt.launch.resumption import NewRun, changed_length, check_stream, prepare_child, profile_of
 from hpc_gpt.launch.until import ForecastInputs
 from hpc_gpt.runs.branches import CheckpointHold
 from hpc_gpt.runs.checkpoints import checkpoint_folder_name, read_marker
@@ -52,6 +52,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     given = {**_stays(run, settings, request.given), **request.given}
     resolved = descend(settings, given, profile or settings.cluster, point.step, length, branch=True)
     check_resumable(resolved)
+    check_stream(run, resolved, point.step)
     checkpoint = checkpoint_folder_name(point.step)
     sources = checkpoint_sources(run, point.step)
     owner = next(source for source, _ in sources if (source.checkpoints / checkpoint).is_dir())

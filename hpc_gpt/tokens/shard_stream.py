@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,27 @@ class Position:
         self.faults.update(change.faults)
 
 
+def check_as_before(
+    shards: ShardSet, positions: Mapping[int, Mapping[str, Any]], training: Collection[str] | None = None
+) -> None:
+    """DataError if a shard would be read otherwise than when all ranks' `positions` were saved: one of `training`, None
+    for all, or of those for evaluation. Before positions had `by_content`, a file's name said what it is."""
+    before = {shard for position in positions.values() for shard in position["places"]}
+    listed = {*shards.training, *shards.evaluation}
+    changed = sorted(shard for shard in before - listed if (shards.folder / shard).exists())
+    if before and not all(position.get("by_content") for position in positions.values()):
+        asked = {*(shards.training if training is None else training), *shards.evaluation}
+        files = {shard: shards.folder / shard for shard in sorted(asked)}
+        changed += [shard for shard, path in files.items() if is_jsonl(path) != named_jsonl(path, exactly=True)]
+    if changed:
+        what = f"{counted(len(changed), 'file')} of {shards.folder}, as {changed[0]},"
+        raise DataError(
+            f"{what} would be read otherwise than when the run began: content says now what is jsonl, and beside it "
+            "README and the like are no text",
+            "submit a new run, or start the old run's own job.sh again: its code reads them as before",
+        )
+
+
 class ShardStream:
     """The training samples of data-parallel rank `dp_rank`. Readers start with the first sample."""
 
@@ -162,7 +183,7 @@ class ShardStream:
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
-        self._check_as_before(positions)
+        check_as_before(self._shards, positions, {shard for own in self._own for shard in own})
         known = {
             shard: (epoch, taken)
             for position in positions.values()
@@ -176,23 +197,6 @@ class ShardStream:
         if (mine.get("dp"), mine.get("workers")) == (self._dp, self._workers):
             self._position.turn = mine["turn"]
         return Position(dict(places), self._position.turn, dict(self._position.faults))
-
-    def _check_as_before(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        """DataError if a shard would be read otherwise than it was: before `by_content`, its name said what it is."""
-        before = {shard for position in positions.values() for shard in position["places"]}
-        listed = {*self._shards.training, *self._shards.evaluation}
-        changed = sorted(shard for shard in before - listed if (self._shards.folder / shard).exists())
-        if before and not all(position.get("by_content") for position in positions.values()):
-            mine = {shard for own in self._own for shard in own} | {*self._shards.evaluation}
-            files = {shard: self._shards.folder / shard for shard in sorted(mine)}
-            changed += [shard for shard, path in files.items() if is_jsonl(path) != named_jsonl(path, exactly=True)]
-        if changed:
-            what = f"{counted(len(changed), 'file')} of {self._shards.folder}, as {changed[0]},"
-            raise DataError(
-                f"{what} would be read otherwise than when the run began: content says now what is jsonl, and beside "
-                "it README and the like are no text",
-                "submit a new run, or start the old run's own job.sh again: its code reads them as before",
-            )
 
     def to_json(self, position: Position) -> dict[str, Any]:
         """A position of this rank as JSON values."""
