@@ -183,7 +183,7 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
     esac
   done
   case "$answer" in # without a here-string: on a full disk bash has no file for it
-  go\ *) answer="${answer#go }" && export HPC_GPT_STOP_AT="${answer% *}" MASTER_PORT="${answer#* }" ;;
+  go\ *) answer="${answer#go }" && export HPC_GPT_STOP_AT="${answer% *}" MASTER_PORT="${answer##*[ -]}" ;;
   stop\ *) answer="${answer#stop }"; exit "${answer% *}" ;;
   esac
 }
