@@ -166,6 +166,7 @@ def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> No
         ("a.txt", '{"content": "one"}\n\n{"text": "two"}\n', "keys content"),
         ("a.jsonl", '{"content": "one", "id": 2}\n', r"a\.jsonl(\.gz)?:1: .* its keys are content, id"),
     ],
+    ids=["json", "JSON", "array", "long", "none", "text", "jsonl"],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_json_without_documents_is_refused_with_its_keys(

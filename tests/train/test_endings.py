@@ -27,6 +27,7 @@ def checkpoints(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
+@pytest.mark.long(but="first")
 @pytest.mark.parametrize("source", ["tokens", "stream"])
 def test_ranks_that_read_the_same_data_have_taken_the_same_when_they_save(tmp_path: Path, source: str) -> None:
     whole = tmp_path / "text.txt"
