@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +203,28 @@ def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch
         for each in (of_child, of_own, of_nobody):
             each.kill()
             each.wait()
+
+
+def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's program may have unset its variables."""
+    cgroup = Path("/sys/fs/cgroup/freezer/job_990077")
+    try:
+        cgroup.mkdir()
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    run = slurm_run()
+    attempt = start(run)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
+    process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **marks})
+    try:
+        assert left_over(run, attempt) == [process.pid]
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        assert left_over(run, attempt) == []
+    finally:
+        process.kill()
+        process.wait()
+        cgroup.rmdir()
 
 
 TORCHRUN = """\
