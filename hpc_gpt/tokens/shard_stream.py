@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.content import COMPRESSED_SUFFIXES, check_readable
 from hpc_gpt.tokens.reader_process import Chunk, ReaderProcess, ReaderTask, StreamPlace, read_chunks, read_windows
-from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, is_jsonl, named_jsonl, text_files
+from hpc_gpt.tokens.sources import is_jsonl, named_jsonl, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
 from hpc_gpt.words import counted
 

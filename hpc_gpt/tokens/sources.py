@@ -7,26 +7,19 @@ is jsonl, its content says (`is_jsonl`); an object may take several lines.
 
 import codecs
 import contextlib
-import errno
 import json
 import re
-import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import data_dir
-from hpc_gpt.settings.requirements import check_package
+from hpc_gpt.tokens.content import COMPRESSED_SUFFIXES, content
 from hpc_gpt.words import and_more, counted, plain
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-COMPRESSED_SUFFIXES = (".gz", ".zst")
-_PIECE_BYTES = 1 << 20
-# A message on damage is exact to so many bytes; decompressed they may be a thousand times as long.
-_COMPRESSED_BYTES = 1 << 14
 # What data sets have beside their jsonl, which is no text of theirs.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|dataset_infos?|dataset_dict)(\.(md|txt|rst|html|cff|json))?",
@@ -39,9 +32,6 @@ _OBJECT, _TEXT_FIRST = re.compile(rb'\s*\{\s*["}]'), re.compile(rb'\s*\{\s*"text
 # Up to this size an object over several lines may end at any; the last line of a larger one is indented as its first.
 _SMALL_BYTES = 1 << 16
 _OPEN = object()
-# The pauses before a read is tried again, and the errors for which it is not.
-_PAUSES_S = (0.5, 2.0, 8.0)
-_LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR)
 _MOST_NAMES = 20
 
 
@@ -149,7 +139,7 @@ def is_jsonl(path: Path) -> bool:
         return False
     if _is_named_json(path):
         raise _no_documents(path, first)
-    if first is not None and all(isinstance(value, dict) for *_, value in _values(_content(path))):
+    if first is not None and all(isinstance(value, dict) for *_, value in _values(content(path))):
         raise _no_documents(path, first)
     return False
 
@@ -177,7 +167,7 @@ def _first_object(path: Path) -> dict[str, Any] | None:
 
     def begin() -> Iterator[bytes]:
         nonlocal size
-        for piece in _content(path):
+        for piece in content(path):
             size += len(piece)
             yield piece
             if size >= _LOOK_BYTES:
@@ -195,7 +185,7 @@ def _first_object(path: Path) -> dict[str, Any] | None:
 
 def _no_documents(path: Path, first: dict[str, Any] | None) -> DataError:
     """The refusal of a file of JSON, with the keys of its first object."""
-    start = next(_content(path), b"").decode("utf-8", errors="replace").lstrip()
+    start = next(content(path), b"").decode("utf-8", errors="replace").lstrip()
     what, write = "its first object has", "'{text: .KEY}'"
     if first is None:
         what, write = f"it begins with {start[:1]}, and the first object in it has", "'.[] | {text: .KEY}'"
@@ -229,7 +219,7 @@ def file_pieces(path: Path, count: DocumentCount | None = None) -> Iterator[byte
             yield from _jsonl_pieces(path, count)
         else:
             piece = b""
-            for piece in _content(path):
+            for piece in content(path):
                 yield piece
             if piece:
                 yield DOCUMENT_END
@@ -244,7 +234,7 @@ def file_pieces(path: Path, count: DocumentCount | None = None) -> Iterator[byte
 def check_text(path: Path) -> str:
     """A warning if a file's content is not UTF-8 at its begin, else empty. DataError for a NUL byte, which no text
     has."""
-    begin = next(_content(path), b"")[:8192]
+    begin = next(content(path), b"")[:8192]
     if b"\0" in begin:
         raise DataError(
             f"{path} is no text: it has a NUL byte at {begin.index(0):,}",
@@ -257,76 +247,8 @@ def check_text(path: Path) -> str:
     return ""
 
 
-def check_readable(path: Path) -> None:
-    """Raises ConfigError if this machine lacks the package for the file's compression."""
-    if path.suffix == ".zst":
-        check_package("zstandard", "zstd", str(path))
-
-
-def _content(path: Path) -> Iterator[bytes]:
-    """Yields the decompressed content of a file, without a byte order mark, in pieces that are not empty."""
-    content = _decoded(path)
-    if text := next(content, b"").removeprefix(codecs.BOM_UTF8):
-        yield text
-    yield from content
-
-
-def _decoded(path: Path) -> Iterator[bytes]:
-    check_readable(path)
-    if path.suffix == ".gz":
-        return _decompressed(path, lambda: zlib.decompressobj(31), zlib.error)
-    if path.suffix == ".zst":
-        import zstandard
-
-        return _decompressed(path, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
-    return _read(path, _PIECE_BYTES)
-
-
-def _read(path: Path, size: int) -> Iterator[bytes]:
-    """Yields a file in pieces. A read that fails, as over a network, is tried again from its place for some seconds."""
-    offset, pauses = 0, iter(_PAUSES_S)
-    while True:
-        try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                while piece := file.read(size):
-                    offset, pauses = offset + len(piece), iter(_PAUSES_S)
-                    yield piece
-            return
-        except OSError as fault:
-            pause_s = None if fault.errno in _LASTING else next(pauses, None)
-            if pause_s is None:
-                raise
-            time.sleep(pause_s)
-
-
-def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes]:
-    """Yields the content of the members (gzip) or frames (Zstandard) of a file, one after the other."""
-    member, offset = open_member(), 0
-    for piece in _read(path, _COMPRESSED_BYTES):
-        rest = piece
-        while rest:
-            if member.eof:
-                member = open_member()
-            try:
-                text = member.decompress(rest)
-            except damage as fault:
-                raise DataError(
-                    f"{path} is damaged at byte {offset} or up to {len(piece)} after it: {fault}", _SOUND
-                ) from None
-            if text:
-                yield text
-            rest = member.unused_data if member.eof else b""
-        offset += len(piece)
-    if not member.eof:
-        raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _SOUND)
-
-
-_SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
-
-
 def _jsonl_pieces(path: Path, count: DocumentCount) -> Iterator[bytes]:
-    for number, offset, begin, value in _values(_content(path)):
+    for number, offset, begin, value in _values(content(path)):
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             keys = f"; its keys are {', '.join(value)}" if isinstance(value, dict) else ""
@@ -344,12 +266,12 @@ def _jsonl_pieces(path: Path, count: DocumentCount) -> Iterator[bytes]:
             count.empty += 1
 
 
-def _values(content: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:
+def _values(text: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:
     """Yields (first line, its offset, its bytes, value) of the JSON in a text, a value a line, or an object in several;
     value None for what is no JSON."""
     begun: list[bytes] = []
     offset = first = at = size = 0
-    for number, line in enumerate(_lines(content), start=1):
+    for number, line in enumerate(_lines(text), start=1):
         if begun or line.strip():
             if not begun:
                 first, at, size = number, offset, 0
@@ -381,10 +303,10 @@ def _json_in(text: bytes) -> Any:
         return None
 
 
-def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
+def _lines(text: Iterable[bytes]) -> Iterator[bytes]:
     """Yields lines without their ends. A line longer than a piece is joined once, at its end."""
     begun: list[bytes] = []
-    for piece in content:
+    for piece in text:
         first, *others = piece.split(b"\n")
         begun.append(first)
         for line in others:

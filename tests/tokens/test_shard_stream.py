@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import shard_stream, sources
+from hpc_gpt.tokens import content, shard_stream
 from hpc_gpt.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
 from hpc_gpt.tokens.run_data import ensure_data, open_shards
 from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, _fraction_for_one, evaluation_samples, list_shards
@@ -217,7 +217,7 @@ def test_what_one_rank_cannot_read_is_not_skipped(tmp_path: Path, monkeypatch: p
     rank = Rank(folder, 1, 0, 0, {}, on_bad_shard="skip")
     (folder / "05.txt").unlink()
     (folder / "05.txt").symlink_to("/proc/self/mem")  # EIO
-    monkeypatch.setattr(sources.time, "sleep", lambda _: None)
+    monkeypatch.setattr(content.time, "sleep", lambda _: None)
     with pytest.raises(DataError, match=r"cannot read .*05\.txt: Input/output error"):
         [rank.take() for _ in range(30)]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens import sources
+from hpc_gpt.tokens import content
 from hpc_gpt.tokens.sources import (
     DOCUMENT_END,
     DocumentCount,
@@ -156,7 +156,7 @@ def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "keys"),
+    ("name", "text", "keys"),
     [
         ("a.json", '{"content": "one", "id": 1}\n{"content": "two"}\n', "keys content, id"),
         ("a.JSON", '{"text_": "one"}', "keys text_"),
@@ -170,10 +170,10 @@ def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> No
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_json_without_documents_is_refused_with_its_keys(
-    tmp_path: Path, name: str, content: str, keys: str, suffix: str
+    tmp_path: Path, name: str, text: str, keys: str, suffix: str
 ) -> None:
     path = tmp_path / f"{name}{suffix}"
-    path.write_bytes(packed(content.encode(), suffix))
+    path.write_bytes(packed(text.encode(), suffix))
     with pytest.raises(DataError, match=keys):
         documents(path)
     if ".jsonl" not in name:
@@ -217,7 +217,7 @@ def test_a_read_that_fails_is_tried_again_from_its_place(tmp_path: Path, monkeyp
             path.unlink()
             path.symlink_to(tmp_path / "sound.txt")
 
-    monkeypatch.setattr(sources.time, "sleep", mend)
+    monkeypatch.setattr(content.time, "sleep", mend)
     assert documents(path) == [text]
     assert len(pauses) == 2
     path.unlink()
