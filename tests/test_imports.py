@@ -52,6 +52,7 @@ MAY_IMPORT = {
         "runs",
         "slurm",
         "ends",
+        "supervision",
         "tokens",
         "plan",
         "readers",
@@ -59,7 +60,7 @@ MAY_IMPORT = {
         "program",
         "watch",
     },
-    "report": {"terminal", "settings", "engines", "runs", "slurm", "ends", "plan", "readers", "program"},
+    "report": {"terminal", "settings", "engines", "runs", "slurm", "ends", "plan", "readers", "supervision", "program"},
     "doctor": {"settings", "engines", "runs", "slurm", "ends", "plan", "preflight", "launch"},
     "rehearsal": {"settings", "engines", "runs", "slurm", "tokens", "program", "watch", "launch", "report"},
     "bench": {

@@ -5,11 +5,10 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.run_argument import first_submit
-from hpc_gpt.words import and_more, counted, plain
+from hpc_gpt.words import counted, plain
 
 PLACE = 15
 
-_MOST_NAMES = 20
 _DEMO_VOCAB = 256  # the demo reads bytes
 
 
@@ -39,7 +38,7 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, begin_toke
     hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
-    from hpc_gpt.tokens.sources import check_text, text_files
+    from hpc_gpt.tokens.sources import DocumentCount, check_text, text_files
     from hpc_gpt.tokens.tokenizer import open_tokenizer
 
     if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens" and not begin_token:
@@ -49,18 +48,20 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, begin_toke
     for path in text_files(Path(source)) if source != STDLIB else []:
         if warning := check_text(path):
             click.echo(plain(warning), err=True)
-    name = Path(Path(source.rstrip("/")).name)
+    name, documents = Path(Path(source.rstrip("/")).name), DocumentCount()
     if form == "megatron":
         path = output or name.with_suffix("")
-        count, vocab = build_megatron(source, path, tokenizer, begin_token), open_tokenizer(tokenizer).vocab
+        count, vocab = build_megatron(source, path, tokenizer, begin_token, documents), open_tokenizer(tokenizer).vocab
         click.echo(f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}")
     else:
         path = output or name.with_suffix(".tokens")
-        file = build_tokens(source, path, tokenizer, begin_token)
+        file = build_tokens(source, path, tokenizer, begin_token, documents)
         vocab = file.vocab
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
     for line in _files_lines(Path(source)) if source != STDLIB else []:
         click.echo(line, err=True)
+    if documents.empty:
+        click.echo(f"{counted(documents.documents, 'document')}, of which {documents.empty:,} without text", err=True)
     settings = [f"data.source={form}", f"data.path={path}"]
     settings += [f"data.tokenizer={tokenizer}"] if tokenizer != "byte" else []
     settings += [f"model.vocab={vocab}"] if vocab > _DEMO_VOCAB else []
@@ -71,17 +72,7 @@ def _files_lines(folder: Path) -> list[str]:
     """The files of a folder that were read, and those left out with the reason; nothing for a file."""
     if not folder.is_dir():
         return []
-    from hpc_gpt.tokens.sources import listed_files
+    from hpc_gpt.tokens.sources import left_out_line, listed_files, names_line
 
-    taken, left = [], []
-    for path, why in listed_files(folder):
-        name = str(path.relative_to(folder))
-        left.append(f"{name} ({why})") if why else taken.append(name)
-    lines = [f"read: {_some(taken)}"]
-    return [*lines, f"left out: {_some(left)}"] if left else lines
-
-
-def _some(names: list[str]) -> str:
-    """How many names, and the first of them."""
-    more = and_more(len(names), _MOST_NAMES, ", and ")
-    return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")
+    taken = [str(path.relative_to(folder)) for path, why in listed_files(folder) if not why]
+    return [*filter(None, (f"read: {names_line(taken)}", left_out_line(folder)))]

@@ -101,7 +101,7 @@ def conclude(
     `put_back`: Slurm starts the same job again, whatever the verdict. What a full disk refuses is printed.
     """
     step = attempt.last_metrics().get("step")
-    with _disk_that_may_be_full():
+    with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
     cluster = resolved.cluster
     if end.node is not None:
@@ -121,13 +121,13 @@ def conclude(
     if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
-    with _disk_that_may_be_full():
+    with disk_that_may_be_full():
         write_verdict(run, attempt, verdict, past, exclude, now, end, put_back)
     return verdict, exclude
 
 
 @contextmanager
-def _disk_that_may_be_full() -> Iterator[None]:
+def disk_that_may_be_full() -> Iterator[None]:
     """Prints a RunFolderError and continues: the script needs its answer even if nothing can be written."""
     try:
         yield

@@ -27,6 +27,7 @@ from hpc_gpt.ends.decisions import (
     ReadCause,
     classify,
     conclude,
+    disk_that_may_be_full,
     forget_stop,
     job_of,
     other_jobs,
@@ -36,6 +37,7 @@ from hpc_gpt.ends.decisions import (
 from hpc_gpt.ends.end_policy import End, end_by_accounting
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.ends.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.ends.run_state import submitted_after
 from hpc_gpt.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.errors import UserError
 from hpc_gpt.network import free_port
@@ -47,8 +49,9 @@ from hpc_gpt.slurm.clients import REVOKED
 from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_cause
 
-# Seconds in which another start may have made its folder but not yet its attempt.json.
-_JUST_MADE_S = 20.0
+# The script asks so often, every 3 s. Another start may have made its folder but not yet its attempt.json: it counts as
+# lost after so many. (How old the folder is cannot be said by the clocks of two machines.)
+_ASKS, _JUST_MADE = 40, 7
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,11 @@ def may_start(
     slurm: SlurmStates,
     now: float,
     read_cause: ReadCause,
-    patient: bool = True,
+    left: int = _ASKS,
 ) -> str:
     """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 
-    `patient`: the script can ask again.
+    `left`: how often the script can still ask, this time included.
     """
     resolved = run.resolved()
     own = job_of(attempt)
@@ -104,9 +107,9 @@ def may_start(
         elif (
             slurm_is_leaving(state)
             or (slurm_has_ranks(state) and other.ended())  # its script is about to end
-            or (not job_id and _age_s(other, now) < _JUST_MADE_S)
+            or (not job_id and left > _ASKS - _JUST_MADE)
         ):
-            if patient:
+            if left > 1:
                 return f"{NEXT_MARK} wait"
             return refuse("refused", "another job of the run is active and does not end", 1)
         elif slurm_has_ranks(state):
@@ -169,9 +172,9 @@ def _ended_before(
     verdict = attempt.verdict()
     if verdict.get("go_on") is not False:
         return None
-    asked_at = [float(line.get("time") or now) for line in run.submissions() if str(line.get("job_id")) == own]
+    lines = [line for line in run.submissions() if str(line.get("job_id")) == own]
     left_over = last.job_id == own and verdict.get("put_back") is True
-    left_over |= last.job_id != own and bool(asked_at) and max(asked_at) < last.over
+    left_over |= last.job_id != own and bool(lines) and not submitted_after(lines[-1], attempt, last.over)
     if not left_over:
         return None
     ended, why = str(verdict.get("ended")), str(verdict.get("why"))
@@ -209,9 +212,10 @@ def _conclude_lost(
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
-    attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
-    past = read_history(run, gpus_of(resolved), now)
-    write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+    with disk_that_may_be_full():  # without an answer the ranks would start
+        attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
+        past = read_history(run, gpus_of(resolved), now)
+        write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
@@ -234,13 +238,6 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
 
 
-def _age_s(attempt: Attempt, now: float) -> float:
-    try:
-        return now - attempt.folder.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     folder, number, *more = arguments
     run = RunFolder(Path(folder))
@@ -253,7 +250,12 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
             answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
             answer = may_start(
-                run, attempt, read_slurm(sys.stdin), time.time(), read_cause, not more or int(more[0]) > 1
+                run,
+                attempt,
+                read_slurm(sys.stdin),
+                time.time(),
+                read_cause,
+                int(more[0]) if more else _ASKS - _JUST_MADE,
             )
             if more and answer.startswith(f"{NEXT_MARK} go "):
                 # It follows from the job's id, so that two jobs on a host differ, and each start of the job has another

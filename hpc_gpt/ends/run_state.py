@@ -182,7 +182,14 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
         return False
     if end is None or not end.is_over or end.facts.retried:
         return True
-    return not _is_done(end) and (chain[0].get("time") or 0.0) >= end.judged_at
+    return not _is_done(end) and submitted_after(chain[0], attempts[-1], end.judged_at)
+
+
+def submitted_after(line: Mapping[str, Any], attempt: Attempt, moment: float) -> bool:
+    """Whether a job was submitted after an attempt, by the number of attempts that were there; of a line of an earlier
+    version by its time, after `moment` on another machine's clock."""
+    before = line.get("attempts_before")
+    return int(before) >= attempt.number if before is not None else float(line.get("time") or 0.0) > moment
 
 
 def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -261,7 +268,7 @@ def newest_submission(run: RunFolder) -> dict[str, Any]:
         lines = [line for line in lines if not line.get("refused")]
     last = lines[-1] if lines else {}
     # A `submit --resume` after that attempt is newer, even if it has not started.
-    resumed = (start.get("started") or 0.0) < (last.get("time") or 0.0)
+    resumed = bool(attempts) and submitted_after(last, attempts[-1], start.get("started") or 0.0)
     if not job_id or resumed or job_id == str(last.get("job_id")):
         return last
     own = [line for line in lines if str(line.get("job_id")) == job_id]

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,14 +89,24 @@ def _signalled(resolved: Resolved, shown: str) -> str | None:
 
 
 def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
-    """The processes on this node that the script started, by the variables that only it has."""
+    """The processes on this node that the script started, by the variables that only it has. A job that it submitted
+    has them, too: what is of another job than this process, by its variables or by its cgroup, is not among them."""
     marks = {f"HPC_GPT_ATTEMPT={attempt.number}".encode(), os.fsencode(f"HPC_GPT_CHECKPOINTS={run.path}/checkpoints")}
+    own = job_of_process("self", [os.fsencode(f"{name}={value}") for name, value in os.environ.items()])
     found = []
     for name in filter(re.compile(r"\d+").fullmatch, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if marks <= set(Path("/proc", name, "environ").read_bytes().split(b"\0")):
+            environment = Path("/proc", name, "environ").read_bytes().split(b"\0")
+            if marks <= set(environment) and job_of_process(name, environment) == own:
                 found.append(int(name))
     return found
+
+
+def job_of_process(name: str, environment: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """The Slurm job that a process of /proc is of, by its variable and by its cgroup; empty if there is none."""
+    by_variable = next((entry[13:] for entry in environment if entry.startswith(b"SLURM_JOB_ID=")), b"")
+    by_cgroup = re.search(rb"/job_(\d+)", Path("/proc", name, "cgroup").read_bytes())
+    return by_variable, by_cgroup[1] if by_cgroup else b""
 
 
 def end_left_over(run: RunFolder, attempt: Attempt) -> None:

@@ -29,6 +29,7 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed
 from hpc_gpt.slurm.environment import leaked_variables
+from hpc_gpt.supervision.full_disk import install_patient_output, is_disk_full
 from hpc_gpt.words import plain
 
 _POLL_S = 1.0
@@ -37,7 +38,7 @@ _PROGRAM_POLL_S = 5.0
 # Between two questions on jobs that have not said that they are at their end.
 _ASK_S = 30.0
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
-_END = "hpc-gpt-end "
+_END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # What Slurm sets for the job beside its own variables, and our script for our code.
 _OF_THE_JOB = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
@@ -70,12 +71,12 @@ class SlurmQueue:
             print(*words, file=self._asks, flush=True)
         except OSError:
             raise SlurmUnreachable("the job script is gone") from None
-        lines: list[str] = []
+        text = ""
         for line in self._answers:
-            if line.startswith(_END):
-                code, text = int(line.removeprefix(_END)), "".join(lines)
+            text += line
+            if end := _END.search(text):  # a command may end without a line break
+                code, text = int(end[1]), text[: end.start()]
                 return Answer(code, text if code == 0 else "", text)
-            lines.append(line)
         raise SlurmUnreachable("the job script is gone")
 
     def find(self, job: AfterJob) -> str:
@@ -190,6 +191,8 @@ class CheckpointFollower:
             (own / job.script.name).write_text(script, encoding="utf-8")
             own.rename(job.folder)
         except OSError as fault:
+            if is_disk_full(fault):
+                raise  # it is due again at the next look
             self._say(step, f"its job's folder cannot be written: {fault.strerror}")
             return
         self._submit(job)
@@ -251,18 +254,24 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
     queue: Queue = ProcessQueue()
     if resolved.cluster.scheduler == "slurm":
         queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
-    follower = CheckpointFollower(run, attempt, resolved, queue)
+    follower: CheckpointFollower | None = None
     said = ""
-    while not attempt.ranks_ended.exists() and not is_alone():
+    while True:
+        alone = is_alone()
+        over = alone or attempt.ranks_ended.exists()
         try:
-            follower.look()
+            follower = follower or CheckpointFollower(run, attempt, resolved, queue)
+            if not over:
+                follower.look()
+            elif alone or follower.is_judged():
+                follower.finish()
+                return
         except (UserError, OSError) as fault:  # a disk that is full may have space later
+            if alone or ((over or follower is None) and not is_disk_full(fault)):
+                raise
             if said != (said := _words(fault)):
                 print(f"after: {said}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
-    while not follower.is_judged() and not is_alone():
-        time.sleep(_POLL_S)
-    follower.finish()
 
 
 def _words(fault: BaseException) -> str:
@@ -273,6 +282,7 @@ def _words(fault: BaseException) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     run = RunFolder(Path(arguments[0]))
+    install_patient_output()  # the log may be on the disk that is full
     try:
         if arguments[1] == "left":
             note_left(run, AfterJob(run.path / AFTER / f"step-{int(arguments[2])}"))

@@ -1,15 +1,16 @@
 """Branch a run: a new run from one of its checkpoints, with another schedule or other data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.launch.prepare import earlier_runs
 from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.resumption import NewRun, changed_length, prepare_child, profile_of
+from hpc_gpt.launch.resumption import NewRun, changed_length, check_stream, prepare_child, profile_of
 from hpc_gpt.launch.until import ForecastInputs
 from hpc_gpt.runs.branches import CheckpointHold
 from hpc_gpt.runs.checkpoints import checkpoint_folder_name, read_marker
@@ -48,8 +49,10 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     check_resumable(settings)
     parent, point = branch_of(run, step)
     length = changed_length(settings, until, request.given)
-    resolved = descend(settings, request.given, profile or settings.cluster, point.step, length, branch=True)
+    given = {**_stays(run, settings, request.given), **request.given}
+    resolved = descend(settings, given, profile or settings.cluster, point.step, length, branch=True)
     check_resumable(resolved)
+    check_stream(run, resolved, point.step)
     checkpoint = checkpoint_folder_name(point.step)
     sources = checkpoint_sources(run, point.step)
     owner = next(source for source, _ in sources if (source.checkpoints / checkpoint).is_dir())
@@ -68,6 +71,17 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     beside = None if "data.path" in request.given else run.data_beside
     hold = CheckpointHold(owner, point.step, lambda: _is_live(owner))
     return NewRun(replace(prepared, data_beside=beside, hold=hold), parent, notes)
+
+
+def _stays(run: RunFolder, settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer's file that the run found beside its experiment, by its whole path, if `data.path` is given: then
+    nothing is looked for there any more."""
+    if "data.path" not in given:
+        return {}
+    from hpc_gpt.tokens.run_data import located  # needs numpy
+
+    found = located(settings, run.data_beside).data.tokenizer
+    return {} if found == settings.data.tokenizer else {"data.tokenizer": found}
 
 
 def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int) -> Iterator[str]:

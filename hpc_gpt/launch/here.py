@@ -204,7 +204,7 @@ class _Supervisor:
             signal.signal(number, lambda number, _: self._heard.append(number))
         command = ["bash", str(self.run.job_script)]
         line = submission_line(os.getpid(), self.start_id, command, self.resolved.cluster.name)
-        self.run.add_submission({**line, "allocation": self.allocation.job_id})
+        self.run.add_submission({**line, **self.run.attempts_before, "allocation": self.allocation.job_id})
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
 
     def attempt(self) -> Attempt | None:

@@ -15,6 +15,7 @@ from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import done_by
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.files import read_json
 from hpc_gpt.launch.here import no_script_here
 from hpc_gpt.launch.prepare import earlier_runs, finish
 from hpc_gpt.launch.prepared import PreparedRun
@@ -22,12 +23,14 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction
+from hpc_gpt.runs.checkpoints import checkpoint_folder_name
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import (
     Parent,
     ResumePoint,
     branched_at,
     check_resumable,
+    checkpoint_sources,
     descend,
     find_ancestors,
     newest_step,
@@ -240,6 +243,7 @@ def prepare_resumption(
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
     length = changed_length(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
+    check_stream(run, resolved, point.step)
     title = f"Trains run {run.run_id} again from step 0."
     if parent is not None:
         check_resumable(resolved)
@@ -288,6 +292,21 @@ def prepare_child(
         planner=here,
         data_from=resolved.data_from,
     )
+
+
+def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
+    """DataError if the run of settings that descend from those of `run` would go on from its checkpoint of `step` in a
+    stream that it reads otherwise."""
+    if resolved.data.source != "stream" or not resolved.data_from < step:
+        return
+    from hpc_gpt.tokens.run_data import located, open_shards  # needs numpy
+    from hpc_gpt.tokens.shard_stream import check_as_before
+
+    sources = [source.checkpoints / checkpoint_folder_name(step) for source, _ in checkpoint_sources(run, step)]
+    files = next((found for folder in sources if (found := sorted(folder.glob("data-*.json")))), [])
+    positions = {number: read_json(file) for number, file in enumerate(files)}
+    if all(position.get("places") for position in positions.values()):
+        check_as_before(open_shards(located(resolved, run.data_beside)), positions)
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:

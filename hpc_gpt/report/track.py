@@ -4,15 +4,17 @@ python -m hpc_gpt.report.track RUN ATTEMPT [PID]
 
 It follows metrics.jsonl of the run's attempts up to ATTEMPT, first what an earlier attempt's tracker has not sent. It
 sends the rest and ends when the ranks have ended (`Attempt.ranks_ended`), or the process PID, which started it, has.
-A fault of one of the two is a line of the log, and the other goes on. The trainer knows nothing of it.
+A fault of one of the two is a line of the log, and the other goes on; on a full disk each waits for space. The trainer
+knows nothing of it.
 """
 
 import contextlib
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +40,7 @@ from hpc_gpt.report.exports import (
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.supervision.full_disk import install_patient_output, is_disk_full
 from hpc_gpt.words import plain
 
 _POLL_S = 1.0
@@ -66,19 +69,41 @@ class CurveSink(Protocol):
 
 
 class TensorBoard:
-    """An event file of the attempt's own in `tensorboard/` of the run."""
+    """An event file of the attempt's own in `tensorboard/` of the run, which a full disk leaves whole."""
 
     def __init__(self, run: ExportedRun, folder: Path, number: int, at: SentTo) -> None:
         self.at = at
-        self._file = (folder_within(folder, "tensorboard") / EVENT_FILE.format(number=number)).open("xb")
-        self._writer = EventWriter(self._file, run)
+        path = folder_within(folder, "tensorboard") / EVENT_FILE.format(number=number)
+        self._file = path.open("xb", buffering=0)
+        self._events = io.BytesIO()  # what is yet to be appended
+        self._writer = EventWriter(self._events, run)
 
     def send(self, begins: bool, rows: list[CurveRow]) -> None:
+        before = self._events.tell()
         if begins:
             self._writer.start_session(*rows[0][:2])
         self._writer.add(rows)
+        try:
+            self._append()
+        except OSError:
+            self._events.seek(before)
+            self._events.truncate()
+            raise
+
+    def _append(self) -> None:
+        size, left = self._file.tell(), self._events.getvalue()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(size)
+            self._file.seek(size)
+            raise
+        self._events.seek(0)
+        self._events.truncate()
 
     def close(self) -> None:
+        self._append()
         self._file.close()
 
 
@@ -108,6 +133,8 @@ class Tracker:
     def __init__(self, run: RunFolder, number: int) -> None:
         self.run, self.own = run, run.attempt(number)
         self._sinks: dict[str, CurveSink] = {}
+        self._unopened: dict[str, Callable[[], CurveSink]] = {}
+        self._waiting: set[str] = set()  # for space on the disk
         self._step = 0
         earlier = [run.attempt(each.number).track for each in run.attempts() if each.number < number]
         self._sent: dict[str, Any] = next(
@@ -117,32 +144,43 @@ class Tracker:
         track, self._exported = run.resolved().track, _exported(run)
         at = {name: _position(self._sent.get(name)) for name in ("tensorboard", "wandb")}
         if track.tensorboard:
-            self._open("tensorboard", lambda: TensorBoard(self._exported, run.path, number, at["tensorboard"]))
+            self._unopened["tensorboard"] = lambda: TensorBoard(self._exported, run.path, number, at["tensorboard"])
             self.send()  # W&B may take its time
         if track.wandb is not None:
             project = track.wandb
-            self._open("wandb", lambda: Wandb(self._exported, run.path, project, at["wandb"]))
+            self._unopened["wandb"] = lambda: Wandb(self._exported, run.path, project, at["wandb"])
+            self._open()
 
     @property
     def runs(self) -> bool:
         """Whether it has anywhere to send to."""
-        return bool(self._sinks)
+        return bool(self._sinks or self._unopened)
 
-    def _open(self, name: str, opened: Any) -> None:
-        with self._reported(name):
-            self._sinks[name] = opened()
+    def _open(self) -> None:
+        for name, opened in list(self._unopened.items()):
+            with self._reported(name):
+                self._sinks[name] = opened()
+                del self._unopened[name]
 
     @contextlib.contextmanager
     def _reported(self, name: str) -> Iterator[None]:
-        """Prints what goes wrong with a sink, in one line, and drops it."""
+        """Prints what goes wrong with a sink, in one line, and drops it; on a full disk it is tried again later."""
         try:
             yield
+            self._waiting.discard(name)
         except Exception as fault:  # of a package that is not ours
+            if is_disk_full(fault):
+                if name not in self._waiting:
+                    print(f"track: {name}: waits for space on the disk: {_words(fault)}", flush=True)
+                self._waiting.add(name)
+                return
             self._sinks.pop(name, None)
+            self._unopened.pop(name, None)
             print(f"track: {name}: {_words(fault)}; the run goes on without it", flush=True)
 
     def send(self) -> None:
         """Sends all lines that are whole now."""
+        self._open()
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
                 for begins, rows, at in _new_rows(self.run, self._exported, sink.at, self.own.number):
@@ -158,11 +196,17 @@ class Tracker:
         for name, sink in list(self._sinks.items()):
             with self._reported(name):
                 sink.close()
+        self._note()
 
     def _note(self) -> None:
-        """Writes track.json: `pid, step`, the last one sent, and `sent`, the SentTo of each sink."""
+        """Writes track.json: `pid, step`, the last one sent, and `sent`, the SentTo of each sink. What a full disk
+        refuses, the next one has."""
         note = {"pid": os.getpid(), "step": self._step, "sent": self._sent}
-        replace_whole(self.own.track, json.dumps(note) + "\n")
+        try:
+            replace_whole(self.own.track, json.dumps(note) + "\n")
+        except UserError as fault:
+            if not is_disk_full(fault):
+                raise
 
 
 def _position(stored: Mapping[str, int] | None) -> SentTo:
@@ -218,6 +262,7 @@ def main(arguments: list[str]) -> int:
     starter = int(arguments[2]) if arguments[2:] else None
     started = start_time(starter) if starter is not None else None
     own = run.attempt(number)
+    install_patient_output()  # the log may be on the disk that is full
     try:
         tracker = Tracker(run, number)
         while tracker.runs:

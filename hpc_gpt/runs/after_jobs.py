@@ -22,7 +22,8 @@ from typing import Any
 
 from hpc_gpt.files import replace_whole
 from hpc_gpt.process import is_alive
-from hpc_gpt.runs.checkpoints import DELETING, checkpoint_folder_name, has_all_bytes, list_complete, set_aside
+from hpc_gpt.runs.branches import set_aside_to_delete
+from hpc_gpt.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 
@@ -162,10 +163,12 @@ def note_left(run: RunFolder, job: AfterJob, state: str = "") -> None:
 
 
 def remove_over(run: RunFolder, step: int) -> None:
-    """Removes a checkpoint that no job needs if keep_last does not keep it, and a newer one has all its bytes."""
+    """Removes a checkpoint that no job needs if keep_last does not keep it, no branch has reserved it, and a newer one
+    has all its bytes."""
     over, name = run.path / AFTER / "over" / str(step), checkpoint_folder_name(step)
     newer = (path for path in list_complete(run.checkpoints) if path.name > name)
     if over.exists() and any(map(has_all_bytes, newer)):
         with contextlib.suppress(OSError):  # it is gone
-            shutil.rmtree(set_aside(run.checkpoints / name, DELETING), ignore_errors=True)
+            if (aside := set_aside_to_delete(run.checkpoints / name)) is not None:
+                shutil.rmtree(aside, ignore_errors=True)
         over.unlink(missing_ok=True)

@@ -7,19 +7,28 @@ branch's own folder, too, as hard links.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.checkpoints import COMPLETE, checkpoint_folder_name, has_all_bytes, list_complete
+from hpc_gpt.runs.checkpoints import (
+    COMPLETE,
+    DELETING,
+    checkpoint_folder_name,
+    has_all_bytes,
+    list_complete,
+    set_aside,
+)
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.snapshot import read_archive
 from hpc_gpt.runs.stored import read_stored
 
 BRANCHES = "branches"
 _OWN_NAME = "hpc_gpt/runs/branches.py"
+_TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
 
 
 def reserved_steps(run: Path) -> frozenset[int]:
@@ -35,6 +44,26 @@ def _waits(branch: str) -> bool:
     if not folder.is_dir():
         return not folder.parent.is_dir()
     return not any(has_all_bytes(path) for path in list_complete(RunFolder(folder).checkpoints))
+
+
+def set_aside_to_delete(checkpoint: Path) -> Path | None:
+    """Renames a checkpoint that is to be removed, and returns its new path; None if a branch has reserved it, which may
+    have been just now: then it has its name again. A branch that reserves it later finds it gone."""
+    aside = set_aside(checkpoint, DELETING)
+    return None if put_back(aside) else aside
+
+
+def put_back(aside: Path) -> bool:
+    """Gives what is about to be deleted its name again if it is a whole checkpoint that a branch has reserved; returns
+    whether it did. Whoever deletes asks this last."""
+    found = _TO_DELETE.fullmatch(aside.name)
+    if not found or int(found[2]) not in reserved_steps(aside.parent.parent) or not has_all_bytes(aside):
+        return False
+    try:
+        aside.rename(aside.with_name(found[1]))
+    except OSError:  # the training has saved that step again, or another has removed it
+        return False
+    return True
 
 
 def knows_reservations(run: RunFolder) -> bool:

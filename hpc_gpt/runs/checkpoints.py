@@ -261,7 +261,8 @@ def _number(path: Path, pattern: str) -> int:
 
 
 def _made_at(run: RunFolder) -> float:
-    try:
-        return (run.path / "resolved.json").stat().st_mtime
-    except OSError:
-        return 0.0
+    """When a run began: by a file of its first start, which like its checkpoints is of a node, not of a login node."""
+    for path in (run.attempt(1).folder / "attempt.json", run.path / "resolved.json"):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0

@@ -210,6 +210,12 @@ class RunFolder:
     def attempt(self, number: int) -> Attempt:
         return Attempt(self.path / "attempts" / str(number))
 
+    @property
+    def attempts_before(self) -> dict[str, int]:
+        """How many attempts the run has, for the line of a job that is about to be submitted: which of two was first is
+        known by this alone, as the clocks of two machines differ."""
+        return {"attempts_before": max((each.number for each in self.attempts()), default=0)}
+
     def new_attempt(self) -> Attempt:
         """Makes the next free `attempts/<n>/`; simultaneous starts get different numbers."""
         attempts = self.attempts()

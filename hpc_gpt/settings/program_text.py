@@ -9,6 +9,11 @@ from hpc_gpt.tables import close_matches
 
 # `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
 _BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
+# What holds no quotes of bash: a comment, and from the next line on a here-document.
+_COMMENT = re.compile(r"(?:\A|(?<=[\s;|&()]))#[^\n]*")
+_HERE = re.compile(
+    r"""<<-?[ \t]*(?P<quote>['"]?)(?P<word>\w+)(?P=quote)(?=.*\n\t*(?P=word)$)""", re.DOTALL | re.MULTILINE
+)
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 
 
@@ -22,12 +27,13 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def fill_line(line: str, values: Mapping[str, str]) -> str:
-    """A line of bash with its braces filled in, each quoted as its place in the line needs.
+    """A line of bash, or several, with its braces filled in, each quoted as its place needs. A comment stays as it is.
 
-    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\"", {"run": "/a b'$"}))
-    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$"
+    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\" # isn't {run}", {"run": "/a b'$"}))
+    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$" # isn't {run}
     """
     parts, quote, place = [], "", 0
+    documents: list[re.Match[str]] = []  # whose text begins at the next line
     while place < len(line):
         found = _BRACE.match(line, place)
         if found:
@@ -35,16 +41,34 @@ def fill_line(line: str, values: Mapping[str, str]) -> str:
             place = found.end()
             continue
         width = 2 if line[place] == "\\" and quote != "'" else 1
-        if line[place] in "'\"" and quote in ("", line[place]):
-            quote = "" if quote else line[place]
+        if not quote:
+            if comment := _COMMENT.match(line, place):
+                width = len(comment[0])
+            elif here := _HERE.match(line, place):
+                width = len(here[0])
+                documents.append(here)
+            elif line[place] in "'\"" or line.startswith("$'", place):
+                quote = line[place : place + 1 + (line[place] == "$")]
+                width = len(quote)
+        elif line[place] == quote[-1]:
+            quote = ""
         parts.append(line[place : place + width])
         place += width
+        if documents and parts[-1] == "\n":
+            here = documents.pop(0)
+            end = re.compile(rf"^\t*{here['word']}$", re.MULTILINE).search(line, place)
+            stop = end.start() if end else len(line)
+            own = values if here["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
+            parts.append(fill(line[place:stop], own))
+            place = stop
     return "".join(parts)
 
 
 def _quoted(value: str, quote: str) -> str:
     if quote == "'":
         return value.replace("'", "'\\''")
+    if quote == "$'":
+        return re.sub(r"([\\'])", r"\\\1", value)
     return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
 
 

@@ -35,6 +35,8 @@ class ScriptExecutor(SlurmExecutor):
         except RuntimeError as fault:  # submitit found no srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
         self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
+        # Of all jobs of a chain: the first may start before the next is submitted.
+        self._before = {element: run.attempts_before for element, run in runs.items()}
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
         """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
@@ -71,7 +73,7 @@ class ScriptExecutor(SlurmExecutor):
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
         for element, run in self.runs.items():
-            run.add_submission({**entry, "job_id": f"{job_id}{element}" if job_id else None})
+            run.add_submission({**entry, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
 
 
 def _executor(

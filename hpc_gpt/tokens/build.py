@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import aside, data_dir, give_name, try_folder
 from hpc_gpt.tokens import megatron
-from hpc_gpt.tokens.sources import file_pieces, pieces
+from hpc_gpt.tokens.sources import DocumentCount, file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens, write_tokens
 from hpc_gpt.tokens.tokenizer import (
     BYTE,
@@ -34,12 +34,19 @@ _ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
 _ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
-def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE, begins: bool = False) -> TokenFile:
+def build_tokens(
+    source: Path | str,
+    out: Path | str,
+    tokenizer: str = BYTE,
+    begins: bool = False,
+    count: DocumentCount | None = None,
+) -> TokenFile:
     """Makes the token file `out` from a text or jsonl file, compressed or not, a folder of such files, or "stdlib".
 
     The same source gives the same bytes. `out` gets its name when it is complete. With tokenizer "char" its table of
-    characters is written beside it. `begins`: a begin-of-text token comes before each document. Raises DataError and
-    leaves nothing if the source is missing, damaged or without text, if `out` exists, or if the disk refuses.
+    characters is written beside it. `begins`: a begin-of-text token comes before each document. `count` counts the
+    documents. Raises DataError and leaves nothing if the source is missing, damaged or without text, if `out` exists,
+    or if the disk refuses.
     """
     read, out = _reader(source), Path(out)
     table = None
@@ -51,12 +58,18 @@ def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE, beg
         if table is not None:
             _write_table(table, table_path(out))
             undo.callback(table_path(out).unlink)
-        _write(read(), out, chosen, str(source))
+        _write(_reader(source, count)(), out, chosen, str(source))
         undo.pop_all()
     return open_tokens(out)
 
 
-def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE, begins: bool = False) -> int:
+def build_megatron(
+    source: Path | str,
+    prefix: Path | str,
+    tokenizer: str = BYTE,
+    begins: bool = False,
+    count: DocumentCount | None = None,
+) -> int:
     """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document.
 
     Returns the number of tokens.
@@ -64,8 +77,8 @@ def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE
     prefix, chosen = Path(prefix), open_tokenizer(tokenizer, begins)
     _refuse_taken(*megatron.paths(prefix))
     with _refusals(prefix, _ELSEWHERE):
-        count = megatron.write(_reader(source)(), prefix, chosen, str(source))
-    return count  # noqa: RET504 (to mypy the `with` may swallow an exception)
+        made = megatron.write(_reader(source, count)(), prefix, chosen, str(source))
+    return made  # noqa: RET504 (to mypy the `with` may swallow an exception)
 
 
 def build_stdlib(path: Path | None = None) -> TokenFile:
@@ -154,8 +167,8 @@ def _write_shard(folder: Path, number: int, files: list[Path]) -> None:
     (folder / f"{number:03d}.{kind}").write_bytes(packed)
 
 
-def _reader(source: Path | str) -> Callable[[], Iterator[bytes]]:
-    return _stdlib_pieces if str(source) == STDLIB else lambda: pieces(Path(source))
+def _reader(source: Path | str, count: DocumentCount | None = None) -> Callable[[], Iterator[bytes]]:
+    return _stdlib_pieces if str(source) == STDLIB else lambda: pieces(Path(source), count)
 
 
 def _refuse_taken(*paths: Path) -> None:

@@ -6,6 +6,7 @@ from hpc_gpt.tokens.build import STDLIB_SHARDS, stdlib_length
 from hpc_gpt.tokens.end_token import end_token
 from hpc_gpt.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens
 from hpc_gpt.tokens.shard_stream import list_shards
+from hpc_gpt.tokens.sources import left_out_line
 from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
 from hpc_gpt.words import counted, show_short
 
@@ -37,6 +38,8 @@ def _lines(resolved: Resolved) -> tuple[str, ...]:
         size = sum(made.sizes) if made else split_tokens(stdlib_length(), data.eval_fraction)
         shards = len(made.training) if made else STDLIB_SHARDS - int(STDLIB_SHARDS * data.eval_fraction)
         length = f"{counted(shards, 'shard')} to train on, about {size:,} bytes of text"
+        if path.is_dir() and (left := left_out_line(path)):
+            length += f" ({left})"
         samples = size / resolved.model.seq if data.tokenizer == BYTE else 0.0
         unknown = "how many tokens these are is known when they are read"
     else:

@@ -140,8 +140,14 @@ def _read_index(path: Path) -> _Index:
         )
     if not sequences:
         raise DataError(f"{path} holds no sequences, as byte 18 says", _REBUILD)
-    if entries and ((np.diff(documents) < 0).any() or documents[0] < 0 or documents[-1] > sequences):
-        raise DataError(f"{path} is damaged: its document index, from byte {starts_end} on, does not rise", _REBUILD)
+    bounded = np.concatenate(([0], documents, [sequences])) if entries else np.zeros(1)
+    if (fell := np.diff(bounded) < 0).any():
+        first = int(np.argmax(fell))
+        raise DataError(
+            f"{path} is damaged: its document index, from byte {starts_end} on, does not rise from 0 to "
+            f"{sequences}, its sequences: {bounded[first]} comes before {bounded[first + 1]}",
+            _REBUILD,
+        )
     return _Index(dtype, int(ends[-1]), hashlib.sha256(data.data).hexdigest())
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError, UserError
-from hpc_gpt.tokens.sources import file_pieces
+from hpc_gpt.tokens.sources import UnreadableFile, file_pieces
 from hpc_gpt.tokens.token_file import token_dtype
 from hpc_gpt.tokens.tokenizer import Tokenizer, open_tokenizer
 
@@ -121,7 +121,9 @@ def _blocks(
         try:
             array = next(source, None)
         except DataError as error:
-            if not skip:
+            # What this machine cannot read now, another may: skipped by one of the ranks that read the same samples,
+            # it would give that one others from then on.
+            if not skip or isinstance(error, UnreadableFile):
                 raise
             array, fault = None, str(error)
         if array is not None:

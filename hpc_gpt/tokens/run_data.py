@@ -24,7 +24,7 @@ from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_t
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
 from hpc_gpt.tokens.mixture import mixture_order
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
-from hpc_gpt.tokens.sources import find_path, places_searched
+from hpc_gpt.tokens.sources import check_forms, find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
 from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 from hpc_gpt.words import counted, show_short
@@ -183,6 +183,7 @@ def _ensure(resolved: Resolved, make: bool) -> Path | None:
             build_stdlib(path)
     if data.source == "stream":
         shards = open_shards(resolved)
+        check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
         check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
         file = open_file(resolved)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.content import COMPRESSED_SUFFIXES, check_readable
 from hpc_gpt.tokens.reader_process import Chunk, ReaderProcess, ReaderTask, StreamPlace, read_chunks, read_windows
-from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
+from hpc_gpt.tokens.sources import is_jsonl, named_jsonl, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
+from hpc_gpt.words import counted
 
 # An estimate of the size of a text in compressed files.
 _COMPRESSION = 4
@@ -136,6 +138,27 @@ class Position:
         self.faults.update(change.faults)
 
 
+def check_as_before(
+    shards: ShardSet, positions: Mapping[int, Mapping[str, Any]], training: Collection[str] | None = None
+) -> None:
+    """DataError if a shard would be read otherwise than when all ranks' `positions` were saved: one of `training`, None
+    for all, or of those for evaluation. Before positions had `by_content`, a file's name said what it is."""
+    before = {shard for position in positions.values() for shard in position["places"]}
+    listed = {*shards.training, *shards.evaluation}
+    changed = sorted(shard for shard in before - listed if (shards.folder / shard).exists())
+    if before and not all(position.get("by_content") for position in positions.values()):
+        asked = {*(shards.training if training is None else training), *shards.evaluation}
+        files = {shard: shards.folder / shard for shard in sorted(asked)}
+        changed += [shard for shard, path in files.items() if is_jsonl(path) != named_jsonl(path, exactly=True)]
+    if changed:
+        what = f"{counted(len(changed), 'file')} of {shards.folder}, as {changed[0]},"
+        raise DataError(
+            f"{what} would be read otherwise than when the run began: content says now what is jsonl, and beside it "
+            "README and the like are no text",
+            "submit a new run, or start the old run's own job.sh again: its code reads them as before",
+        )
+
+
 class ShardStream:
     """The training samples of data-parallel rank `dp_rank`. Readers start with the first sample."""
 
@@ -161,6 +184,7 @@ class ShardStream:
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
+        check_as_before(self._shards, positions, {shard for own in self._own for shard in own})
         known = {
             shard: (epoch, taken)
             for position in positions.values()
@@ -183,6 +207,7 @@ class ShardStream:
             "turn": position.turn,
             "places": position.places,
             "faults": position.faults,
+            "by_content": True,
         }
 
     def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:

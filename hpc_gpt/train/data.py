@@ -1,10 +1,13 @@
 """The micro-batches of one rank, as tensors on its device, read ahead while the device works."""
 
+import functools
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -23,8 +26,15 @@ class Stream:
     """The micro-batches of a rank: (tokens, targets), int64 [micro_batch, seq / cp] each, on its device; with
     data.mask_documents also where the documents begin, of whole samples.
 
-    Tokens and targets are `part` of the samples of its data-parallel rank.
+    Tokens and targets are `part` of the samples of its data-parallel rank. `taken` is (how many the rank has taken for
+    training, CRC-32 of their whole samples), which all ranks have alike that read the same data and take any.
     """
+
+    taken = (0, 0)
+
+    def _take(self, sums: int) -> None:
+        count, before = self.taken
+        self.taken = count + 1, zlib.crc32(sums.to_bytes(4, "little"), before)
 
     @property
     def skipped_shards(self) -> int:
@@ -92,18 +102,22 @@ class DataStream(Stream):
         self._end = end_token(resolved)
         self._first_step, self._last_step = resolved.data_from, resolved.train.steps - 1
         self._reader = _reading_thread(device) if device.type == "cuda" else None
-        self._ahead: dict[tuple[int, int], Future[MicroBatch]] = {}
+        self._ahead: dict[tuple[int, int], Future[tuple[MicroBatch, int]]] = {}
 
     def step(self, step: int) -> Iterator[MicroBatch]:
         if self._reader is None:
             for index in range(self._batch.micro_batches):
-                yield self._read_train(step, index)
+                micro_batch, sums = self._read_train(step, index)
+                self._take(sums)
+                yield micro_batch
             return
         self._ahead = {key: future for key, future in self._ahead.items() if key >= (step, 0)}
         for index in range(self._batch.micro_batches):
             for ahead in range(_READ_AHEAD + 1):
                 self._submit(step, index + ahead)
-            yield _to_device(self._ahead.pop((step, index)).result(), self._device)
+            micro_batch, sums = self._ahead.pop((step, index)).result()
+            self._take(sums)
+            yield _to_device(micro_batch, self._device)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -116,7 +130,7 @@ class DataStream(Stream):
             samples = samples.sources[source]
         for batch in range(batches):
             for index in range(self._batch.micro_batches):
-                yield _to_device(self._read(samples.evaluation, batch, index), self._device)
+                yield _to_device(self._read(samples.evaluation, batch, index)[0], self._device)
 
     def _submit(self, step: int, index: int) -> None:
         """Asks the reader for a micro-batch once. An index past the step's end is of the next step."""
@@ -125,13 +139,14 @@ class DataStream(Stream):
             assert self._reader is not None
             self._ahead[step, index] = self._reader.submit(self._read_train, step, index)
 
-    def _read_train(self, step: int, index: int) -> MicroBatch:
+    def _read_train(self, step: int, index: int) -> tuple[MicroBatch, int]:
         """A branch to other data has begun them at their first sample."""
         return self._read(self._samples.train, step - self._first_step, index)
 
-    def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
+    def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> tuple[MicroBatch, int]:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)
-        return _tensors([sample(number) for number in numbers], self._device, self._end, self._part)
+        samples = [sample(number) for number in numbers]
+        return _tensors(samples, self._device, self._end, self._part), _sum(samples)
 
 
 class StreamedShards(Stream):
@@ -160,7 +175,7 @@ class StreamedShards(Stream):
         self._stream = ShardStream(shards, resolved, dp_rank)
         self._position = self._stream.restore({})
         self._reader = _reading_thread(device)
-        self._ahead: deque[Future[tuple[MicroBatch, Position]]] = deque()
+        self._ahead: deque[Future[tuple[MicroBatch, int, Position]]] = deque()
         self._taken: int | None = None
         self._evaluation: list[MicroBatch] = []
 
@@ -202,16 +217,17 @@ class StreamedShards(Stream):
         last = self._resolved.train.steps * self._resolved.batch.micro_batches - 1
         while len(self._ahead) <= min(_READ_AHEAD, last - index):
             self._ahead.append(self._reader.submit(self._read))
-        micro_batch, change = self._ahead.popleft().result()
+        micro_batch, sums, change = self._ahead.popleft().result()
+        self._take(sums)
         for shard, fault in change.faults.items():
             if self._logs and shard not in self._position.faults:
                 print(f"data: shard {shard} is left before its end: {fault}", flush=True)
         self._position.move(change)
         return micro_batch
 
-    def _read(self) -> tuple[MicroBatch, Position]:
+    def _read(self) -> tuple[MicroBatch, int, Position]:
         rows, change = self._stream.take(self._resolved.batch.micro_batch)
-        return _tensors(rows, self._device, self._end, self._part), change
+        return _tensors(rows, self._device, self._end, self._part), _sum(rows), change
 
     def _read_evaluation(self, batches: int) -> list[MicroBatch]:
         batch, dp = self._resolved.batch, self._resolved.layout.dp
@@ -230,6 +246,11 @@ def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
     if device.type == "cuda":
         return ThreadPoolExecutor(1, "read-ahead", torch.cuda.set_device, (device,))
     return ThreadPoolExecutor(1, "read-ahead")
+
+
+def _sum(samples: Sequence[NDArray[Any]]) -> int:
+    """CRC-32 of the tokens of samples."""
+    return functools.reduce(lambda before, sample: zlib.crc32(np.ascontiguousarray(sample).data, before), samples, 0)
 
 
 def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None, part: SequencePart) -> MicroBatch:

@@ -4,8 +4,11 @@
 """
 
 import errno
+import json
 import math
+import platform
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 
 from hpc_gpt.ends.end_policy import End, end_for, first_reason, limits_reached
+from hpc_gpt.errors import DataError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
@@ -188,6 +192,7 @@ class Loop:
     def _save(self, asked: bool = False, wait: bool = False) -> bool:
         """Begins a save, or with `wait` completes it. Returns False if the weights are not finite."""
         self._heart.enter(SAVING)
+        self._compare_samples()
 
         def progress(train_s: float) -> Progress:
             return Progress(self.step, train_s, self._identity, self._position())
@@ -195,6 +200,31 @@ class Loop:
         sound = self._saver.save(self.step, self._train_s(), progress, asked, wait)
         self._clock.restart()
         return sound
+
+    def _compare_samples(self) -> None:
+        """DataError unless the ranks that read the same data have taken the same samples. One that reads a damaged or
+        older copy has not, and no such state is saved."""
+        if self._resolved.layout.dp == self._resolved.layout.gpus:
+            return
+        engine, stream = self._engine, self._stream
+        position = stream.position() or {}
+        # Which shards were left, not why: the words are of a library's version.
+        place = zlib.crc32(
+            json.dumps({**position, "faults": sorted(position.get("faults", ()))}, sort_keys=True).encode()
+        )
+        first: dict[int, tuple[int, str, tuple[int, ...]]] = {}
+        for rank, (dp_rank, host, taken) in enumerate(
+            self._ranks.all_gather((engine.dp_rank, platform.node(), (*stream.taken, place)))
+        ):
+            if not taken[0]:
+                continue  # a stage in the middle of a pipeline takes none
+            other, other_host, others = first.setdefault(dp_rank, (rank, host, taken))
+            if taken != others:
+                raise DataError(
+                    f"ranks {other} on {other_host} and {rank} on {host} read the same data, but have taken other "
+                    f"samples by step {self.step}; nothing is saved of it",
+                    "compare the files on both: they differ, are damaged, or were changed while they were read",
+                )
 
     def _save_last(self, asked: bool) -> bool:
         """Saves at the end, unless train.save_last is false. Returns False if the weights are not finite."""

@@ -72,6 +72,10 @@ _REFUSED = {
 def read_config_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises ConfigError if it cannot be read."""
     hint = "give a config.json of transformers, or the folder that has one; nothing is downloaded"
+    if not file.exists() and (there := sorted(path.name for path in file.parent.glob("*"))):
+        if "params.json" in there:
+            hint = "these are of Meta's format, which transformers' convert_llama_weights_to_hf.py converts"
+        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(there[:4])}", hint)
     with OsErrorAs(ConfigError, str(file), hint):
         try:
             config = json_in(file)

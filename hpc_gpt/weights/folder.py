@@ -68,9 +68,9 @@ def read_folder(path: Path) -> WeightsFolder:
             f"{path} has {ADAPTER}: transformers adds an adapter's weights to the others if peft is installed",
             "save the merged model: model.merge_and_unload().save_pretrained(FOLDER)",
         )
-    config = _read(path / CONFIG)
-    identity: dict[str, Any] = {"path": str(path), "config": _sha256(config), "index": None, "files": {}}
-    identity["architecture"] = architecture_in(path)
+    architecture = architecture_in(path)
+    identity: dict[str, Any] = {"path": str(path), "config": _sha256(_read(path / CONFIG)), "index": None, "files": {}}
+    identity["architecture"] = architecture
     listed: dict[str, str] | None = None
     if (path / SINGLE).is_file():
         names = [SINGLE]

@@ -9,6 +9,7 @@ import pytest
 from hpc_gpt.runs.lineage import Parent, descend
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
 
@@ -195,3 +196,41 @@ def test_status_and_report_name_the_parent():
 def test_its_words_are_found_by_those_who_say_fork():
     assert "submit --branch RUN@STEP" in in_process("fork").stderr
     assert Path(os.environ["HPC_GPT_LOGS"]).exists() is False
+
+
+def test_a_stream_that_would_be_read_otherwise_is_refused_before_it_is_queued(tmp_path):
+    (folder := tmp_path / "corpus").mkdir()
+    (folder / "a.json").write_text('{"text": "' + "abc" * 5000 + '"}\n')
+    (folder / "b.txt").write_text("abc" * 5000)
+    data = {"source": "stream", "path": str(folder), "workers": 0, "eval_fraction": 0.0}
+    run = saved(8, **{f"data__{key}": value for key, value in data.items()}, train__eval_every=0)
+    place = {"dp": 1, "workers": 1, "turn": 0, "places": {"a.json": [0, 3], "b.txt": [0, 0]}, "faults": {}}
+    stored = next(run.checkpoints.iterdir()) / "data-00000.json"
+    asked = (
+        ("--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run"),
+        ("--resume", run.run_id, "--set", "train.log_every=3", "--dry-run"),
+    )
+    for words in asked:
+        stored.write_text(json.dumps(place))  # as earlier versions wrote it, which read a.json as text
+        done = in_process("submit", *words)
+        assert done.code == 2
+        assert "1 file of" in error_of(done)[0]
+        assert "as a.json, would be read otherwise" in error_of(done)[0]
+        stored.write_text(json.dumps({**place, "by_content": True}))
+        assert in_process("submit", *words).code == 0
+
+
+def test_a_branch_to_other_data_keeps_the_tokenizer_that_was_beside_the_file(tmp_path, monkeypatch):
+    (beside := tmp_path / "beside").mkdir()
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    for folder, name in ((beside, "old.txt"), (here, "new.txt")):
+        (folder / name).write_text("abc" * 5000)
+    (beside / "t.vocab.json").write_text(CharTokenizer("abc").to_json())
+    data = {"source": "stream", "path": "old.txt", "tokenizer": "t.vocab.json", "workers": 0, "eval_fraction": 0.0}
+    run = saved(8, **{f"data__{key}": value for key, value in data.items()}, train__eval_every=0, model__vocab=256)
+    (run.path / "provenance.json").write_text(json.dumps({"data_beside": str(beside)}))
+    branch = ("--branch", f"{run.run_id}@8", "--until", "steps=12")
+    found = settings_of(*branch, "--set", "data.path=new.txt").data
+    assert (found.path, found.tokenizer) == ("new.txt", str(beside / "t.vocab.json"))
+    assert settings_of(*branch).data.tokenizer == "t.vocab.json"

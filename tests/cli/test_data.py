@@ -165,3 +165,33 @@ def test_what_is_not_utf_8_is_made_with_a_warning(tmp_path):
     done = in_process("data", "latin.txt", cwd=tmp_path)
     assert done.code == 0
     assert "warning: latin.txt is not UTF-8 at byte 3: is it text?\n" in done.stderr
+
+
+def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
+    (folder := tmp_path / "corpus").mkdir()
+    (folder / "README.md").write_text("# corpus\n")
+    (folder / "part.json").write_text('{"text": "one"}\n{"text": ""}\n')
+    done = in_process("data", "corpus", cwd=tmp_path)
+    assert done.stdout == "corpus.tokens: 4 tokens, vocabulary 256, tokenizer byte\n"
+    assert done.stderr.splitlines()[:3] == [
+        "read: 1 file: part.json",
+        "left out: 1 file: README.md (about the data)",
+        "2 documents, of which 1 without text",
+    ]
+    settings = (
+        "data.source=stream",
+        "data.path=corpus",
+        "data.eval_fraction=0",
+        "data.workers=0",
+        "model.seq=2",
+        "train.eval_every=0",
+        "layout.tp=1",
+        "layout.pp=1",
+    )
+    flags = [word for setting in settings for word in ("--set", setting)]
+    done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
+    assert "(left out: 1 file: README.md (about the data))" in done.stdout
+    (folder / "part.json").write_text('[{"text": "one"}]\n')
+    done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
+    assert done.code == 2
+    assert "part.json is JSON, but no object" in error_of(done)[0]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.ends.may_start import main as ask_to_start
 from hpc_gpt.ends.run_state import retry_note
-from hpc_gpt.ends.script_end import end_script
+from hpc_gpt.ends.script_end import end_left_over, end_script, left_over
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.local import by_hand
@@ -23,6 +25,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.train.filling import fill
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
 
@@ -163,6 +166,68 @@ def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, c
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
     end_script(run, attempt, code, "JobState=RUNNING Restarts=0", read_cause)
     assert attempt.ended()["ended"] == ended
+
+
+def test_a_refusal_that_cannot_be_written_is_one(small_disk, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HPC_GPT_LOGS", str(small_disk))
+    run = slurm_run()
+    add_attempt(run, [metrics_line(run.resolved().train.steps)], None, job_id="7", node_list="n3")
+    attempt = start(run, job_id="7")
+    run.mark_cancelled("7")
+    fill(small_disk)
+    said = may_start(run, attempt, read_slurm([]), NOW, read_cause)
+    assert said == "hpc-gpt-next stop 0 -"
+    assert not attempt.verdict()
+    assert "not started: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["7", None])
+def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the script submits inherits its variables, and may be on the same node."""
+    run = slurm_run()
+    attempt = start(run)
+    monkeypatch.setenv("SLURM_JOB_ID", job) if job else monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
+    of_child, of_own, of_nobody = (
+        subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **own})
+        for own in (
+            {**marks, "SLURM_JOB_ID": "8"},
+            {**marks, **({"SLURM_JOB_ID": job} if job else {})},
+            {**marks, "HPC_GPT_ATTEMPT": "99"},
+        )
+    )
+    try:
+        assert left_over(run, attempt) == [of_own.pid]
+        end_left_over(run, attempt)
+        assert of_own.wait(60) == -9
+        assert of_child.poll() is None
+        assert of_nobody.poll() is None
+    finally:
+        for each in (of_child, of_own, of_nobody):
+            each.kill()
+            each.wait()
+
+
+def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's program may have unset its variables."""
+    cgroup = Path("/sys/fs/cgroup/freezer/job_990077")
+    try:
+        cgroup.mkdir()
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    run = slurm_run()
+    attempt = start(run)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
+    process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **marks})
+    try:
+        assert left_over(run, attempt) == [process.pid]
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        assert left_over(run, attempt) == []
+    finally:
+        process.kill()
+        process.wait()
+        cgroup.rmdir()
 
 
 TORCHRUN = """\
@@ -353,6 +418,25 @@ def test_a_link_that_is_left_of_a_chain_stays_off_and_a_new_submission_does_not(
     assert left.ended()["ended"] == "refused"
     run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None, "time": NOW + 1})
     assert before(run, start(run, job_id="9"))[0] == "go"
+
+
+@pytest.mark.parametrize(("attempts_before", "answer"), [(1, "go"), (0, "stop")])
+@pytest.mark.parametrize("behind_s", [-30, 30])
+def test_whether_a_job_came_after_the_end_is_no_matter_of_two_clocks(attempts_before, answer, behind_s) -> None:
+    run = slurm_run()
+    line = {"scheduler": "slurm", "job_id": "8", "refused": None, "attempts_before": attempts_before}
+    run.add_submission({**line, "time": NOW - behind_s})  # by the clock of the login node
+    after(run, start(run, "nan"))
+    assert before(run, start(run, job_id="8"))[0] == answer
+
+
+def test_a_start_that_has_just_made_its_folder_is_waited_for_by_no_clock() -> None:
+    run = slurm_run()
+    made = run.new_attempt()
+    os.utime(made.folder, (NOW - 900, NOW - 900))  # by the clock of the file server
+    own = start(run, job_id="8")
+    for left, answer in ((40, "wait"), (34, "wait"), (33, "go"), (1, "go")):
+        assert may_start(run, own, read_slurm([]), NOW, read_cause, left).split()[1] == answer
 
 
 def test_a_job_that_slurm_puts_back_behind_the_end_of_its_run_stays_off() -> None:

@@ -120,12 +120,31 @@ def test_the_groups_of_a_pattern_are_fields_of_dialects() -> None:
     assert {unit(name)[0] for name in PATTERN_GROUPS} <= fields
 
 
-@given(
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.sampled_from(["{}", "'{}'", '"{}"'])
+# Before a value, what has an apostrophe that is no quote of bash.
+BEFORE = (
+    "",
+    "# isn't {run}\ntrue; # it's\necho a#'b' >/dev/null\n",
+    "cat >/dev/null <<EOF | cat\nisn't {run}\nEOF\n",
+    "cat >/dev/null <<-'EOF'\nisn't\n\tEOF\n: $((1 <<2)) $'it\\'s'\n",
 )
-def test_a_value_reaches_the_program_as_it_is_however_it_is_quoted(value: str, how: str) -> None:
+
+
+@given(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    st.sampled_from(["{}", "'{}'", '"{}"', "$'{}'"]),
+    st.sampled_from(BEFORE),
+)
+def test_a_value_reaches_the_program_as_it_is_however_it_is_quoted(value: str, how: str, before: str) -> None:
     values = dict.fromkeys(BRACES, value)
-    line = fill_line("printf %s " + how.replace("{}", "{run}"), values)
+    line = fill_line(f"{before}printf %s {how.replace('{}', '{run}')}", values)
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stdout == value.encode()
     assert fill("{run}", values) == value
+
+
+def test_a_here_document_has_the_value_as_it_is() -> None:
+    values = {"run": '/it\'s a $HOME \\ `place` "x"'}
+    for word in ("EOF", "'EOF'", '"EOF"'):
+        line = fill_line(f"cat <<{word} # isn't\n{{run}}: don't, {{{{run}}}}\nEOF\n", values)
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{values['run']}: don't, {{run}}\n"

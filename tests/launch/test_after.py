@@ -23,6 +23,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.train.checkpoints.folders import Retention
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run
+from tests.train.filling import fill
 
 
 def wait_until(ready: Callable[[], object]) -> None:
@@ -185,18 +186,19 @@ echo "Submitted batch job 4242"
 SQUEUE = '#!/bin/bash\n[[ "$*" = *--name=* ]] || echo "4242|PENDING|Priority"\n'
 
 
-def ask_script(run: RunFolder, tmp_path: Path) -> str:
-    """What the script's part prints beside an attempt whose ranks have ended."""
+def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: str = "") -> str:
+    """What the script's part prints beside an attempt whose ranks have ended; `judging` comes after them."""
     (tmp_path / "bin").mkdir(exist_ok=True)
-    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "sacct": "#!/bin/bash\nexit 1\n"}.items():
+    for name, text in {"sbatch": sbatch, "squeue": SQUEUE, "sacct": "#!/bin/bash\nexit 1\n"}.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     attempt = add_attempt(run, [], ended="done")
-    (attempt.folder / "next.json").write_text(json.dumps({"ended": "done", "go_on": False}))
+    verdict = json.dumps({"ended": "done", "go_on": False})
+    (attempt.folder / ("next.json" if not judging else "verdict")).write_text(verdict)
     wanted = r"^(?:start_follower|tell_beside|end_beside|within)\(\) \{.*?^\}$"
     functions = re.findall(wanted, run.job_script.read_text(), re.MULTILINE | re.DOTALL)
     assert len(functions) == 4
-    lines = [*functions, f"python=({sys.executable})", "start_follower", "tell_beside", "end_beside 60"]
+    lines = [*functions, f"python=({sys.executable})", "start_follower", "tell_beside", judging, "end_beside 60"]
     own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder), "answer": "stop"}
     own |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
     own |= {"SLURM_JOB_ID": "77", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/its", "ALLOW": str(tmp_path / "allow")}
@@ -224,6 +226,48 @@ def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_i
     assert "SLURM_JOB_ID" not in seen
     assert "SBATCH_EXPORT" not in seen
     assert "#SBATCH --qos=none\n" in script.read_text()
+
+
+def test_one_that_waits_for_a_late_verdict_still_submits_its_job(tmp_path):
+    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true", after__every=0)
+    add_checkpoint(run, 1)
+    (tmp_path / "allow").touch()
+    # It is judged a minute later, by the script's clock, and sbatch takes its time.
+    slow = SBATCH.replace("env >>", "sleep 4\nenv >>")
+    assert (
+        ask_script(run, tmp_path, slow, 'SECONDS=$((SECONDS + 60)); mv "$attempt/verdict" "$attempt/next.json"') == ""
+    )
+    assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
+
+
+def test_an_answer_without_a_line_break_is_one(tmp_path):
+    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true")
+    add_checkpoint(run, 1)
+    assert ask_script(run, tmp_path, sbatch='#!/bin/bash\nprintf "Submitted batch job 4242"\n') == ""
+    assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
+
+
+def test_a_full_disk_is_waited_for_and_each_checkpoint_gets_its_job(tmp_path, small_disk):
+    run = make_run(small_disk, after__run="true")
+    attempt = add_attempt(run, [])
+    for name in ("after", "after/step-1"):
+        (run.path / name).mkdir()  # of an earlier attempt, which could not submit it
+    (run.path / "after" / "step-1" / "job.sh").write_text(f"echo >{run.path}/ran\n")
+    add_checkpoint(run, 1)
+    add_checkpoint(run, 2)
+    filler = fill(small_disk)
+    command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert re.fullmatch(r"after: cannot \S+ .*: No space left on device\n", said)
+        assert process.poll() is None
+        filler.unlink()
+        wait_until(lambda: steps(run) == [1, 2] and all(job.noted() for job in list_after(run.path)))
+        attempt.ranks_ended.touch()
+        assert process.wait(120) == 0
+        assert "goes on without it" not in process.stdout.read()
+    wait_until(lambda: all(job.has_left or job.step == 1 for job in list_after(run.path)))
 
 
 # --- refused at the submission

@@ -56,6 +56,10 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
     assert slurm_executor.submit_to_slurm(run, chained, 4) == ["7", "8"]
     entries = [(line.get("job_id"), line["link"], line["links"]) for line in run.submissions()]
     assert entries == [("7", 1, 4), ("8", 2, 4), (None, 3, 4)]
+    assert {line["attempts_before"] for line in run.submissions()} == {0}
+    run.new_attempt()
+    slurm_executor.submit_to_slurm(run, resolved)
+    assert run.submissions()[-1]["attempts_before"] == 1
     assert all("--dependency=singleton" in line for line in lines)
 
 

@@ -145,6 +145,7 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
         "torchrun": "#!/gone/env/bin/python3.11",
         "pack": "#!/usr/bin/env python",
         "of-the-system": "#!/usr/bin/python3",
+        "below-usr": "#!/usr/local/envs/gpt/bin/python3",
     }
     for name, shebang in bodies.items():
         (folder / name).write_text(f"{shebang}\nprint(1)\n")
@@ -154,7 +155,8 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
     node.say()
     bin_folder = node.folder / "environment" / "bin"
     found = {name: (bin_folder / name).read_text().splitlines() for name in bodies}
-    assert found == {name: [shebang, "print(1)"] for name, shebang in (bodies | {"torchrun": bodies["pack"]}).items()}
+    changed = dict.fromkeys(("torchrun", "below-usr"), bodies["pack"])
+    assert found == {name: [shebang, "print(1)"] for name, shebang in (bodies | changed).items()}
     assert os.access(bin_folder / "torchrun", os.X_OK)
 
 

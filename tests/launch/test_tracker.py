@@ -15,7 +15,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.local.beside import BesideRanks, end_beside
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.tracker import check_tracker
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.cluster import Container, load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import in_process
@@ -111,6 +111,47 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     )
     assert (done.stderr, done.stdout) == ("", said)
     assert not (tmp_path / ".ranks-ended").exists()
+
+
+# slurmstepd starts a task with the default of each signal, whatever srun ignores.
+SRUN = """#!/bin/bash
+while [[ $1 = --* ]]; do shift; done
+exec env --default-signal=TERM,INT,USR2 "$@"
+"""
+PROGRAM = """#!/bin/bash
+echo "$$" >"$attempt/pid"
+until [ -e "$attempt/go" ]; do sleep 0.01; done
+echo sent >"$attempt/sent"
+"""
+
+
+@pytest.mark.parametrize("what", ["start_tracker", "start_follower", "start_notifier"])
+def test_in_a_step_of_a_container_the_job_s_signals_are_for_the_ranks(tmp_path, what):
+    keys = {"track.tensorboard": True, "after.run": "true", "notify.command": ["true"]}
+    profile = replace(load_profile("h100-80g-8"), container=Container("pyxis", "image.sqsh"))
+    script = render_script(resolve(load_experiment("demo", keys), profile))
+    functions = re.findall(rf"^(?:{what}|within)\(\) \{{.*?^\}}$", script, re.MULTILINE | re.DOTALL)
+    for name, text in (("srun", SRUN), ("program", PROGRAM)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    lines = [
+        *functions,
+        "container=(--container-image=image.sqsh)",
+        f"python=(env {tmp_path / 'program'})",
+        what,
+        "wait",
+    ]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "attempt": str(tmp_path), "n": "1"}
+    with subprocess.Popen(["bash", "-c", "\n".join(lines)], env={**environment, "HPC_GPT_RUN": "/run"}) as job:
+        until = time.monotonic() + 120
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            os.kill(int((tmp_path / "pid").read_text()), number)
+        (tmp_path / "go").touch()
+        assert job.wait(120) == 0
+    assert (tmp_path / "sent").exists()
 
 
 def test_a_script_without_the_table_has_no_line_of_it():

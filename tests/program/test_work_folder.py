@@ -51,6 +51,10 @@ def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> Non
     assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
     os.utime(run.path / "resolved.json")
     assert newest_checkpoint(run, asked) is None, "of an earlier run"
+    # The login node's clock may be ahead of the nodes', on which the run began before it saved.
+    (began := run.new_attempt().folder / "attempt.json").write_text("{}")
+    os.utime(began, (10**9, 10**9))
+    assert newest_checkpoint(run, asked) == tmp_path / "out" / "step-30"
 
 
 def test_only_complete_ones_count(run: RunFolder) -> None:

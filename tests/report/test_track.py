@@ -1,6 +1,8 @@
 """The tracker on a metrics.jsonl that grows: TensorBoard reads its files back, wandb's own file has its run."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.report.test_wandb import records, rows
+from tests.train.filling import fill
 
 KEY = "0123456789" * 4
 
@@ -87,6 +90,31 @@ def test_lines_are_sent_when_they_are_whole_and_by_the_next_attempt_if_not_befor
     assert losses(run) == [*LOSSES[:2], (3, 3.0), (4, 2.0)]
     note = run.attempt(2).folder / "track.json"
     assert f'"pid": {os.getpid()}, "step": 4' in note.read_text()
+
+
+def test_a_full_disk_is_waited_for_and_no_row_is_lost_or_sent_twice(tmp_path, small_disk, capsys):
+    run = make_run(small_disk, track__tensorboard=True)
+    attempt = add_attempt(run, [metrics_line(step) for step in (1, 2)])
+    filler = fill(small_disk)
+    tracker = Tracker(run, 1)
+    for _ in range(2):
+        tracker.send()
+        assert tracker.runs
+    assert re.fullmatch(
+        r"track: tensorboard: waits for space on the disk: .*No space left.*\n", capsys.readouterr().out
+    )
+    filler.unlink()
+    tracker.send()
+    assert losses(run) == LOSSES[:2]
+    with attempt.metrics.open("a") as file:
+        file.writelines(f"{json.dumps(metrics_line(step))}\n" for step in (3, 4, 5))
+    filler = fill(small_disk)
+    tracker.send()
+    filler.unlink()
+    tracker.send()
+    tracker.close()
+    assert losses(run) == LOSSES[:5]
+    assert '"step": 5' in attempt.track.read_text()
 
 
 def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:

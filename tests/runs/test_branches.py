@@ -11,6 +11,8 @@ import pytest
 
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import write_once
+from hpc_gpt.runs import branches
+from hpc_gpt.runs.after_jobs import remove_over
 from hpc_gpt.runs.branches import CheckpointHold, knows_reservations, reserved_steps
 from hpc_gpt.runs.checkpoints import newest_sound
 from hpc_gpt.runs.lineage import (
@@ -24,7 +26,7 @@ from hpc_gpt.runs.lineage import (
 )
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import take_snapshot
-from hpc_gpt.train.checkpoints.folders import Retention
+from hpc_gpt.train.checkpoints.folders import Removal, Retention
 from tests.made_runs import add_checkpoint, make_run
 
 
@@ -110,6 +112,48 @@ def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
     add_checkpoint(own, 6)
     assert reserved_steps(knowing.path) == set()
     assert keeps_one.apply(knowing.checkpoints, "step-00000012") == ["step-00000004"]
+
+
+@pytest.mark.parametrize("remover", ["retention", "after", "deletion"])
+def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, knowing, monkeypatch, remover):
+    own, rename = begun_from(tmp_path, None), branches.set_aside
+
+    def reserved_meanwhile(path: Path, prefix: str) -> Path:
+        aside = rename(path, prefix)
+        write_once(
+            knowing.path / "branches" / f"branch.{own.run_id}.json", json.dumps({"path": str(own.path), "step": 4})
+        )
+        return aside
+
+    monkeypatch.setattr(branches, "set_aside", reserved_meanwhile)
+    removal = Removal(knowing.checkpoints, Retention(keep_last=1))
+    if remover == "retention":
+        assert removal.retain("step-00000012") == ["step-00000008"]
+    elif remover == "after":
+        (knowing.path / "after" / "over").mkdir(parents=True)
+        (knowing.path / "after" / "over" / "4").touch()
+        remove_over(knowing, 4)
+    else:  # it was set aside by a remover that died before it asked
+        reserved_meanwhile(knowing.checkpoints / "step-00000004", ".deleting-")
+        removal.begin()
+    removal.wait()
+    assert newest_sound(knowing.checkpoints, step=4)[0] == knowing.checkpoints / "step-00000004"
+    assert not list(knowing.checkpoints.glob(".deleting-*"))
+    add_checkpoint(own, 6)
+    removal.retain("step-00000012")
+    removal.wait()
+    assert [path.name for path in knowing.checkpoints.iterdir()] == ["step-00000012"]
+
+
+def test_what_is_half_removed_is_not_given_its_name_again(tmp_path, knowing):
+    own = begun_from(tmp_path, None)
+    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
+    aside = branches.set_aside(knowing.checkpoints / "step-00000004", ".deleting-")
+    (aside / "weights").unlink()
+    removal = Removal(knowing.checkpoints, Retention(keep_last=1))
+    removal.begin()
+    removal.wait()
+    assert sorted(path.name for path in knowing.checkpoints.iterdir()) == ["step-00000008", "step-00000012"]
 
 
 def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path, knowing):

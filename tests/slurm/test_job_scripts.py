@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from tests.around import around, curve, events_of
 from tests.slurm.launcher import Job, Launcher
@@ -286,6 +287,34 @@ def test_neither_kill_0_nor_the_loss_of_the_watch_ends_the_chain(launcher: Launc
     assert job.shown()["ExitCode"] == "7:0"
     assert "caught" in job.log()
     assert not job.run.attempt(1).ended()["requeue"]
+
+
+PARENT = """\
+#!/bin/bash
+#SBATCH --job-name=parent -N 1 --ntasks=1 --time=9
+sbatch -N 1 --ntasks=1 --time=9 --output="$REC/child.txt" "$REC/child.sh"
+until [ -e "$REC/begun" ]; do sleep 0.1; done
+sleep 600 &
+echo "$!" >"$REC/own"
+"""
+CHILD = """\
+#!/bin/bash
+touch "$REC/begun"
+until [ -e "$REC/go" ]; do sleep 0.1; done
+touch "$REC/sound"
+"""
+
+
+@pytest.mark.long
+def test_a_job_that_a_script_submits_outlives_it(launcher: Launcher) -> None:
+    """The nodes of this cluster are this machine, so both jobs are on the same one."""
+    folder = folder_of(launcher, "parent", train_slurm=PARENT, child_sh=CHILD)
+    job = submit(launcher, "submit", folder, "train.slurm")
+    job.wait_end()
+    assert job.ended() == ["done"], job.log()
+    assert start_time(int((folder / "own").read_text())) is None
+    (folder / "go").touch()
+    job.wait("the end of the job that it submitted", (folder / "sound").exists)
 
 
 ARRAY = """\

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import shard_stream
+from hpc_gpt.tokens import content, shard_stream
 from hpc_gpt.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
 from hpc_gpt.tokens.run_data import ensure_data, open_shards
 from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, _fraction_for_one, evaluation_samples, list_shards
@@ -210,6 +210,38 @@ def test_damaged_shards_are_skipped_and_counted_the_same_in_any_layout(folder: P
     # All of the sound ones, and of the others what came before the fault.
     assert by_shard["4"] == by_shard["5"] == by_shard["3"] == 600
     assert len(set(epochs[0])) == len(epochs[0])
+
+
+def test_what_one_rank_cannot_read_is_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_shards(tmp_path / "shards", (5,) * 6)
+    rank = Rank(folder, 1, 0, 0, {}, on_bad_shard="skip")
+    (folder / "05.txt").unlink()
+    (folder / "05.txt").symlink_to("/proc/self/mem")  # EIO
+    monkeypatch.setattr(content.time, "sleep", lambda _: None)
+    with pytest.raises(DataError, match=r"cannot read .*05\.txt: Input/output error"):
+        [rank.take() for _ in range(30)]
+
+
+def test_a_resumption_reads_every_file_as_before_or_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", (40, 40))
+    (folder / "02.json").write_text('{"text": "' + "200020012002" * 9 + '"}\n')
+    rank = Rank(folder, 1, 0, 0, {})
+    rank.take()
+    saved = rank.saved()
+    assert Rank(folder, 1, 0, 0, {0: saved}).saved() == saved
+    # What an earlier version saved: it read 02.json as text.
+    before = {key: value for key, value in saved.items() if key != "by_content"}
+    with pytest.raises(DataError, match=r"1 file of .* as 02\.json, would be read otherwise"):
+        Rank(folder, 1, 0, 0, {0: before})
+    (folder / "02.json").unlink()
+    before["places"].pop("02.json")
+    assert Rank(folder, 1, 0, 0, {0: before}).saved()["places"] == before["places"]
+    # It read README.md, too, which is left out beside jsonl.
+    (folder / "README.md").write_text("30003001" * 9)
+    (folder / "03.jsonl").write_text('{"text": "one"}\n')
+    for each in (before, saved):
+        with pytest.raises(DataError, match=r"1 file of .* as README\.md"):
+            Rank(folder, 1, 0, 0, {0: {**each, "places": {**before["places"], "README.md": [0, 0]}}})
 
 
 def test_shards_too_small_for_a_sample_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Text from files of every kind: the same documents however they are packed, and every damage named with its place."""
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -10,14 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens.sources import DOCUMENT_END, file_pieces, text_files
+from hpc_gpt.tokens import content
+from hpc_gpt.tokens.sources import (
+    DOCUMENT_END,
+    DocumentCount,
+    UnreadableFile,
+    check_forms,
+    file_pieces,
+    is_jsonl,
+    listed_files,
+    text_files,
+)
 
 LINES = b'{"text": "one\\n"}\n{"text": "\\u0000"}\n\n{"text": ""}\r\n{"text": "tw\\u00f6", "id": 2}'
 
 
-def documents(path: Path) -> list[bytes]:
+def documents(path: Path, count: DocumentCount | None = None) -> list[bytes]:
     found, begun = [], b""
-    for piece in file_pieces(path):
+    for piece in file_pieces(path, count):
         if piece is DOCUMENT_END:
             found.append(begun)
             begun = b""
@@ -118,3 +129,102 @@ def test_zstandard_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match=r"x\.zst needs zstandard, which is not installed") as refused:
         documents(tmp_path / "x.zst")
     assert "hpc-gpt[zstd]" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.JSONL", "a.txt", "a", "a.json.gz", "a.ndjson.zst", "a.data.gz"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_jsonl_is_known_by_its_content(tmp_path: Path, name: str, indent: int | None) -> None:
+    texts = ["eins", "", "zwei {}\n", "d" * 70_000]
+    objects = [{"id": number, "meta": {"of": [{}]}, "text": text} for number, text in enumerate(texts)]
+    path = tmp_path / name
+    lines = "\r\n\n".join(json.dumps(each, indent=indent) for each in objects).encode()
+    path.write_bytes(packed(b"\xef\xbb\xbf" + lines, path.suffix if path.suffix in (".gz", ".zst") else ""))
+    count = DocumentCount()
+    assert documents(path, count) == [text.encode() for text in texts if text]
+    assert (count.documents, count.empty) == (4, 1)
+
+
+def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"text":\n "one",\n "of": {\n}}\n{"text": "two"}\n {\n "text": "three"}\n')
+    assert documents(path) == [b"one", b"two", b"three"]
+    one = '{"text": "one"}\n'
+    for number, damage in ((1, '{"text": "cut\n' + one), (1, '{"text": "cut"\n' + one), (2, one + '{"text":\n')):
+        (tmp_path / "d.jsonl").write_text(damage)
+        with pytest.raises(DataError, match=rf"d\.jsonl:{number}: no object with a string"):
+            documents(tmp_path / "d.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "keys"),
+    [
+        ("a.json", '{"content": "one", "id": 1}\n{"content": "two"}\n', "keys content, id"),
+        ("a.JSON", '{"text_": "one"}', "keys text_"),
+        ("a.json", '[\n {"text": "one", "id": 1},\n {"text": "two"}\n]', r"begins with \[, .* keys text, id"),
+        ("a.json", '{"train": [' + '"word", ' * 300_000, "it begins with "),
+        ("a.json", "no json\n", "it begins with no json"),
+        ("a.txt", '{"content": "one"}\n\n{"text": "two"}\n', "keys content"),
+        ("a.jsonl", '{"content": "one", "id": 2}\n', r"a\.jsonl(\.gz)?:1: .* its keys are content, id"),
+    ],
+    ids=["json", "JSON", "array", "long", "none", "text", "jsonl"],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json_without_documents_is_refused_with_its_keys(
+    tmp_path: Path, name: str, text: str, keys: str, suffix: str
+) -> None:
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(packed(text.encode(), suffix))
+    with pytest.raises(DataError, match=keys):
+        documents(path)
+    if ".jsonl" not in name:
+        with pytest.raises(DataError, match=keys):
+            check_forms([tmp_path / "b.jsonl", path])
+
+
+@pytest.mark.parametrize(
+    "text", ["{}\nint main() {}\n", '{"a": 1}\n{"b": 2} and so on\n', "[1, 2]\n", '{"text": no}\n', "{{ text }}", "{"]
+)
+def test_text_with_braces_is_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    assert not is_jsonl(tmp_path / "a.txt")
+    assert documents(tmp_path / "a.txt") == [text.encode()]
+
+
+def test_beside_jsonl_what_is_about_the_data_is_no_text(tmp_path: Path) -> None:
+    for name in ("README.md", "LICENSE", "b/dataset_info.json", "a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"features": {}}\n' if name.endswith("json") else f"of {name}\n")
+    assert [path.name for path in text_files(tmp_path)] == ["LICENSE", "README.md", "a.txt", "dataset_info.json"]
+    assert [documents(path) for path in text_files(tmp_path)][3] == [b'{"features": {}}\n']
+    for name in ("part.jsonl", "part.json"):
+        (tmp_path / name).write_text('{"text": "one"}\n')
+        assert [path.name for path in text_files(tmp_path)] == ["a.txt", name]
+        assert ("b/dataset_info.json", "about the data") in [
+            (path.relative_to(tmp_path).as_posix(), why) for path, why in listed_files(tmp_path)
+        ]
+        (tmp_path / name).unlink()
+
+
+def test_a_read_that_fails_is_tried_again_from_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What /proc has at the begin of a process's memory cannot be read: EIO.
+    text, path, pauses = b"x" * 3_000_000, tmp_path / "a.txt", []
+    (tmp_path / "sound.txt").write_bytes(text)
+    path.symlink_to("/proc/self/mem")
+
+    def mend(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            path.unlink()
+            path.symlink_to(tmp_path / "sound.txt")
+
+    monkeypatch.setattr(content.time, "sleep", mend)
+    assert documents(path) == [text]
+    assert len(pauses) == 2
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(UnreadableFile, match=r"cannot read .*a\.txt: Input/output error"):
+        documents(path)
+    assert len(pauses) == 5
+    with pytest.raises(UnreadableFile, match="No such file"):
+        documents(tmp_path / "gone.txt")
+    assert len(pauses) == 5

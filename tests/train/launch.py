@@ -49,7 +49,7 @@ def new_run(logs: Path, resolved: Resolved) -> RunFolder:
 
 
 class Launch:
-    """The ranks of one attempt, as processes of this machine."""
+    """The ranks of one attempt, as processes of this machine. `{rank}` in their environment is their number."""
 
     def __init__(
         self, run: RunFolder, ranks: int, attempt: Attempt | None = None, log: Path | None = None, **environment: str
@@ -66,7 +66,8 @@ class Launch:
                 "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
             }
-            process = FORKED.Process(target=run_rank, args=(own | environment, str(self.log_path)), daemon=True)
+            own |= {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
+            process = FORKED.Process(target=run_rank, args=(own, str(self.log_path)), daemon=True)
             process.start()
             self.ranks.append(process)
 

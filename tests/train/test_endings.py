@@ -14,6 +14,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.tokens.build import build_tokens
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train, train_alone
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}
@@ -24,6 +25,31 @@ LONG = 1_000_000
 
 def checkpoints(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("source", ["tokens", "stream"])
+def test_ranks_that_read_the_same_data_have_taken_the_same_when_they_save(tmp_path: Path, source: str) -> None:
+    whole = tmp_path / "text.txt"
+    whole.write_bytes(b"all work and no play " * 40)  # some 26 samples, of which a step takes four
+    if source == "tokens":
+        whole = build_tokens(whole, tmp_path / "text.tokens").path
+    for rank in range(2):
+        # A copy for each rank, of which one byte has changed; of a token file its header says the same.
+        content = bytearray(whole.read_bytes())
+        content[-400] ^= rank
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "copy").write_bytes(content)
+    resolved = settings(tmp_path, TP2, Engine(name="fsdp"), steps=8, save_every=7)
+    data = replace(resolved.data, source=source, path="copy", eval_fraction=0.0, workers=0)
+    run = new_run(tmp_path, replace(resolved, data=data))
+    launch = train(run, 2, HPC_GPT_DATA=str(tmp_path / "{rank}"))
+    assert launch.ended[:2] == ("data", 7), launch.log
+    assert re.search(
+        r"ranks 0 on \S+ and 1 on \S+ read the same data, but have taken other samples by step 7;",
+        launch.attempt.ended()["cause"],
+    )
+    assert not run.checkpoints.exists() or not checkpoints(run)
 
 
 def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:

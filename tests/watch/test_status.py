@@ -300,6 +300,16 @@ def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, re
     assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])
 
 
+@pytest.mark.parametrize(("attempts_before", "newest"), [(1, "30"), (0, "20")])
+def test_which_job_is_newer_is_no_matter_of_two_clocks(slurm_says, attempts_before, newest):
+    run = unsubmitted_run("generic-slurm")
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
+    line = {"scheduler": "slurm", "job_id": "30", "refused": None, "attempts_before": attempts_before}
+    run.add_submission({**line, "time": 50.0 if attempts_before else 200.0})
+    slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
+    assert read_status([run])[0].job_id == newest
+
+
 def test_a_local_run_lives_while_its_process_does():
     run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "1", "pid": os.getpid(), "pid_start": start_time(os.getpid())}

@@ -126,6 +126,14 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
         read_folder(folder / "nowhere")
 
 
+def test_a_folder_of_another_format_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    for name in ("consolidated.00.pth", "params.json"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"has no config\.json, but consolidated\.00\.pth, params\.json$") as refused:
+        read_folder(tmp_path)
+    assert "convert_llama_weights_to_hf.py" in refused.value.hint
+
+
 def test_a_single_file_goes_before_an_index_as_in_transformers(folder: Path) -> None:
     weight_map = dict.fromkeys(stored_sizes(LLAMA), "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))

@@ -30,7 +30,7 @@ import torch
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.files import json_in, sync
 from hpc_gpt.runs.after_jobs import held_steps, hold_back
-from hpc_gpt.runs.branches import reserved_steps
+from hpc_gpt.runs.branches import put_back, reserved_steps, set_aside_to_delete
 from hpc_gpt.runs.checkpoints import COMPLETE, DAMAGED, DELETING, has_all_bytes, list_complete, set_aside
 
 WRITING = ".writing-"
@@ -102,8 +102,8 @@ class Retention:
                 if step in held and hold_back(folder.parent, step, self.followed):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # the job has just removed it
-                    set_aside(path, DELETING)
-                    gone.append(path.name)
+                    if set_aside_to_delete(path) is not None:
+                        gone.append(path.name)
         if sound == self.keep_last:
             oldest = [path for path in found if path.name not in gone][self.keep_last - 1 :][:1]
             damaged = folder.glob(f"{DAMAGED}step-*")
@@ -164,7 +164,8 @@ class Removal:
             if before is not None:
                 before.join()
             for path in found:
-                shutil.rmtree(path, ignore_errors=True)
+                if not put_back(path):
+                    shutil.rmtree(path, ignore_errors=True)
 
         self._thread = threading.Thread(target=remove, name="removal", daemon=True)
         self._thread.start()

@@ -77,7 +77,7 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+make_run_folder() { # its first start keeps this script and its settings in it; a folder of another script is refused
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array is named by the array's id and its number: its own id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
@@ -86,10 +86,10 @@ make_run_folder() { # this script and its settings are kept in it; a folder of a
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
   export HPC_GPT_RUN
-  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  [ -e "$HPC_GPT_RUN/job.sh" ] || keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
   cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
     die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
-  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   n=1 rc=1
@@ -142,17 +142,12 @@ within() { # within SECONDS COMMAND: the job's signals do not end it, the time l
 }
 retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controller may be restarting
   local left
-  for ((left = $1; left > 0; left--)); do
-    "${@:3}" && return
-    sleep "$2"
-  done
+  for ((left = $1; left > 0; left--)); do "${@:3}" && return; sleep "$2"; done
   return 1
 }
 ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
   local left=20
-  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do
-    sleep 3
-  done
+  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
 }
 shown_as() { # shown_as KEY: prints its value in $shown
   local pattern="(^| )$1=([^ ]*)"
@@ -166,7 +161,7 @@ words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
 ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" <<<"${words:-}" |
+    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
     echo "hpc_gpt.chain.$1 gave no answer, try $try"
@@ -174,20 +169,18 @@ ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line,
   return 1
 }
 ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait | go STOP_AT PORT | stop CODE JOBS
-  local left words code jobs=
+  local left words jobs=
   for ((left = 40; left > 0; left--)); do
     words=$(words_of_slurm "$jobs")
     ask_chain before "$left" "$jobs"
-    case "$answer" in
+    case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
     wait) sleep 3 ;;
-    *) break ;;
+    go\ *) answer="${answer#go }" && export HPC_GPT_STOP_AT="${answer% *}" MASTER_PORT="${answer##*[ -]}" && return ;;
+    stop\ *) answer="${answer#stop }"; exit "${answer% *}" ;;
+    *) return ;;
     esac
   done
-  case "$answer" in
-  go\ *) read -r _ HPC_GPT_STOP_AT MASTER_PORT <<<"$answer" && export HPC_GPT_STOP_AT MASTER_PORT ;;
-  stop\ *) read -r _ code _ <<<"$answer" && exit "$code" ;;
-  esac
 }
 # --- the ranks -----------------------------------------------------------------------------------------------------
 first_host() { # first_host NODES: prints its name; with localhost every node would form a world of its own
@@ -298,12 +291,12 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
   [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
 }
 continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
-  local what pause nodes jobs
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
   ask_chain after "$rc" "$shown" || answer_without_python
-  read -r what pause nodes jobs rc <<<"$answer"
-  if [ "$what" = again ]; then continue_run "$pause" "$nodes" "$jobs"; fi
+  # shellcheck disable=SC2086
+  set -- $answer && rc=${5:-$rc}
+  if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi
 }
 # --- settings: resolved.json of the run ----------------------------------------------------------------------------
 settings() { cat; } <<'HPC_GPT_RESOLVED'

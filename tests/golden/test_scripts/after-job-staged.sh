@@ -73,7 +73,7 @@ unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environmen
     fault_of_stage "bin/python of $archive is no Python 3: it prints '${said:0:60}'" "pack an environment of Python"
   for other in "$at"/bin/*; do # scripts of a virtual environment, torchrun for one, name the original's Python
     [ -L "$other" ] || ! [ -f "$other" ] || ! IFS= read -r said <"$other" || ! [[ $said =~ $shebang ]] ||
-      [[ $said = '#!/usr/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
+      [[ $said = '#!/usr/bin/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
   done 2>/dev/null
   echo "stage: $archive, SHA-256 $sum, is unpacked on ${SLURMD_NODENAME:-$HOSTNAME} in $(seconds_of $(($(date +%s%3N) - began))) s"
   echo "$sum" >"$folder/done"

@@ -81,14 +81,14 @@ keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it
   rm -f -- "$aside"
   [ -e "$HPC_GPT_RUN/$1" ]
 }
-make_run_folder() { # this script and its settings are kept in it; a folder of another script is refused
+make_run_folder() { # its first start keeps this script and its settings in it; a folder of another script is refused
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"
   export HPC_GPT_RUN
-  keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  [ -e "$HPC_GPT_RUN/job.sh" ] || keep job.sh <"${BASH_SOURCE[0]}" || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
   cmp -s "${BASH_SOURCE[0]}" "$HPC_GPT_RUN/job.sh" ||
     die "HPC_GPT_RUN names the run of another script: $HPC_GPT_RUN" "unset HPC_GPT_RUN, or submit that run's own job.sh"
-  settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
+  [ -e "$HPC_GPT_RUN/resolved.json" ] || settings | keep resolved.json || die "cannot write in $HPC_GPT_RUN" "is the disk full or read-only?"
 }
 say_ended() { # say_ended CLASS CAUSE: writes ended.json, unless the trainer has
   [ ! -e "$attempt/ended.json" ] || return 0
@@ -151,7 +151,7 @@ unpack_environment() { # unpack_environment FOLDER ARCHIVE: to FOLDER/environmen
     fault_of_stage "bin/python of $archive is no Python 3: it prints '${said:0:60}'" "pack an environment of Python"
   for other in "$at"/bin/*; do # scripts of a virtual environment, torchrun for one, name the original's Python
     [ -L "$other" ] || ! [ -f "$other" ] || ! IFS= read -r said <"$other" || ! [[ $said =~ $shebang ]] ||
-      [[ $said = '#!/usr/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
+      [[ $said = '#!/usr/bin/'* ]] || sed -i '1s|.*|#!/usr/bin/env python|' "$other"
   done 2>/dev/null
   echo "stage: $archive, SHA-256 $sum, is unpacked on ${SLURMD_NODENAME:-$HOSTNAME} in $(seconds_of $(($(date +%s%3N) - began))) s"
   echo "$sum" >"$folder/done"
@@ -182,7 +182,7 @@ stage_environment() { # stage_environment die|fail: what to do with a fault
   began=$(date +%s%3N)
   export HPC_GPT_STAGED="${HPC_GPT_STAGED:-hpc-gpt-$UID-by-hand-$$/0}"
   said=$(stage_node /sw/environment.tar.zst)
-  IFS=$'\t' read -r _ cause hint < <(grep -m 1 '^stage-fault' <<<"$said")
+  IFS=$'\t' read -r _ cause hint < <(printf '%s\n' "$said" | grep -m 1 '^stage-fault')
   [ -z "$cause" ] || "$1" "$cause" "$hint"
   VIRTUAL_ENV="${TMPDIR:-/tmp}/$HPC_GPT_STAGED/environment"
   HPC_GPT_PYTHON="$VIRTUAL_ENV/bin/python" PATH="$VIRTUAL_ENV/bin:$PATH"
