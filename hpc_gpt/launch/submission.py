@@ -13,6 +13,7 @@ from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.tracker import check_tracker
+from hpc_gpt.network import check_open_files
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
@@ -181,11 +182,13 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 def check_inputs(
     resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
 ) -> Path | None:
-    """Checks a run's packages if it runs here, its Megatron-LM checkout, the weights that it `begins` from, and its
-    data; returns the path of the data, None for random tokens. `make`: build the standard library's data. Raises
-    ConfigError, DataError."""
+    """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
+    from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
+    Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
+        if resolved.command is None:
+            check_open_files(resolved.gpus)
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")

@@ -12,7 +12,7 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
-from hpc_gpt.network import use_interface
+from hpc_gpt.network import check_open_files, use_interface
 from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
@@ -63,6 +63,8 @@ class Trainer:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
         self._identity.check(resolved.tasks, resolved.layout)
+        if self._identity.rank == 0:
+            check_open_files(self._identity.size)
         clock = StartClock(self._attempt) if self._identity.rank == 0 else None
         if clock is not None:
             clock.end("imports")
