@@ -63,6 +63,7 @@ class Attempt:
     err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
     metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
     rendezvous = _In("rendezvous")
+    measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = _In("ranks")
     asked = _In("asked")  # the requests to the attempt; see `runs.requests`
     heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`

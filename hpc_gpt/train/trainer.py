@@ -133,9 +133,8 @@ class Trainer:
         end = self._loop.run()
         if clock is not None and self._loop.step > progress.step:
             clock.end("first_step")  # an attempt of one step ends with its figures
-        # A program that waits for ended.json reads the measurements next, so they are written first if there is time.
-        hurry = end.ended != "done"
-        if hurry and ranks.is_first:
+        # First: what follows is collective, and may fail, or be cut short.
+        if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
         rate.measure_after()
@@ -149,8 +148,6 @@ class Trainer:
             self._loop.tenth_step,
             attention.kernel,
         )
-        if not hurry and ranks.is_first:
-            write_end(self._run, self._attempt, end, self.step)
         if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.

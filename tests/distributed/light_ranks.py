@@ -44,15 +44,20 @@ def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:
         agreed = agreement.all_reduce(StepReport(asked, (rank,), (rank,)))
     assert (*agreed.asked, *agreed.allocated_bytes) == ("save", size - 1)
     stepped = time.monotonic()
-    every = ranks.gather((len(os.listdir("/proc/self/fd")), private_mib(), time.process_time()))
+    every = ranks.gather((open_files(), private_mib(), time.process_time()))
     if ranks.is_first:
         files, memory, seconds = zip(*every, strict=True)
         found = {
-            "meet_s": round(met - began, 2), "step_s": round((stepped - met) / steps, 4), "files_of_rank_0": files[0],
-            "files_of_others": max(files[1:]), "memory_mib": round(sum(memory)), "cpu_s": round(sum(seconds), 1),
+            "meet_s": round(met - began, 2), "step_s": round((stepped - met) / steps, 4),
+            "files_of_rank_0": open_files(), "files_of_others": max(files[1:]),
+            "memory_mib": round(sum(memory)), "cpu_s": round(sum(seconds), 1),
         }  # fmt: skip
         (folder / "found.json").write_text(json.dumps(found))
     ranks.leave_together(0)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def private_mib() -> float:
