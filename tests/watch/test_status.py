@@ -199,6 +199,31 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
     assert [line.split()[-1] for line in calls.read_text().splitlines()] == ["2,3"]
 
 
+@pytest.mark.parametrize("many", [30_000])
+def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_once(client, many):
+    client("squeue", 'echo "7_1|RUNNING|None"')
+    answers = 'echo "7_1|COMPLETED"; echo "7_2|FAILED"; tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'
+    calls = client("sacct", answers)
+    ids = [f"7_{n}" for n in range(1, many)] + [str(100_000_000 + n) for n in range(many)]
+    words, silence = status._slurm_states(ids, lambda client: client.answer(60), None)
+    assert silence == ""
+    assert words["7_1"] == ("RUNNING", "None"), "the queue knows better"
+    assert words["7_2"] == words[str(100_000_000 + many - 1)] == ("FAILED", "")
+    asked = [line.split()[-1] for line in calls.read_text().splitlines()]
+    assert sum(line.split(",").count("7") for line in asked) == 1
+    assert sum(len(line.split(",")) for line in asked) == many + 1
+
+
+@pytest.mark.parametrize("does", ["exit 1", "exec sleep 60"])
+def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, monkeypatch, does):
+    client("squeue", 'echo "4|RUNNING|None"')
+    client("sacct", does)
+    monkeypatch.setenv(status.PATIENCE, "1")
+    rows, silence = status.ask_status([slurm_run(job_id="4"), slurm_run(job_id="5")], limit_s=1)
+    assert [row.state for row in rows] == ["running", "unknown"]
+    assert silence == ("" if does == "exit 1" else "sacct gave no answer in 1 s")
+
+
 def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "0.2")
