@@ -19,7 +19,7 @@ from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.provenance import collect, stage_sum, weights_of
-from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
+from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, SharedFile, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
@@ -208,8 +208,10 @@ def write_run(
     provenance: Mapping[str, Any],
     sweep: Mapping[str, Any] | None = None,
     parent: Parent | None = None,
+    text: SharedFile | None = None,
 ) -> RunFolder:
-    """Writes the run folder, with all that is known before the job starts. Raises RunFolderError."""
+    """Writes the run folder, with all that is known before the job starts. `text`: the experiment's, which the other
+    runs of a sweep have, too. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
@@ -225,13 +227,13 @@ def write_run(
         logs,
         resolved,
         prepared.script,
-        prepared.text,
+        prepared.text if text is None else None,
         engine_named(resolved.engine.name).config_files(resolved),
         {**provenance, **beside},
         resumed_from=parent.note if parent is not None else None,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,
-        archives=[each for each in (take_snapshot(), work, prepared.hold) if each is not None],
+        archives=[each for each in (take_snapshot(), work, prepared.hold, text) if each is not None],
     )
 
 
