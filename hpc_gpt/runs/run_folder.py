@@ -115,7 +115,7 @@ class Attempt:
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
-        return read_last_stored_line(self.metrics, last_bytes=8192)
+        return read_last_stored_line(self.metrics)
 
     def write_ended(
         self,
