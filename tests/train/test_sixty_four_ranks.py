@@ -1,4 +1,4 @@
-"""Sixty-four real ranks, of which one is killed, and which resume; at 40 MB each, as all are forked from one process."""
+"""Sixty-four real ranks, of which one is killed, and which resume; 40 MB each, as all are forked from one process."""
 
 import os
 import signal
