@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -95,7 +96,14 @@ def main() -> None:
                     sys.stderr.write(f"rank {rank}: {type(fault).__name__}: {fault}\n"[:300])
                     os._exit(1)
             pids.append(pid)
-        codes = collections.Counter(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+        codes: collections.Counter[int] = collections.Counter()
+        while pids:
+            pid, status = os.wait()
+            pids.remove(pid)
+            if status and not any(codes):
+                for other in pids:
+                    os.kill(other, signal.SIGKILL)
+            codes[os.waitstatus_to_exitcode(status)] += 1
         found = Path(name) / "found.json"
         print(json.dumps({"codes": codes, **(json.loads(found.read_text()) if found.exists() else {})}))
 
