@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.sweep import make_stand_ins, sweep_text
 
