@@ -198,4 +198,4 @@ def check_open_files(ranks: int) -> str:
             f"ask the site for a hard limit of at least {needed:,} open files (nofile) in the jobs of its nodes: "
             "LimitNOFILE of slurmd, or limits.conf",
         )
-    return f"rank 0 of {ranks:,} has up to {needed:,} open, a process here may have {allowed}"
+    return f"rank 0 of {ranks:,} ranks has up to {needed:,} files open, a process here may have {allowed}"

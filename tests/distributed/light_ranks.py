@@ -26,6 +26,7 @@ from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.supervision.meeting import RankIdentity
 
 PATIENCE_S = 300.0
+LIMIT_S = 60
 
 
 def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:
@@ -97,12 +98,18 @@ def main() -> None:
                     os._exit(1)
             pids.append(pid)
         codes: collections.Counter[int] = collections.Counter()
+
+        def end(*_: object) -> None:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+        signal.signal(signal.SIGALRM, end)
+        signal.alarm(LIMIT_S + 2 * asked.ranks)  # those that never meet wait for 15 minutes
         while pids:
             pid, status = os.wait()
             pids.remove(pid)
             if status and not any(codes):
-                for other in pids:
-                    os.kill(other, signal.SIGKILL)
+                end()
             codes[os.waitstatus_to_exitcode(status)] += 1
         found = Path(name) / "found.json"
         print(json.dumps({"codes": codes, **(json.loads(found.read_text()) if found.exists() else {})}))

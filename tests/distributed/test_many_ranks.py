@@ -92,3 +92,17 @@ def test_a_job_ends_before_its_ranks_begin_and_no_other_of_its_chain_tries() -> 
     assert end["ended"] == "user_error"
     assert "rank 0 of 4 ranks has up to 212 files open" in end["cause"]
     assert "LimitNOFILE of slurmd" in end["cause"]
+
+
+def test_a_program_of_ones_own_gets_the_hard_limit_and_gloo_as_it_is(tmp_path: Path) -> None:
+    """What it opens is not known, so its supervisor refuses nothing."""
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\n[engine]\nname = "command"\n[layout]\ngpus = 1\n[command]\nsnapshot = false\n'
+        f'workdir = "{tmp_path}"\nrun = "echo soft=$(ulimit -Sn) gloo=${{TORCH_GLOO_LAZY_INIT:-as it is}}"\n'
+    )
+    done = python_with(
+        "-n 180 && ulimit -Sn 90", "hpc_gpt", "submit", tmp_path / "own.toml", "--cluster", "local", "--wait"
+    )
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "logs").rglob("attempts/1/log")
+    assert "soft=180 gloo=as it is" in log.read_text()
