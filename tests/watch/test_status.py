@@ -6,6 +6,7 @@ Slurm's answers here are put in by hand, to have every one of them; tests/slurm 
 import json
 import os
 import platform
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.watch import status
+from hpc_gpt.watch.control import await_measurements
 from hpc_gpt.watch.restarts import Restarts
 from hpc_gpt.watch.status import read_own_status, read_status
 from tests.cli.command import in_process
@@ -568,3 +570,15 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
     (run.path / "slurm-7.out").write_text("Error: no room\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_runs(code):
+    attempt = add_attempt(run := unsubmitted_run(), [])
+    attempt.ranks.mkdir()
+    (attempt.ranks / "0.json").write_text(json.dumps({"pid": 1, "exit_code": code}))
+    writes = threading.Timer(0.5, attempt.measured.write_text, ["{}"])
+    writes.start()
+    await_measurements(run)
+    assert attempt.measured.exists() == (code is None)
+    writes.join()
