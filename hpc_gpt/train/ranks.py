@@ -306,7 +306,9 @@ def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
 def _client() -> TCPStore:
     """A separate connection: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=30))  # many ranks connect at once, and later one of them asks
+    return store
 
 
 def write_flight_record(attempt: Attempt, rank: int) -> None:

@@ -113,6 +113,7 @@ def main() -> None:
             codes[os.waitstatus_to_exitcode(status)] += 1
         found = Path(name) / "found.json"
         print(json.dumps({"codes": codes, **(json.loads(found.read_text()) if found.exists() else {})}))
+        sys.exit(int(any(codes)))
 
 
 if __name__ == "__main__":
