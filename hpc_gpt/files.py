@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 
@@ -32,10 +32,37 @@ def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int 
     return [found for line in _lines(path, last_bytes, first_bytes) if (found := json_object(line)) is not None]
 
 
-def last_json_line(path: Path, last_bytes: int) -> dict[str, Any]:
-    """The last JSON object in the last bytes of such a file; empty if there is none."""
-    objects = map(json_object, reversed(_lines(path, last_bytes)))
-    return next((found for found in objects if found is not None), {})
+def last_json_line(path: Path) -> dict[str, Any]:
+    """The last JSON object in such a file; empty if there is none. Only the end of the file is read, in blocks."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            objects = (json_object(line.decode(errors="replace")) for line in _lines_from_end(file))
+            return next((found for found in objects if found is not None), {})
+    except OSError:
+        return {}
+
+
+def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(place, content) of a file's blocks, the last one first: of 8 KiB, then up to 64."""
+    end, size = file.seek(0, os.SEEK_END), 1 << 13
+    while end > 0:
+        begin = max(0, end - size)
+        file.seek(begin)
+        yield begin, file.read(end - begin)
+        end, size = begin, min(2 * size, 1 << 16)
+
+
+def _lines_from_end(file: IO[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []  # of the line whose begin is not read yet, its end first
+    for _, block in blocks_from_end(file):
+        first, *others = block.split(b"\n")
+        for part in reversed(others):
+            yield b"".join(reversed([*rest, part]))
+            rest = []
+        rest.append(first)
+    yield b"".join(reversed(rest))
 
 
 def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[str]:

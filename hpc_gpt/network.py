@@ -1,5 +1,5 @@
 """Where the ranks of several nodes meet: the network interface, gloo's, which torch uses between hosts, on GPUs too;
-and the port of the rendezvous.
+the port of the rendezvous; and the files that rank 0 has open there.
 
 Left alone, gloo takes the interface whose address the node's own name has, which may be another on each node, or none.
 NCCL chooses for itself: the route to the first node is often the slow Ethernet.
@@ -10,6 +10,7 @@ import ctypes
 import ipaddress
 import os
 import platform
+import resource
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,10 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+# gloo connects two ranks when they first talk. Else it connects each with every other as a group begins: N connections
+# a rank, and 8 N^3 bytes through the store. torch 2.11, the oldest that is allowed, has it. One that waits for a rank
+# that died before waits without a limit (pytorch/gloo#520): its launcher ends it, or the watch for hangs.
+LAZY_GLOO = ("TORCH_GLOO_LAZY_INIT", "1")
 # The C library's sockaddr begins with the family; so many bytes are before the address itself, and in it.
 _ADDRESS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 
@@ -168,3 +173,30 @@ def _hold(port: int) -> socket.socket | None:
         held.close()
         return None
     return held
+
+
+# --- open files
+
+# Of each rank rank 0 has two connections to the store that it serves, and one of the group between the hosts; beside
+# them so many files of modules, data, logs and NCCL.
+_OF_A_RANK, _BESIDE = 3, 200
+
+
+def files_of_first(ranks: int) -> int:
+    """The most files that rank 0 of so many ranks has open."""
+    return _OF_A_RANK * ranks + _BESIDE
+
+
+def check_open_files(ranks: int) -> str:
+    """How many files rank 0 has open, and how many a process of this node may have. Raises ConfigError if those are
+    fewer."""
+    needed, (_, hard) = files_of_first(ranks), resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    if needed > hard != resource.RLIM_INFINITY:
+        raise ConfigError(
+            f"rank 0 of {ranks:,} ranks has up to {needed:,} files open, and node {platform.node()} allows a process "
+            f"{allowed} (ulimit -Hn)",
+            f"ask the site for a hard limit of at least {needed:,} open files (nofile) in the jobs of its nodes: "
+            "LimitNOFILE of slurmd, or limits.conf",
+        )
+    return f"rank 0 of {ranks:,} ranks has up to {needed:,} files open, a process here may have {allowed}"

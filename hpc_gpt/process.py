@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -45,6 +46,14 @@ def seconds_given(variable: str, default: str, example: str) -> float:
     if not 0 < seconds < 86400:
         raise ConfigError(f"{variable} is {given!r}, and no number of seconds", f"{default} unless set; {example}")
     return seconds
+
+
+def raise_file_limit() -> None:
+    """Lets this process, and those that it starts, open as many files as its hard limit allows. The soft limit is often
+    1,024, and Slurm takes it over from the shell of whoever submits a job."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses what it shows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def is_alive(pid: int | None, started: str | None) -> bool:

@@ -38,9 +38,9 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     """Check what could go wrong before EXPERIMENT is submitted.
 
     On the machine where it is started, a login node or this one: whether Slurm answers and has what the profile asks
-    for, what sbatch says of the script, versions, GPUs, the data, folders, space for the checkpoints, the clock, the
-    cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is checked as it was submitted;
-    with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
+    for, what sbatch says of the script, versions, GPUs, open files, the data, folders, space for the checkpoints, the
+    clock, the cluster's bad nodes, and nodes that runs found slow. EXPERIMENT may be a RUN, which is checked as it was
+    submitted; with neither EXPERIMENT nor a size it is demo. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 

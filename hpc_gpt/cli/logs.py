@@ -7,7 +7,7 @@ import click
 from hpc_gpt.cli.run_argument import run_argument, run_or_newest
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
-from hpc_gpt.watch.logs import follow_logs, log_path, read_tail, with_errors
+from hpc_gpt.watch.logs import copy_tail, follow_logs, log_path, with_errors
 
 PLACE = 70
 
@@ -36,5 +36,5 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, p
         for each in with_errors(log := log_path(found, attempt)):
             if each != log:
                 sys.stdout.buffer.write(f"--- {each.relative_to(found.path)} ---\n".encode())
-            sys.stdout.buffer.write(read_tail(each, tail)[0])
+            copy_tail(each, tail, sys.stdout.buffer)
         sys.stdout.buffer.flush()

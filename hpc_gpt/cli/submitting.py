@@ -48,7 +48,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
-from hpc_gpt.watch.control import wait_for, wait_for_all
+from hpc_gpt.watch.control import await_measurements, wait_for, wait_for_all
 from hpc_gpt.words import counted
 
 _NOTHING_DONE = "dry run: nothing was written or submitted"
@@ -136,6 +136,7 @@ def _print_record(run: RunFolder) -> None:
     from hpc_gpt.report.gather import refresh_record
     from hpc_gpt.report.tables import print_record
 
+    await_measurements(run)
     print_record(refresh_record(run))
 
 

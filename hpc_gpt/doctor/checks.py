@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
-from hpc_gpt.errors import UserError
+from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_inputs, dry_run, lines_on_data
-from hpc_gpt.network import GLOO, describe_interfaces
+from hpc_gpt.network import GLOO, check_open_files, describe_interfaces
 from hpc_gpt.preflight.nodes import Preflight
 from hpc_gpt.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.runs.disk_space import free_gib, space_needed_gib
@@ -82,7 +82,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     found += _check_scheduler(resolved, script, profile)
     found += check_versions()
     if resolved is not None:
-        found += [*check_gpus_here(resolved), check_network(resolved)]
+        found += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
         found += guarded("inputs", lambda: check_needs(resolved, beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
             found.append(check_init(resolved))
@@ -183,6 +183,19 @@ def check_network(resolved: Resolved) -> Check:
     given = resolved.cluster.environment
     chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
     return Check("network", "ok", describe_interfaces({**chosen, **given}))
+
+
+def check_files(resolved: Resolved) -> list[Check]:
+    """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known."""
+    if resolved.command is not None:
+        return []
+    try:
+        return [Check("files", "ok", check_open_files(resolved.gpus))]
+    except ConfigError as fault:
+        if resolved.cluster.scheduler == "local":
+            return [Check("files", "fail", str(fault), fault.hint)]
+        hint = f"the limit of the node that the job begins on counts, where it is checked again: {fault.hint}"
+        return [Check("files", "warn", str(fault), hint)]
 
 
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:

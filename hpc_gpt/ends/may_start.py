@@ -39,8 +39,8 @@ from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.ends.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.ends.run_state import submitted_after
 from hpc_gpt.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
-from hpc_gpt.errors import UserError
-from hpc_gpt.network import free_port
+from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.network import check_open_files, free_port
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -129,6 +129,11 @@ def may_start(
     left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
     if why:
         return refuse("budget", why, 0)
+    if resolved.command is None:
+        try:
+            check_open_files(resolved.gpus)
+        except ConfigError as fault:
+            return refuse("user_error", f"{fault}: {fault.hint}", 1)
     if why := _held(run, own, slurm):
         return refuse("refused", why, 1)
     return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"

@@ -13,12 +13,13 @@ from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.tracker import check_tracker
+from hpc_gpt.network import check_open_files
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.provenance import collect, stage_sum, weights_of
-from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
+from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, SharedFile, check_writable, create_run
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
@@ -182,11 +183,13 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 def check_inputs(
     resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
 ) -> Path | None:
-    """Checks a run's packages if it runs here, its Megatron-LM checkout, the weights that it `begins` from, and its
-    data; returns the path of the data, None for random tokens. `make`: build the standard library's data. Raises
-    ConfigError, DataError."""
+    """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
+    from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
+    Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
+        if resolved.command is None:
+            check_open_files(resolved.gpus)
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
@@ -206,8 +209,10 @@ def write_run(
     provenance: Mapping[str, Any],
     sweep: Mapping[str, Any] | None = None,
     parent: Parent | None = None,
+    text: SharedFile | None = None,
 ) -> RunFolder:
-    """Writes the run folder, with all that is known before the job starts. Raises RunFolderError."""
+    """Writes the run folder, with all that is known before the job starts. `text`: the experiment's, which the other
+    runs of a sweep have, too. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
@@ -223,13 +228,13 @@ def write_run(
         logs,
         resolved,
         prepared.script,
-        prepared.text,
+        prepared.text if text is None else None,
         engine_named(resolved.engine.name).config_files(resolved),
         {**provenance, **beside},
         resumed_from=parent.note if parent is not None else None,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,
-        archives=[each for each in (take_snapshot(), work, prepared.hold) if each is not None],
+        archives=[each for each in (take_snapshot(), work, prepared.hold, text) if each is not None],
     )
 
 

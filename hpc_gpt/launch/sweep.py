@@ -29,7 +29,7 @@ from hpc_gpt.launch.submission import (
     write_run,
 )
 from hpc_gpt.process import start_time
-from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
+from hpc_gpt.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
@@ -144,10 +144,13 @@ def write_sweep(name: str, rows: Sequence[PreparedRun], logs: Path, provenance: 
 
 
 def _write_rows(sweep: SubmittedSweep, rows: Iterable[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> None:
+    texts: dict[str, SharedFile] = {}  # all have the file with all rows
     for row in rows:
         try:
             note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row}
-            sweep.runs.append(write_run(row, logs, provenance, note))
+            if row.text not in texts:
+                texts[row.text] = SharedFile(EXPERIMENT, row.text.encode("utf-8", "surrogateescape"))
+            sweep.runs.append(write_run(row, logs, provenance, note, text=texts[row.text]))
         except RunFolderError as fault:
             refuse_runs(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
             raise

@@ -23,7 +23,7 @@ from typing import Any
 from hpc_gpt.files import replace_whole
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.branches import set_aside_to_delete
-from hpc_gpt.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete
+from hpc_gpt.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete, step_in
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 
@@ -40,7 +40,7 @@ class AfterJob:
 
     @property
     def step(self) -> int:
-        return int(self.folder.name.removeprefix("step-"))
+        return step_in(self.folder.name)
 
     @property
     def script(self) -> Path:
@@ -109,7 +109,7 @@ class AfterJob:
 
 def list_after(run: Path) -> list[AfterJob]:
     """The jobs of a run, by step."""
-    found = [path for path in (run / AFTER).glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    found = [path for path in (run / AFTER).glob("step-*") if step_in(path.name) >= 0]
     return sorted((AfterJob(path) for path in found), key=lambda job: job.step)
 
 
@@ -166,7 +166,7 @@ def remove_over(run: RunFolder, step: int) -> None:
     """Removes a checkpoint that no job needs if keep_last does not keep it, no branch has reserved it, and a newer one
     has all its bytes."""
     over, name = run.path / AFTER / "over" / str(step), checkpoint_folder_name(step)
-    newer = (path for path in list_complete(run.checkpoints) if path.name > name)
+    newer = (path for path in list_complete(run.checkpoints) if step_in(path.name) > step)
     if over.exists() and any(map(has_all_bytes, newer)):
         with contextlib.suppress(OSError):  # it is gone
             if (aside := set_aside_to_delete(run.checkpoints / name)) is not None:

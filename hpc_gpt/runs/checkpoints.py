@@ -27,6 +27,7 @@ COMPLETE = "complete.json"
 SCHEMA = 1
 DAMAGED, DELETING = ".damaged-", ".deleting-"  # before the name of a checkpoint that was renamed
 _PIECE_BYTES = 1 << 22
+_NAME = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,17 @@ def checkpoint_folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_in(name: str) -> int:
+    """The step in the name of a complete checkpoint; -1 in any other name. Names are compared by it: from step
+    100,000,000 on they are longer."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
 def list_complete(folder: Path) -> list[Path]:
     """Folders with the name of a complete checkpoint, newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+    found = [(step, path) for path in folder.glob("step-*") if (step := step_in(path.name)) >= 0 and path.is_dir()]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
@@ -183,8 +192,7 @@ def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     with contextlib.suppress(OSError, ValueError):
         step = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
         return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
-    found = [path for path in reversed(list_complete(run.checkpoints)) if path.name[5:].isdigit()]
-    return [(int(path.name[5:]), path) for path in found]
+    return [(step_in(path.name), path) for path in reversed(list_complete(run.checkpoints))]
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> Path | None:

@@ -20,6 +20,7 @@ from hpc_gpt.runs.checkpoints import (
     newest_sound,
     read_marker,
     saved_step,
+    step_in,
     stored_bytes,
 )
 from hpc_gpt.runs.run_folder import RunFolder
@@ -192,8 +193,7 @@ def saved_steps(run: RunFolder) -> list[int]:
     """The steps after which a branch of the run can begin, by the names of its checkpoints and its ancestors'."""
     found = set()
     for each, _ in checkpoint_sources(run):
-        names = [path.name.removeprefix("step-") for path in list_complete(each.checkpoints)]
-        steps = {int(name) for name in names if name.isdigit()}
+        steps = {step_in(path.name) for path in list_complete(each.checkpoints)}
         found |= {step for step in steps if each in [source for source, _ in checkpoint_sources(run, step)]}
     return sorted(found)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.files import append_line, try_folder, write_once
+from hpc_gpt.files import append_line, aside, give_name, try_folder, write_once
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
@@ -34,6 +34,7 @@ IN_QUEUE = "queue"
 PREDICTED = "predicted.json"
 # In provenance.json: the path of the experiment's file, and the folder of the file that stated data.path.
 EXPERIMENT_FILE = "experiment_file"
+EXPERIMENT = "experiment.toml"
 DATA_BESIDE = "data_beside"
 # The here document of job.sh that holds resolved.json.
 _MARK = "HPC_GPT_RESOLVED"
@@ -63,6 +64,7 @@ class Attempt:
     err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
     metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
     rendezvous = _In("rendezvous")
+    measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = _In("ranks")
     asked = _In("asked")  # the requests to the attempt; see `runs.requests`
     heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
@@ -115,7 +117,7 @@ class Attempt:
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
-        return read_last_stored_line(self.metrics, last_bytes=8192)
+        return read_last_stored_line(self.metrics)
 
     def write_ended(
         self,
@@ -309,17 +311,41 @@ class CachedRun(RunFolder):
 
 
 class Placed(Protocol):
-    """What a new run folder has beside its texts: archives, and a branch's hold on its checkpoint."""
+    """What a new run folder has beside its texts: files that other runs have, too, and a branch's hold on its
+    checkpoint."""
 
     def place(self, folder: Path) -> None:
         """Puts it there, before the folder is a run to others. Raises OSError or RunFolderError."""
+
+
+class SharedFile:
+    """A file of that name with the same content in several run folders, on the disk once."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self._name, self._content = name, content
+        self._last: Path | None = None
+
+    def place(self, folder: Path) -> None:
+        """Puts the file into a run folder, as a hard link to the last one placed, or as a copy.
+
+        An existing file stays. Raises OSError.
+        """
+        target = folder / self._name
+        if self._last is not None:
+            with contextlib.suppress(OSError):
+                os.link(self._last, target)
+                return
+        with aside(target) as own, contextlib.suppress(FileExistsError):
+            own.write_bytes(self._content)
+            give_name(own, target)
+        self._last = target
 
 
 def create_run(
     logs: Path,
     resolved: Resolved,
     script: str,
-    experiment_text: str,
+    experiment_text: str | None,
     config_files: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
     resumed_from: Mapping[str, Any] | None = None,
@@ -327,12 +353,13 @@ def create_run(
     predicted: Mapping[str, Any] | None = None,
     archives: Sequence[Placed] = (),
 ) -> RunFolder:
-    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
+    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None. Of a
+    sweep's run `archives` has the experiment's text.
 
     The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
     written is then removed.
     """
-    parts = {"experiment.toml": experiment_text}
+    parts = {EXPERIMENT: experiment_text} if experiment_text is not None else {}
     notes = {**config_files, "provenance.json": provenance, "resumed_from.json": resumed_from}
     notes |= {"sweep.json": sweep, PREDICTED: predicted}
     parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}

@@ -9,7 +9,6 @@ makes the archive of a run that plain sbatch has started. The SHA-256 is of the 
 equal code, whatever the version of zlib.
 """
 
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -22,8 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import OsErrorAs, RunFolderError, UserError
-from hpc_gpt.files import aside, give_name, templates_dir, write_once
+from hpc_gpt.files import templates_dir, write_once
 from hpc_gpt.runs import unpack as unpack_module
+from hpc_gpt.runs.run_folder import SharedFile
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY, SUMS, UnpackFault, sums_text
 
@@ -31,29 +31,12 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
 
 
-class Archive:
+class Archive(SharedFile):
     """A compressed tar archive with a name in a run's folder; `sha256` is of the uncompressed one."""
 
     def __init__(self, name: str, tar: bytes) -> None:
-        self._name = name
         self.sha256 = hashlib.sha256(tar).hexdigest()
-        self._archive = gzip.compress(tar, compresslevel=3, mtime=0)
-        self._last: Path | None = None
-
-    def place(self, folder: Path) -> None:
-        """Puts the archive into a run folder, as a hard link to the last one placed, or as a copy.
-
-        An existing archive stays. Raises OSError.
-        """
-        target = folder / self._name
-        if self._last is not None:
-            with contextlib.suppress(OSError):
-                os.link(self._last, target)
-                return
-        with aside(target) as own, contextlib.suppress(FileExistsError):
-            own.write_bytes(self._archive)
-            give_name(own, target)
-        self._last = target
+        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0))
 
 
 class Snapshot(Archive):

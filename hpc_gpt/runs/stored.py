@@ -90,9 +90,9 @@ def read_stored(path: Path) -> dict[str, Any]:
     return _sound(path, read_json(path))
 
 
-def read_last_stored_line(path: Path, last_bytes: int) -> dict[str, Any]:
-    """The sound keys of the last line of a file; empty if its last bytes have none that is a JSON object."""
-    return _sound(path, last_json_line(path, last_bytes))
+def read_last_stored_line(path: Path) -> dict[str, Any]:
+    """The sound keys of the last line of a file that is a JSON object; empty if there is none."""
+    return _sound(path, last_json_line(path))
 
 
 def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:

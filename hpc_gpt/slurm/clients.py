@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,8 @@ KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
 _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 # For what is only told of a job that has ended.
 _ENDED_S = 5.0
+# The ids in one argument, which the system limits to 128 KiB.
+_MOST_ASKED = 1000
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
 # The state of a federation's job that another of its clusters has started: nothing of the job's.
 REVOKED = "REVOKED"
@@ -117,6 +119,8 @@ class Client:
             raise SlurmUnreachable(
                 f"no {self.name} on this machine", "run on a login node of the cluster, or use --cluster local"
             ) from None
+        except OSError as fault:
+            raise SlurmUnreachable(f"{self.name} cannot be started: {fault.strerror}", "try again") from None
 
     def answer(self, timeout_s: float) -> Answer | None:
         """Its answer; None if there is none within `timeout_s`, after which it may be asked again."""
@@ -211,12 +215,13 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     return jobs
 
 
-def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Client | None:
-    """The question to the accounting for a cluster's jobs, which `accounted_states` reads; None for no jobs."""
-    wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
-    if not wanted or shutil.which("sacct") is None:
-        return None
-    return Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted)], cluster=cluster)
+def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Iterator[Client]:
+    """The questions to the accounting for a cluster's jobs, which `accounted_states` reads, one after the other; none
+    without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client."""
+    known = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
+    wanted = list(dict.fromkeys(found[1] for found in known if found))
+    for at in range(0, len(wanted) if shutil.which("sacct") else 0, _MOST_ASKED):
+        yield Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted[at : at + _MOST_ASKED])], cluster=cluster)
 
 
 def accounted_states(answer: Answer) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.process import large_imports
+from hpc_gpt.process import large_imports, raise_file_limit
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.ending import report_failure
 from hpc_gpt.supervision.full_disk import install_patient_output
@@ -26,6 +26,7 @@ def main() -> None:
     signals = Signals()
     signals.install()
     install_patient_output()
+    raise_file_limit()
     attempt: Attempt | None = None
     trainer = None
     named = os.environ.get("RANK", "")

@@ -15,6 +15,7 @@ from torch import Tensor
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.output import outlive_readers
+from hpc_gpt.runs.checkpoints import list_complete, step_in
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import init_config_of
 from hpc_gpt.runs.run_folder import RunFolder
@@ -70,7 +71,7 @@ def export_hf(
 def _find_checkpoint(run: RunFolder, step: int | None) -> tuple[Path, int]:
     for path, marker in Checkpoints(run.checkpoints, Peers()).sound(step):
         return path, int(marker["step"])
-    there = ", ".join(str(int(path.name[5:])) for path in sorted(run.checkpoints.glob("step-*")))
+    there = ", ".join(str(step_in(path.name)) for path in reversed(list_complete(run.checkpoints)))
     of_step = "" if step is None else f" of step {step}"
     raise CheckpointError(
         f"run {run.run_id} has no sound checkpoint{of_step}",

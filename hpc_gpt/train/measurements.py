@@ -14,8 +14,8 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,19 @@ START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_ste
 
 
 @dataclass
-class GpuSamples:
-    """Readings of one GPU, one a second: utilisation in percent, SM clock in MHz, power in W."""
+class GpuSums:
+    """Sums of `count` readings of one GPU, one a second: utilisation in percent and its square, SM clock in MHz, power
+    in W. A day has 86,400 readings, of which rank 0 gets these alone."""
 
-    util: list[float] = field(default_factory=list)
-    sm_clock_mhz: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
+    count: int = 0
+    util: float = 0.0
+    util_squared: float = 0.0
+    sm_clock_mhz: float = 0.0
+    power_w: float = 0.0
+
+    def add(self, other: "GpuSums") -> None:
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + getattr(other, entry.name))
 
 
 class GpuWatch:
@@ -62,7 +69,7 @@ class GpuWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._samples = GpuSamples()
+        self._sums = GpuSums()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -72,46 +79,45 @@ class GpuWatch:
             self._thread = threading.Thread(target=self._watch, name="gpu-watch", daemon=True)
             self._thread.start()
 
-    def end(self) -> GpuSamples:
-        """Stops reading, and returns the readings."""
+    def end(self) -> GpuSums:
+        """Stops reading, and returns the sums of all readings."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=5 * _EVERY_S)
-        return self._samples
+        return self._sums
 
     def _watch(self) -> None:
         while not self._over.wait(_EVERY_S):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    util = torch.cuda.utilization(self._device)
-                    clock = torch.cuda.clock_rate(self._device)
-                    power = torch.cuda.power_draw(self._device)
+                    util = float(torch.cuda.utilization(self._device))
+                    clock = float(torch.cuda.clock_rate(self._device))
+                    power = torch.cuda.power_draw(self._device) / 1000
             except Exception:  # no NVML package, no driver, or a figure that the card lacks
                 return
-            self._samples.util.append(float(util))
-            self._samples.sm_clock_mhz.append(float(clock))
-            self._samples.power_w.append(power / 1000)
+            self._sums.add(GpuSums(1, util, util**2, clock, power))
 
 
-def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
+def summarise(sums: Iterable[GpuSums]) -> dict[str, float | None]:
     """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
 
     The spread is the standard deviation over the readings, such as `71.9 +/- 22.0`.
 
-    >>> summarise([GpuSamples([90.0], [1700.0], [600.0]), GpuSamples([70.0], [1500.0], [500.0])])["gpu_util_spread"]
-    10.0
+    >>> summarise([GpuSums(1, 90.0, 8100.0, 1700.0, 600.0), GpuSums(1, 70.0, 4900.0, 1500.0, 500.0)])
+    {'gpu_util_mean': 80.0, 'gpu_util_spread': 10.0, 'sm_clock_mhz': 1600.0, 'power_w': 550.0}
     """
-    pooled = {
-        key: [reading for one in samples for reading in getattr(one, key)]
-        for key in ("util", "sm_clock_mhz", "power_w")
-    }
-    mean = {key: round(statistics.fmean(values), 2) if values else None for key, values in pooled.items()}
+    total = GpuSums()
+    for one in sums:
+        total.add(one)
+    if not total.count:
+        return dict.fromkeys(("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w"))
+    mean = total.util / total.count
     return {
-        "gpu_util_mean": mean["util"],
-        "gpu_util_spread": round(statistics.pstdev(pooled["util"]), 2) if pooled["util"] else None,
-        "sm_clock_mhz": mean["sm_clock_mhz"],
-        "power_w": mean["power_w"],
+        "gpu_util_mean": round(mean, 2),
+        "gpu_util_spread": round(max(0.0, total.util_squared / total.count - mean**2) ** 0.5, 2),
+        "sm_clock_mhz": round(total.sm_clock_mhz / total.count, 2),
+        "power_w": round(total.power_w / total.count, 2),
     }
 
 
@@ -268,7 +274,7 @@ def write_measured(
     tenth_step: float | None,
     attention: str | None,
 ) -> None:
-    """Writes every rank's figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
+    """Writes all ranks' figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
 
     Of the devices' rates the slowest is written: the other ranks wait for it in every step. `tenth_step` is the end of
     that step in epoch seconds. It is written as seconds since the attempt's start, which is known to a second, less the
@@ -277,12 +283,12 @@ def write_measured(
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.all_gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
+    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
     if not ranks.is_first:
         return
-    samples, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
+    sums, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
     measured: dict[str, Any] = {
-        **summarise(samples),
+        **summarise(sums),
         # Ranks compile at the same time, so the run waits for the slowest.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
@@ -293,7 +299,7 @@ def write_measured(
         "attention_used": attention,
         "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
     }
-    path = attempt.folder / "measured.json"
+    path = attempt.measured
     when_there_is_space(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
 
 

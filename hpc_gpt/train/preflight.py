@@ -19,9 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.network import choose_interface, describe_interfaces
+from hpc_gpt.network import LAZY_GLOO, choose_interface, describe_interfaces
 from hpc_gpt.preflight.verdict import COMMAND, encode, preflight_limit_s
-from hpc_gpt.process import large_imports
+from hpc_gpt.process import large_imports, raise_file_limit
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.supervision.meeting import RankIdentity
@@ -39,6 +39,7 @@ def main() -> None:
     last = threading.Timer(preflight_limit_s(), lambda: os._exit(0))
     last.daemon = True
     last.start()
+    raise_file_limit()
 
     def say(**fields: Any) -> None:
         # One write for each line, because several ranks share a stream.
@@ -93,6 +94,7 @@ def _measure_transfers(
 ) -> None:
     # With it NCCL reports a lost rank after the timeout.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    os.environ.setdefault(*LAZY_GLOO)
     import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

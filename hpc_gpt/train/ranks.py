@@ -19,6 +19,7 @@ from hpc_gpt.ends.end_policy import REASONS
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
+from hpc_gpt.network import LAZY_GLOO
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _FAILED = "hpc-gpt/failed"
 # A flight record has the collectives that are not over, and so many of the last ones.
 _KEPT_COLLECTIVES = 20
+_ANSWER_S = 3.0
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
@@ -100,6 +102,7 @@ class Ranks(Peers):
         self.is_first = identity.rank == 0
         # DeepSpeed reads no others.
         os.environ.update(identity.variables)
+        os.environ.setdefault(*LAZY_GLOO)
         self._store = _meet(identity, attempt)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "nccl",
@@ -110,8 +113,10 @@ class Ranks(Peers):
         )
         set_group_timeout(patience_s)
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
-        # Opened now: connecting to a rank 0 that has died would take half a minute.
+        # One for every use beside collectives, because rank 0 has an open file for each. Opened now: connecting to a
+        # rank 0 that has died would take half a minute.
         self._failures = _client()
+        self._asks = threading.Lock()
         self._leaving = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
@@ -141,21 +146,26 @@ class Ranks(Peers):
     def announce_failure(self, code: int) -> None:
         """Announces to the others that this rank has failed; they leave with the same exit code within seconds."""
         self._leaving = True
+        if not self._asks.acquire(timeout=_ANSWER_S):
+            return  # rank 0 does not answer `_watch`, and the others would read it there
         try:
             self._failures.set(_FAILED, f"{code} {self.rank}")
         except RuntimeError:
             return
+        finally:
+            self._asks.release()
         if self.is_first:
             # This process holds the store, and the others read it once a second.
             time.sleep(2.5)
 
     def _watch(self) -> None:
         """Ends this rank after another one has failed: it may be in a collective that will never end."""
-        store = _client()
+        store = self._failures
         while not self._leaving:
             time.sleep(1)
             try:
-                code, rank = store.get(_FAILED).decode().split() if store.check([_FAILED]) else ("", "")
+                with self._asks:
+                    code, rank = store.get(_FAILED).decode().split() if store.check([_FAILED]) else ("", "")
             except RuntimeError:
                 # Rank 0 and its store are gone. If that was a failure, the launcher or a broken connection has this
                 # time to report it.
@@ -296,7 +306,9 @@ def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
 def _client() -> TCPStore:
     """A separate connection: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=30))  # many ranks connect at once, and later one of them asks
+    return store
 
 
 def write_flight_record(attempt: Attempt, rank: int) -> None:

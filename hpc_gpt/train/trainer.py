@@ -12,7 +12,7 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
-from hpc_gpt.network import use_interface
+from hpc_gpt.network import check_open_files, use_interface
 from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
@@ -63,6 +63,8 @@ class Trainer:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
         self._identity.check(resolved.tasks, resolved.layout)
+        if self._identity.rank == 0:
+            check_open_files(self._identity.size)
         clock = StartClock(self._attempt) if self._identity.rank == 0 else None
         if clock is not None:
             clock.end("imports")
@@ -131,9 +133,8 @@ class Trainer:
         end = self._loop.run()
         if clock is not None and self._loop.step > progress.step:
             clock.end("first_step")  # an attempt of one step ends with its figures
-        # A program that waits for ended.json reads the measurements next, so they are written first if there is time.
-        hurry = end.ended != "done"
-        if hurry and ranks.is_first:
+        # First: what follows is collective, and may fail, or be cut short.
+        if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
         rate.measure_after()
@@ -147,8 +148,6 @@ class Trainer:
             self._loop.tenth_step,
             attention.kernel,
         )
-        if not hurry and ranks.is_first:
-            write_end(self._run, self._attempt, end, self.step)
         if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
             checkpoints.retain()
             # The other ranks wait for this one to leave.

@@ -19,6 +19,7 @@ from hpc_gpt.ends.failures import GOOD, LIVE
 from hpc_gpt.ends.run_state import newest_chain, newest_submission
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.files import read_json
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import RunRequest, answer_of, write_request
@@ -43,6 +44,7 @@ SLURM_POLL_S = 5.0
 # A run that is `unknown` for so long has ended.
 UNKNOWN_S = 30.0
 _POLL_S = 0.5
+_MEASURED_S = 10.0
 # Between two questions to the scheduler about a run that does not answer itself.
 _STATUS_S = 15.0
 
@@ -246,6 +248,17 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
     end_of_wait(run, status)
     return status
+
+
+def await_measurements(run: RunFolder) -> None:
+    """Waits until rank 0 of a run that has just ended here has written what it measured, or is gone; 10 s at most."""
+    until = time.monotonic() + _MEASURED_S
+    for attempt in run.attempts()[-1:]:
+        rank = attempt.ranks / "0.json"
+        while (
+            not attempt.measured.exists() and read_json(rank).get("exit_code", 0) is None and time.monotonic() < until
+        ):
+            time.sleep(_POLL_S / 10)
 
 
 def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:

@@ -1,6 +1,9 @@
 """The logs of runs, as they are and as they grow."""
 
 import contextlib
+import math
+import os
+import re
 import sys
 import threading
 import time
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.files import blocks_from_end
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
@@ -16,6 +20,8 @@ from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 # Seconds between two reads of a log, and between two of its run's state.
 POLL_S = 0.5
 STATUS_POLL_S = 5.0
+_PIECE_BYTES = 1 << 20
+_LINE_END = re.compile(rb"\r\n?|\n")
 
 
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
@@ -46,12 +52,42 @@ def with_errors(log: Path) -> list[Path]:
     return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
 
 
-def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
-    """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
-    text = path.read_bytes() if path.exists() else b""
-    if lines is None:
-        return text, len(text)
-    return b"".join(text.splitlines(keepends=True)[-lines:] if lines else []), len(text)
+def copy_tail(path: Path, lines: int | None, out: IO[bytes]) -> int:
+    """Copies the last `lines` lines of a file to `out`, or all for None, in pieces; returns the place after them, which
+    was the end when it began to read."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        begin, end = (0, file.seek(0, os.SEEK_END)) if lines is None else _place_of_tail(file, lines)
+        return begin + _copy(file, begin, out, end - begin)
+
+
+def _place_of_tail(file: IO[bytes], lines: int) -> tuple[int, int]:
+    """(where the last `lines` lines of a file begin, its end). A progress bar's carriage returns end lines, too."""
+    found, size, later = 0, None, b""
+    for begin, block in blocks_from_end(file):
+        size = begin + len(block) if size is None else size
+        if not lines:
+            return size, size
+        for end in reversed([match.end() for match in _LINE_END.finditer(block)]):
+            is_cut = end == len(block) and later == b"\n" and block.endswith(b"\r")  # of \r\n
+            if begin + end == size or is_cut:
+                continue
+            found += 1
+            if found == lines:
+                return begin + end, size
+        later = block[:1]
+    return 0, size or 0
+
+
+def _copy(file: IO[bytes], begin: int, out: IO[bytes], most: float = math.inf) -> int:
+    """Copies a file from a place on to `out`, at most so many bytes; returns how many."""
+    copied = 0
+    file.seek(begin)
+    while piece := file.read(int(min(_PIECE_BYTES, most - copied))):
+        out.write(piece)
+        copied += len(piece)
+    return copied
 
 
 def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
@@ -112,8 +148,7 @@ class _Shown:
         before, self.newest = self.newest, newest
         for path in dict.fromkeys(each for log in (before, newest) if log is not None for each in with_errors(log)):
             if path not in self._places and self._last is None and self._tail is not None:
-                text, self._places[path] = read_tail(path, self._tail)
-                self._out.write(text)
+                self._places[path] = copy_tail(path, self._tail, self._out)
                 self._last = path
             if path == newest and path not in self._places:
                 self._name(path)

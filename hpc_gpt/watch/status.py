@@ -190,9 +190,10 @@ def _slurm_states(
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
-        if books := sacct((job_id for job_id in open_ids if job_id not in known), cluster):
+        for books in sacct([job_id for job_id in open_ids if job_id not in known], cluster):
             with books:
-                known |= {job_id: (state, "") for job_id, state in accounted_states(wait(books)).items()}
+                for job_id, state in accounted_states(wait(books)).items():
+                    known.setdefault(job_id, (state, ""))
     except SlurmUnreachable as fault:
         return known, str(fault)
     return known, ""

@@ -24,7 +24,8 @@ def test_this_machine_is_looked_over(tmp_path):
     assert (found["schema"], found["cluster"], found["ok"]) == (1, "local", True)
     by_name = checks(done)
     assert set(by_name) == {
-        *("experiment", "slurm", "versions", "gpus", "network", "inputs", "logs", "data", "state", "space", "clock")
+        *("experiment", "slurm", "versions", "gpus", "network", "files"),
+        *("inputs", "logs", "data", "state", "space", "clock"),
     }
     assert all(set(check) == {"name", "level", "words", "hint"} for check in by_name.values())
     assert "torch" in by_name["versions"]["words"]

@@ -10,6 +10,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError
 from hpc_gpt.watch import logs
@@ -140,17 +142,28 @@ def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
     assert followed(made_run) == "one\n--- attempts/2/log ---\ntwo\n"
 
 
+@given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"bcd\n"])), st.integers(0, 5), st.integers(0, 12))
+def test_a_tail_is_the_last_lines_wherever_a_block_ends(tmp_path_factory, parts, shift, lines):
+    """Blocks end 8 KiB, then 24 KiB before the end of the file."""
+    text = b"".join(parts)
+    path = tmp_path_factory.mktemp("tail") / "log"
+    path.write_bytes(content := text + b"x" * (8192 - shift) + text + b"y" * (16384 - len(text)) + text[:shift])
+    out = io.BytesIO()
+    assert logs.copy_tail(path, lines, out) == len(content)
+    assert out.getvalue() == b"".join(content.splitlines(keepends=True)[-lines:] if lines else [])
+
+
 def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_says, monkeypatch):
     attempt = add_log(made_run, "one\ntwo\n")
-    read_tail = logs.read_tail
+    copy_tail = logs.copy_tail
 
-    def read_slowly(path, lines):
-        found = read_tail(path, lines)
+    def copy_slowly(path, lines, out):
+        found = copy_tail(path, lines, out)
         with attempt.log.open("a") as file:
             file.write("three\n")
         return found
 
-    monkeypatch.setattr(logs, "read_tail", read_slowly)
+    monkeypatch.setattr(logs, "copy_tail", copy_slowly)
     scheduler_says(lambda second: ("done", None))
     assert followed(made_run, tail=1) == "two\nthree\n"
 

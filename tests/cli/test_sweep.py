@@ -138,8 +138,9 @@ def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     assert len(in_process("status", "--open").stdout.splitlines()) == 4
     assert len(in_process("status", runs[0]["sweep_id"]).stdout.splitlines()) == 4
     assert runs[0]["sweep_id"] in offered("status", "")
-    for run in list_runs(Path(os.environ["HPC_GPT_LOGS"])):
-        assert (run.path / "experiment.toml").read_text() == text
+    files = [run.path / "experiment.toml" for run in list_runs(Path(os.environ["HPC_GPT_LOGS"]))]
+    assert [file.read_text() for file in files] == [text, text]
+    assert len({file.stat().st_ino for file in files}) == 1, "on the disk once: it has every row"
 
 
 def test_a_smoke_run_is_shown_beside_the_real_one_and_runs_here(tmp_path):

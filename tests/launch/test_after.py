@@ -85,7 +85,7 @@ def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
     follower = follower_of(run)
     for step in (1, 2):
         add_checkpoint(run, step)
-    Retention(keep_last=1).apply(run.checkpoints, "step-00000002")
+    Retention(keep_last=1).apply(run.checkpoints, 2)
     assert len(list(run.checkpoints.iterdir())) == 2
     follower.finish()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]

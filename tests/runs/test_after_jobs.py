@@ -40,7 +40,7 @@ def kept(run: RunFolder) -> list[int]:
 
 
 def retained(run: RunFolder, newest: int) -> list[int]:
-    Retention(keep_last=1).apply(run.checkpoints, f"step-{newest:08d}")
+    Retention(keep_last=1).apply(run.checkpoints, newest)
     return kept(run)
 
 
@@ -76,6 +76,15 @@ def test_the_last_one_with_all_its_bytes_is_never_removed(run):
     assert kept(run) == [2, 4]
 
 
+def test_the_newer_one_is_known_by_its_step_whose_name_may_be_longer(run):
+    for step in (99_999_999, 100_000_000):
+        add_checkpoint(run, step)
+    job = job_of(run, 99_999_999, "11")
+    assert retained(run, 100_000_000) == [99_999_999, 100_000_000]
+    note_left(run, job)
+    assert kept(run) == [100_000_000]
+
+
 def test_a_run_that_resumes_may_need_what_was_to_go(run):
     for step in (2, 4):
         add_checkpoint(run, step)
@@ -100,7 +109,7 @@ def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(ru
 def test_one_that_is_saved_before_the_follower_has_begun_stays(run):
     for step in (2, 4):
         add_checkpoint(run, step)
-    Retention(keep_last=1, followed=True).apply(run.checkpoints, "step-00000004")
+    Retention(keep_last=1, followed=True).apply(run.checkpoints, 4)
     assert kept(run) == [2, 4]
     note_seen(run.path, 4, 2)
     remove_over(run, 2)

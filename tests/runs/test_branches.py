@@ -14,7 +14,7 @@ from hpc_gpt.files import write_once
 from hpc_gpt.runs import branches
 from hpc_gpt.runs.after_jobs import remove_over
 from hpc_gpt.runs.branches import CheckpointHold, knows_reservations, reserved_steps
-from hpc_gpt.runs.checkpoints import newest_sound
+from hpc_gpt.runs.checkpoints import checkpoints_of, newest_sound
 from hpc_gpt.runs.lineage import (
     RESUMED_FROM,
     Parent,
@@ -56,6 +56,12 @@ def test_a_branch_begins_after_its_step_alone_until_it_has_its_own(tmp_path, fir
     assert resume_point(own) is None, "an earlier one is of another training"
     add_checkpoint(own, 10)
     assert resume_point(own).step == 10
+
+
+def test_the_newest_is_that_of_the_latest_step_however_long_its_name(tmp_path):
+    run = begun_from(tmp_path, None, step_99999998=True, step_99999999=True, step_100000000=True)
+    assert resume_point(run).step == 100_000_000
+    assert [step for step, _ in checkpoints_of(run)] == [99_999_998, 99_999_999, 100_000_000]
 
 
 def test_a_run_that_resumes_a_branch_goes_back_no_further(tmp_path, first):
@@ -105,13 +111,13 @@ def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
     assert reserved_steps(knowing.path) == {4}
     assert not own.checkpoints.exists()
     keeps_one = Retention(keep_last=1)
-    assert keeps_one.apply(knowing.checkpoints, "step-00000012") == ["step-00000008"]
+    assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000008"]
     place = add_checkpoint(own, 6, damaged=True)
     assert reserved_steps(knowing.path) == {4}, "what the branch could not load is none"
     shutil.rmtree(place)
     add_checkpoint(own, 6)
     assert reserved_steps(knowing.path) == set()
-    assert keeps_one.apply(knowing.checkpoints, "step-00000012") == ["step-00000004"]
+    assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000004"]
 
 
 @pytest.mark.parametrize("remover", ["retention", "after", "deletion"])
@@ -128,7 +134,7 @@ def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, knowing, monkey
     monkeypatch.setattr(branches, "set_aside", reserved_meanwhile)
     removal = Removal(knowing.checkpoints, Retention(keep_last=1))
     if remover == "retention":
-        assert removal.retain("step-00000012") == ["step-00000008"]
+        assert removal.retain(12) == ["step-00000008"]
     elif remover == "after":
         (knowing.path / "after" / "over").mkdir(parents=True)
         (knowing.path / "after" / "over" / "4").touch()
@@ -140,7 +146,7 @@ def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, knowing, monkey
     assert newest_sound(knowing.checkpoints, step=4)[0] == knowing.checkpoints / "step-00000004"
     assert not list(knowing.checkpoints.glob(".deleting-*"))
     add_checkpoint(own, 6)
-    removal.retain("step-00000012")
+    removal.retain(12)
     removal.wait()
     assert [path.name for path in knowing.checkpoints.iterdir()] == ["step-00000012"]
 
@@ -176,7 +182,7 @@ def test_a_run_of_an_earlier_version_does_not_read_them_so_its_files_are_linked(
     assert not (first.path / "branches").exists()
     before, linked = (run.checkpoints / "step-00000008" / "weights" for run in (first, own))
     assert before.samefile(linked)
-    Retention(keep_last=1).apply(first.checkpoints, "step-00000012")
+    Retention(keep_last=1).apply(first.checkpoints, 12)
     assert not before.exists()
     assert resume_point(own).step == 8
 

@@ -253,6 +253,17 @@ def test_the_last_metrics_are_read_from_the_end_of_the_file(run):
     assert [line["step"] for line in read_json_lines(attempt.metrics, last_bytes=100)] == [9999, 10_000]
 
 
+@pytest.mark.parametrize("sources", [1, 215, 10_000])
+def test_the_last_metrics_of_a_mixture_of_many_sources_are_found(run, sources):
+    attempt = run.new_attempt()
+    of_sources = {f"source-{number}": 2.5 for number in range(sources)}
+    lines = [json.dumps({"step": step, "loss_eval_by": of_sources}) + "\n" for step in (1, 2)]
+    attempt.metrics.write_text("".join(lines) + lines[1][:-100])
+    assert attempt.last_metrics() == {"step": 2, "loss_eval_by": of_sources}
+    attempt.metrics.write_text(lines[0] + "[]\n" * 10_000)
+    assert attempt.last_metrics()["step"] == 1
+
+
 def test_appending_to_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="cannot write"):
         append_line(tmp_path / "none" / "lines", "{}")

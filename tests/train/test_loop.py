@@ -188,7 +188,7 @@ def test_named_steps_are_saved_and_kept(tmp_path: Path) -> None:
     begun.loop.run()
     assert begun.saved() == [f"step-{step:08d}" for step in (2, 3, 4, 6, 7, 8, 9)]
     folder = begun.checkpoints
-    removed = Retention(keep_last=1, keep_every=4, keep_at=(3, 7)).apply(folder, "step-00000009")
+    removed = Retention(keep_last=1, keep_every=4, keep_at=(3, 7)).apply(folder, 9)
     assert removed == ["step-00000006", "step-00000002"]
 
 

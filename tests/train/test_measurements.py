@@ -12,14 +12,14 @@ import torch
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.measurements import DeviceProbe, GpuSamples, GpuWatch, MatmulRate, summarise, write_measured
+from hpc_gpt.train.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.train.ranks import Ranks
 from tests.train.launch import new_run, settings, train
 
 
 def test_readings_of_all_gpus_are_pooled() -> None:
-    busy = GpuSamples([100.0, 80.0], [1700.0, 1700.0], [600.0, 640.0])
-    idle = GpuSamples([60.0], [1400.0], [300.0])
+    busy, idle = GpuSums(1, 100.0, 10000.0, 1700.0, 600.0), GpuSums(1, 60.0, 3600.0, 1400.0, 300.0)
+    busy.add(GpuSums(1, 80.0, 6400.0, 1700.0, 640.0))
     found = summarise([busy, idle])
     assert found["gpu_util_mean"] == 80.0
     assert found["gpu_util_spread"] == 16.33  # sqrt((20^2 + 0 + 20^2) / 3)
@@ -43,7 +43,7 @@ def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None
     watch.begin()
     watch._thread.join(timeout=10)
     assert not watch._thread.is_alive()
-    assert watch.end() == GpuSamples()
+    assert watch.end() == GpuSums()
 
 
 def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
@@ -55,32 +55,33 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
     monkeypatch.setattr("hpc_gpt.train.measurements._EVERY_S", 0.01)
     watch = GpuWatch(torch.device("cuda", 0))
     watch.begin()
-    while len(watch._samples.util) < 3:
+    while watch._sums.count < 3:
         torch.randn(64, 64).sum()
-    samples = watch.end()
-    assert samples.util[:3] == [10.0, 11.0, 12.0]
-    assert samples.power_w[0] == 650.0
-    assert len(samples.util) == len(samples.sm_clock_mhz)
+    sums = watch.end()
+    every = range(10, 10 + sums.count)
+    assert (sums.util, sums.util_squared) == (sum(every), sum(util**2 for util in every))
+    assert (sums.sm_clock_mhz, sums.power_w) == (1700.0 * sums.count, 650.0 * sums.count)
 
 
 def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     said: list[Any] = [
-        (GpuSamples([100.0]), 3.5, 2, {0: 1}, 750.0, 740.0),
-        (GpuSamples([50.0]), None, 5, {}, 760.0, 700.0),
-        (GpuSamples(), 7.25, 0, {1: 4}, 770.0, 720.0),
+        (GpuSums(1, 100.0), 3.5, 2, {0: 1}, 750.0, 740.0),
+        (GpuSums(1, 50.0), None, 5, {}, 760.0, 700.0),
+        (GpuSums(), 7.25, 0, {1: 4}, 770.0, 720.0),
     ]
-    attempt = cast(Attempt, SimpleNamespace(folder=tmp_path, started=lambda: {"started": 1000}))
+    (tmp_path / "attempt.json").write_text('{"started": 1000}')
     cpu = torch.device("cpu")
     rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True)
 
     def write(is_first: bool, tenth_step: float | None = None) -> None:
-        ranks = cast(Ranks, SimpleNamespace(all_gather=lambda own: said, is_first=is_first))
+        # What grows with the ranks goes to rank 0 alone.
+        ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said if is_first else [], is_first=is_first))
         rate = MatmulRate(rated, cpu)
         rate.before_s = 1.5
-        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step, "flash")
+        write_measured(Attempt(tmp_path), ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step, "flash")
 
     write(is_first=False)
-    assert not list(tmp_path.iterdir())
+    assert not Attempt(tmp_path).measured.exists()
     write(is_first=True, tenth_step=1020.25)
     found = json.loads((tmp_path / "measured.json").read_text())
     assert found["tenth_step_s"] == 18.75, "without the time of the rate"
@@ -91,7 +92,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     assert (found["matmul_tflops_before"], found["matmul_tflops_after"]) == (750.0, 700.0)
     assert found["matmul"] == "256^3 in fp32"
     (tmp_path / "measured.json").unlink()
-    said[1] = (GpuSamples(), None, None, {}, None, None)
+    said[1] = (GpuSums(), None, None, {}, None, None)
     write(is_first=True)
     found = json.loads((tmp_path / "measured.json").read_text())
     assert (found["allocator_retries"], found["matmul_tflops_before"], found["matmul_tflops_after"]) == (None,) * 3

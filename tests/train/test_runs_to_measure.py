@@ -22,6 +22,10 @@ def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Pa
     assert launch.ended == ("done", 3, False), launch.log
     assert "not saved after step 3: train.save_last is false" in launch.log
     assert not list(run.checkpoints.glob("*"))
+    ended, measured = (
+        path.stat().st_mtime_ns for path in (launch.attempt.folder / "ended.json", launch.attempt.measured)
+    )
+    assert ended <= measured, "the end first: a collective comes between them"
     assert figures(run) == figures(plain)
 
     record = read_run(run)

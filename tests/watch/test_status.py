@@ -6,6 +6,7 @@ Slurm's answers here are put in by hand, to have every one of them; tests/slurm 
 import json
 import os
 import platform
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.watch import status
+from hpc_gpt.watch.control import await_measurements
 from hpc_gpt.watch.restarts import Restarts
 from hpc_gpt.watch.status import read_own_status, read_status
 from tests.cli.command import in_process
@@ -203,6 +205,31 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
     assert [row.state for row in read_status(runs)] == ["done", "node_failure", "unknown", "running"]
     read_status(runs[:1])
     assert [line.split()[-1] for line in calls.read_text().splitlines()] == ["2,3"]
+
+
+@pytest.mark.parametrize("many", [30_000])
+def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_once(client, many):
+    client("squeue", 'echo "7_1|RUNNING|None"')
+    answers = 'echo "7_1|COMPLETED"; echo "7_2|FAILED"; tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'
+    calls = client("sacct", answers)
+    ids = [f"7_{n}" for n in range(1, many)] + [str(100_000_000 + n) for n in range(many)]
+    words, silence = status._slurm_states(ids, lambda client: client.answer(60), None)
+    assert silence == ""
+    assert words["7_1"] == ("RUNNING", "None"), "the queue knows better"
+    assert words["7_2"] == words[str(100_000_000 + many - 1)] == ("FAILED", "")
+    asked = [line.split()[-1] for line in calls.read_text().splitlines()]
+    assert sum(line.split(",").count("7") for line in asked) == 1
+    assert sum(len(line.split(",")) for line in asked) == many + 1
+
+
+@pytest.mark.parametrize("does", ["exit 1", "exec sleep 60"])
+def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, monkeypatch, does):
+    client("squeue", 'echo "4|RUNNING|None"')
+    client("sacct", does)
+    monkeypatch.setenv(status.PATIENCE, "1")
+    rows, silence = status.ask_status([slurm_run(job_id="4"), slurm_run(job_id="5")], limit_s=1)
+    assert [row.state for row in rows] == ["running", "unknown"]
+    assert silence == ("" if does == "exit 1" else "sacct gave no answer in 1 s")
 
 
 def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
@@ -586,3 +613,14 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
     # The error of a start that was followed by an attempt is not this end's.
     output.write_text(f"Error: no room\nrun folder {run.path}, attempt 1, output in attempts/1/log\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_runs(code):
+    attempt = add_attempt(run := unsubmitted_run(), [])
+    attempt.ranks.mkdir()
+    (attempt.ranks / "0.json").write_text(json.dumps({"pid": 1, "exit_code": code}))
+    if code is None:
+        threading.Timer(0.5, attempt.measured.write_text, ["{}"]).start()
+    await_measurements(run)
+    assert attempt.measured.exists() == (code is None)

@@ -251,7 +251,7 @@ class AttemptRead:
 def read_attempt(attempt: Attempt) -> AttemptRead:
     """Reads the files of one attempt; missing and half-written ones are empty."""
     metrics = read_metrics(attempt.metrics, attempt.number)
-    measured = read_stored(attempt.folder / "measured.json") | read_stored(attempt.folder / "start.json")
+    measured = read_stored(attempt.measured) | read_stored(attempt.folder / "start.json")
     return AttemptRead(attempt, metrics, attempt.started(), attempt.trainer(), attempt.ended(), measured)
 
 

@@ -82,7 +82,7 @@ class Checkpoints:
         self._ranks = ranks
         self._background = background or Background()
         self._removal = Removal(folder, retention or Retention())
-        self._newest = ""
+        self._newest: int | None = None
         self._copies = HostCopies()
         self._save: Save | None = None
         self._preparing: threading.Thread | None = None
@@ -175,7 +175,7 @@ class Checkpoints:
     def _end(self, outcome: SaveOutcome) -> None:
         self._save = None
         if not outcome.refusal:
-            self._newest = checkpoint_folder_name(outcome.step)
+            self._newest = outcome.step
 
     def retain(self) -> None:
         """Removes, on a thread, what need not be kept beside the newest checkpoint that was saved or resumed from.
@@ -201,7 +201,7 @@ class Checkpoints:
             found = int(marker["step"])
             if engine.step != found:
                 raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
-            self._newest = path.name if own else ""
+            self._newest = found if own else None
             return Progress(found, float(marker["train_s"]), str(marker["data"]), read_positions(path))
         return Progress()
 

@@ -31,7 +31,7 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.files import json_in, sync
 from hpc_gpt.runs.after_jobs import held_steps, hold_back
 from hpc_gpt.runs.branches import put_back, reserved_steps, set_aside_to_delete
-from hpc_gpt.runs.checkpoints import COMPLETE, DAMAGED, DELETING, has_all_bytes, list_complete, set_aside
+from hpc_gpt.runs.checkpoints import COMPLETE, DAMAGED, DELETING, has_all_bytes, list_complete, set_aside, step_in
 
 WRITING = ".writing-"
 # Hints for a checkpoint that cannot be loaded.
@@ -79,45 +79,39 @@ class Retention:
     keep_at: tuple[int, ...] = ()
     followed: bool = False
 
-    def apply(self, folder: Path, newest: str) -> list[str]:
+    def apply(self, folder: Path, newest: int | None) -> list[str]:
         """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
 
-        `newest` is the one that was just written. A resume skipped those with later names: they do not count, and stay.
+        `newest` is the step of the one that was just written, None without one. A resume skipped those of later steps:
+        they do not count, and stay.
         """
-        if not self.keep_last:
+        if not self.keep_last or newest is None:
             return []
         sound = 0
         gone = []
         reserved = reserved_steps(folder.parent)
-        found = [path for path in list_complete(folder) if path.name <= newest]
-        held = held_steps(
-            folder.parent, [int(path.name[5:]) for path in found if path.name[5:].isdigit()], self.followed
-        )
-        for path in found:
+        found = [(step, path) for path in list_complete(folder) if (step := step_in(path.name)) <= newest]
+        held = held_steps(folder.parent, [step for step, _ in found], self.followed)
+        for step, path in found:
             if sound < self.keep_last:
                 # One that lacks bytes does not count, and stays: a resume renames it.
                 sound += has_all_bytes(path)
-            elif not self._is_kept(path, reserved):
-                step = int(path.name.removeprefix("step-"))
+            elif not self._is_kept(step, reserved):
                 if step in held and hold_back(folder.parent, step, self.followed):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # the job has just removed it
                     if set_aside_to_delete(path) is not None:
                         gone.append(path.name)
         if sound == self.keep_last:
-            oldest = [path for path in found if path.name not in gone][self.keep_last - 1 :][:1]
-            damaged = folder.glob(f"{DAMAGED}step-*")
-            stale = [path for path in damaged if oldest and path.name.removeprefix(DAMAGED)[:13] < oldest[0].name]
-            for path in stale:
-                set_aside(path, DELETING)
-                gone.append(path.name)
+            oldest, _ = found[self.keep_last - 1]
+            for path in folder.glob(f"{DAMAGED}step-*"):
+                if 0 <= step_in(path.name.removeprefix(DAMAGED).rpartition("-")[0]) < oldest:
+                    set_aside(path, DELETING)
+                    gone.append(path.name)
         return gone
 
-    def _is_kept(self, path: Path, reserved: Collection[int]) -> bool:
-        number = path.name.removeprefix("step-")
-        if not number.isdigit() or int(number) in self.keep_at or int(number) in reserved:
-            return True
-        return bool(self.keep_every and int(number) % self.keep_every == 0)
+    def _is_kept(self, step: int, reserved: Collection[int]) -> bool:
+        return step in self.keep_at or step in reserved or bool(self.keep_every and step % self.keep_every == 0)
 
 
 def describe_removed(removed: Sequence[str]) -> str:
@@ -136,8 +130,9 @@ class Removal:
         self._folder, self._retention = folder, retention
         self._thread: threading.Thread | None = None
 
-    def retain(self, newest: str) -> list[str]:
-        """Removes the checkpoints that need not be kept beside `newest` ("": removes none); returns their names."""
+    def retain(self, newest: int | None) -> list[str]:
+        """Removes the checkpoints that need not be kept beside that of the step `newest` (None: removes none); returns
+        their names."""
         removed: list[str] = []
         try:
             removed = self._retention.apply(self._folder, newest)

@@ -158,7 +158,7 @@ class Save:
             self._refusal = disk_refusal(fault, self._folder)
             self._discard()
             return
-        self._removed = self._removal.retain(checkpoint_folder_name(self.step) if self._retains else "")
+        self._removed = self._removal.retain(self.step if self._retains else None)
 
     def _discard(self) -> None:
         if self._ranks.is_first:

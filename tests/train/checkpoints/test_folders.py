@@ -44,7 +44,7 @@ def test_one_that_lacks_bytes_counts_for_nothing_and_never_the_only_good_one_goe
     save(tmp_path, [10, 20, 30], Retention())
     for step in (20, 30):
         (tmp_path / f"step-{step:08d}" / "step").write_text("cut")
-    assert Retention(keep_last=1).apply(tmp_path, "step-00000030") == []
+    assert Retention(keep_last=1).apply(tmp_path, 30) == []
     assert kept(tmp_path) == ["step-00000010", "step-00000020", "step-00000030"]
     save(tmp_path, [40], Retention(keep_last=1))
     assert kept(tmp_path) == ["step-00000040"]
@@ -121,3 +121,16 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-of-mine").mkdir()
     save(tmp_path, [10, 20], Retention(keep_last=1))
     assert kept(tmp_path) == ["step-00000020", "step-of-mine"]
+
+
+def test_from_step_100000000_on_names_are_longer_and_steps_decide(tmp_path: Path) -> None:
+    last = 99_999_999
+    save(tmp_path, [10, last - 1], Retention())
+    (tmp_path / "step-00000010").rename(tmp_path / ".damaged-step-00000010-1")
+    save(tmp_path, [last, last + 1, last + 2], Retention(keep_last=2))
+    assert kept(tmp_path) == ["step-100000000", "step-100000001"]
+    save(tmp_path, [last], Retention(keep_last=1))
+    assert kept(tmp_path) == ["step-100000000", "step-100000001", "step-99999999"], "those of later steps stay"
+    assert Checkpoints(tmp_path, ALONE).resume(CountingEngine()).step == last + 2
+    (tmp_path / "step-100000001").rename(tmp_path / ".damaged-step-100000001-1")
+    assert Checkpoints(tmp_path, ALONE).resume(CountingEngine()).step == last + 1

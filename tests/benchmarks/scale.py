@@ -1,0 +1,226 @@
+"""What grows with ranks, checkpoints, jobs, rows, and bytes: `python tests/benchmarks/scale.py [CASE…] [--times N]`.
+
+Each case is what one process does, with files and messages as so many would leave them, at three sizes that double, N
+times those of tests/test_scale.py: seconds of CPU, most memory of Python's, and bytes, of a message to rank 0, on the
+disk, or copied. Nothing passes or fails here.
+"""
+
+import argparse
+import io
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.sweep import make_stand_ins, sweep_text
+
+# A checkpoint of this step has a longer name than the one before.
+LONGER_NAME = 100_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """`prepare` makes what is there, in an empty folder and of a size, and gives the work, which returns its bytes."""
+
+    of: str
+    first: int
+    prepare: Callable[[Path, int], Callable[[], int]]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.first, 2 * self.first, 4 * self.first
+
+
+def cpu_of(case: Case, size: int) -> tuple[float, int]:
+    """(seconds of CPU, bytes) of the work."""
+    with tempfile.TemporaryDirectory() as name:
+        work = case.prepare(Path(name), size)
+        began = time.process_time()
+        done = work()
+        return time.process_time() - began, done
+
+
+def memory_of(case: Case, size: int) -> int:
+    """The most bytes that Python has had during the work."""
+    with tempfile.TemporaryDirectory() as name:
+        work = case.prepare(Path(name), size)
+        tracemalloc.start()
+        work()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+# --- the cases
+
+
+def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
+    """The end of an attempt on rank 0: what every rank sends after a day, and the figures of all."""
+    from hpc_gpt.train.measurements import GpuSums, summarise
+
+    day = GpuSums(86_400, 97.5 * 86_400, 97.5**2 * 86_400, 1700.0 * 86_400, 640.0 * 86_400)
+    messages = [pickle.dumps(day) for _ in range(ranks)]
+
+    def work() -> int:
+        assert summarise(map(pickle.loads, messages))["gpu_util_mean"] == 97.5
+        return sum(map(len, messages))
+
+    return work
+
+
+def checkpoints(folder: Path, count: int) -> Callable[[], int]:
+    """keep_last = 3 among so many, half of them with a longer name."""
+    from hpc_gpt.runs.checkpoints import checkpoint_folder_name
+    from hpc_gpt.train.checkpoints.folders import Retention
+
+    steps = range(LONGER_NAME - count // 2, LONGER_NAME + count // 2)
+    for step in steps:
+        place = folder / checkpoint_folder_name(step)
+        place.mkdir()
+        (place / "weights").write_bytes(b"weights")
+        marker = {"schema": 1, "step": step, "files": {"weights": {"bytes": 7, "crc32": 0}}}
+        (place / "complete.json").write_text(json.dumps(marker))
+
+    def work() -> int:
+        assert len(Retention(keep_last=3).apply(folder, steps[-1])) == count - 3
+        return sum(len(name) for name in os.listdir(folder))
+
+    return work
+
+
+def jobs(folder: Path, count: int) -> Callable[[], int]:
+    """status of so many open jobs that the queue has forgotten, by an accounting that knows them, and of an array."""
+    from hpc_gpt.watch.status import _slurm_states
+
+    answers = {"squeue": "exit 0", "sacct": 'tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'}
+    for name, line in answers.items():
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    ids = [*(str(LONGER_NAME + number) for number in range(count)), *(f"7_{number}" for number in range(count))]
+
+    def work() -> int:
+        with variables(PATH=f"{folder}:{os.environ['PATH']}"):
+            words, silence = _slurm_states(ids, lambda client: client.answer(300), None)
+        assert (len(words or ()), silence) == (count + 1, "")
+        return sum(map(len, ids))
+
+    return work
+
+
+def rows(folder: Path, count: int) -> Callable[[], int]:
+    """submit --sweep of so many rows, each with 4 kB of remarks, with stand-ins for Slurm."""
+    from tests.cli.command import in_process
+
+    make_stand_ins(folder / "bin")
+    (folder / "many.toml").write_text(sweep_text(count) + f"# {'remark ' * 600}\n" * count)
+    own = {f"HPC_GPT_{key}": str(folder / key.lower()) for key in ("LOGS", "CONFIG", "STATE", "DATA")}
+    own |= {"HPC_GPT_CLUSTER": "generic-slurm", "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+    def work() -> int:
+        done = in_process("submit", "--sweep", "many.toml", cwd=folder, environment=own)
+        assert done.code == 0, done.stderr
+        found = [Path(top, name).lstat() for top, _, names in os.walk(folder / "logs") for name in names]
+        return sum({each.st_ino: each.st_size for each in found}.values())
+
+    return work
+
+
+def _log(folder: Path, kib: int) -> Path:
+    line = b"step %08d | loss 3.2100 | grad norm 0.81 | 12,345 tokens/s | 1.50 s a step ".ljust(127, b".") + b"\n"
+    (folder / "log").write_bytes(line * (8 * kib))
+    return folder / "log"
+
+
+def whole_log(folder: Path, kib: int) -> Callable[[], int]:
+    """logs: all of it, thirty times, to where it costs nothing."""
+    from hpc_gpt.watch.logs import copy_tail
+
+    log = _log(folder, kib)
+
+    def work() -> int:
+        with open(os.devnull, "wb") as out:
+            return max(copy_tail(log, None, out) for _ in range(30))
+
+    return work
+
+
+def tail_of_log(folder: Path, kib: int) -> Callable[[], int]:
+    """logs --tail: the last hundred lines, a hundred times."""
+    from hpc_gpt.watch.logs import copy_tail
+
+    log = _log(folder, kib)
+
+    def work() -> int:
+        for _ in range(100):
+            copy_tail(log, 100, out := io.BytesIO())
+        return len(out.getvalue())
+
+    return work
+
+
+def last_step(folder: Path, sources: int) -> Callable[[], int]:
+    """The last metrics of a mixture of so many sources, of a thousand lines."""
+    from hpc_gpt.runs.run_folder import Attempt
+
+    line = json.dumps({"step": 7, "loss_eval_by": {f"source-{number}": 2.5 for number in range(sources)}}) + "\n"
+    attempt = Attempt(folder)
+    attempt.metrics.write_text(line * 100)
+
+    def work() -> int:
+        for _ in range(20):
+            assert attempt.last_metrics()["step"] == 7
+        return len(line)
+
+    return work
+
+
+CASES = {
+    "gpu readings": Case("ranks", 2_000, gpu_readings),
+    "checkpoints": Case("checkpoints", 60, checkpoints),
+    "status": Case("open jobs", 5_000, jobs),
+    "sweep": Case("rows", 6, rows),
+    "logs": Case("KiB", 4 << 10, whole_log),
+    "logs --tail": Case("KiB", 1 << 10, tail_of_log),
+    "last step": Case("sources", 250, last_step),
+}
+
+
+@contextmanager
+def variables(**given: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--times", type=int, default=10)
+    asked = parser.parse_args()
+    for name in asked.cases or CASES:
+        case = CASES[name]
+        for size in case.sizes:
+            size *= asked.times
+            seconds, done = min(cpu_of(case, size) for _ in range(2))
+            memory = memory_of(case, size) / 2**20
+            print(
+                f"{name:14} {size:>9,} {case.of:12} {seconds:8.3f} s  {memory:8.1f} MiB of memory  {done:>13,} bytes",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

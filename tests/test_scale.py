@@ -1,0 +1,27 @@
+"""Twice as much takes no more than twice the CPU, and some: tests/benchmarks/scale.py has what, and larger sizes."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.benchmarks.scale import CASES, Case, cpu_of, memory_of
+
+MOST_TIMES = 2.5
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_doubling_takes_less_than_two_and_a_half_times_the_cpu(case: Case) -> None:
+    best = [float("inf")] * len(case.sizes)
+    for _ in range(6):  # a busy machine disturbs a measurement: each size keeps its least
+        seconds, done = zip(*(cpu_of(case, size) for size in case.sizes), strict=True)
+        best = [*map(min, best, seconds)]
+        if all(large < MOST_TIMES * small for small, large in pairwise(best)):
+            break
+    assert all(large < MOST_TIMES * small for small, large in pairwise(best)), (case.sizes, best)
+    first, second = (large - small for small, large in pairwise(done))
+    assert second <= 2.2 * first, f"bytes of {case.sizes}: {done}"
+
+
+@pytest.mark.parametrize("name", ["logs", "logs --tail"])
+def test_a_log_of_any_size_takes_no_more_memory(name: str) -> None:
+    assert max(memory_of(CASES[name], size) for size in CASES[name].sizes[::2]) < 4 << 20

@@ -1,0 +1,47 @@
+"""Sixty-four real ranks, of which one is killed, and which resume; 40 MB each, as all are forked from one process."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.network import files_of_first
+from hpc_gpt.settings.experiment import Engine
+from tests.train import launch
+from tests.train.launch import Launch, lines, new_run, settings
+
+pytestmark = pytest.mark.long
+RANKS, STEPS = 64, 12
+
+
+@pytest.mark.parametrize(("engine", "layout"), [("ddp", (1, 1, 64)), ("deepspeed-3d", (2, 2, 16))])
+def test_they_train_lose_one_and_resume(tmp_path: Path, tokens: Path, monkeypatch, engine: str, layout) -> None:
+    monkeypatch.setattr(launch, "LOCAL", replace(launch.LOCAL, gpus_per_node=RANKS))
+    sizes = dict(zip(("tp", "pp", "dp"), layout, strict=True))
+    sizes |= {"micro_batch": 1, "micro_batches": 1}
+    run = new_run(tmp_path, settings(tokens, sizes, Engine(name=engine), steps=STEPS, save_every=4))
+    first = Launch(run, RANKS, RES_OPTIONS="timeout:1 attempts:1 use-vc")
+    first.await_words("saved after step 4")
+    pid = first.ranks[0].pid
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    limits = next(line.split() for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "open files" in line)
+    private = [memory_mib(rank.pid) for rank in first.ranks]
+    print(f"{engine}: rank 0 has {files} files open, limits {limits[3:5]}, {sum(private):.0f} MiB not shared")
+    assert limits[3] == limits[4], "the soft limit is the hard one"
+    assert 3 * RANKS < files < files_of_first(RANKS)
+    first.signal(signal.SIGKILL, [37])
+    codes = first.wait()
+    assert codes[37] == -signal.SIGKILL
+    assert 0 not in codes, "nobody is left, and nobody ends well"
+    again = Launch(run, RANKS, RES_OPTIONS="timeout:1 attempts:1 use-vc")
+    assert again.wait(600) == [0] * RANKS, again.log[-3000:]
+    assert again.ended == ("done", STEPS, False)
+    assert "resumed after step " in again.log
+    assert sorted({line["step"] for line in lines(run)}) == list(range(1, STEPS + 1))
+
+
+def memory_mib(pid: int) -> float:
+    found = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in found if line.startswith("Private")) / 1024
