@@ -24,7 +24,7 @@ from hpc_gpt.ends.end_policy import first_reason, limits_reached
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, StepClock, count_steps, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
@@ -38,6 +38,7 @@ from hpc_gpt.supervision.stacks import stack_of
 from hpc_gpt.supervision.watchdog import Watchdog
 
 _TURN_S = 0.2
+_STRETCH = (10, 50)  # turns: over fewer, the time of a step would be that of the turns
 _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
@@ -82,9 +83,8 @@ class ScriptWatch:
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
         resumed = before or self._resumed or None
-        self._log = ForeignLog(
-            attempt, self._resolved, 0, self._lines.take, resumed=resumed, loss=lambda: self._lines.loss
-        )
+        lines, loss, clock = self._lines.take, lambda: self._lines.loss, StepClock(*_STRETCH)
+        self._log = ForeignLog(attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, clock=clock)
         train = self._resolved.train
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
         self._inbox = Inbox(attempt)
@@ -126,12 +126,9 @@ class ScriptWatch:
     # --- its output
 
     def _take_lines(self) -> None:
-        came = False
-        for file in self._files:
-            for line in file.lines():
-                came = True
-                self._log.take(line)
-        if came and self._heart.phase != LEAVING:
+        lines = [line for file in self._files for line in file.lines()]
+        self._log.take(*lines)
+        if lines and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(self._attempt, self._heart)
 

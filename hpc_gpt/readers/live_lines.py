@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
+from hpc_gpt.readers.steps import sound_step
 from hpc_gpt.secrets import hide_secrets
 
 # A failure further up is not why the program ended.
@@ -80,7 +81,7 @@ class LiveLines:
             self.loss = shown["loss"]
         elif self._own is None and "oss" in line and (alone := _LOSS.search(line)):
             self.loss = float(alone["loss"].replace(",", ""))
-        if row is None or "step" not in row or not row["step"] >= 0:
+        if row is None or not sound_step(row.get("step", -1.0)):
             return None
         if self._loss_eval is not None:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None

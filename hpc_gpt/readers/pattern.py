@@ -212,7 +212,8 @@ TEXT_FIELDS = frozenset(
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_SPELT = re.compile(r"(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(\d{1,4})s")  # 1h 22m 38s
+# 1h 22m 38s, of which any unit may be missing.
+_SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
 # In `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the second is a running mean, or a goal.
 _SECOND = re.compile(r" ?[/(].*")
@@ -231,6 +232,8 @@ def figure(text: str) -> float | None:
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
+    >>> [figure(text) for text in ("1h 22m 38s", "14s", "1h 3s", "2d")]
+    [4958.0, 14.0, 3603.0, 172800.0]
     """
     text = text.strip().rstrip("%").strip()
     if not text or len(text) > _LONGEST:
@@ -240,8 +243,8 @@ def figure(text: str) -> float | None:
     except ValueError:
         pass
     if clock := _CLOCK.fullmatch(text) or _SPELT.fullmatch(text):
-        days, hours, minutes, seconds = clock.groups()
-        return int(days or 0) * 86400.0 + int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+        days, hours, minutes, seconds = (float(each or 0) for each in clock.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
     found = _FIGURE.match(text)
     if found is None:
         return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, LineKind, kinds_for_a_log, zeroed
@@ -41,6 +42,7 @@ from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
 from hpc_gpt.readers.steps import SUMMED, Mask, Places, StepColumn
 
+READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
 _STRETCH = 1 << 16  # bytes
 _MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
 _FEW = 3  # so few lines are read one by one
@@ -63,7 +65,15 @@ class LogRead:
 
 
 def read_log(path: Path) -> LogRead:
-    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises."""
+    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises: the
+    fault of a reader refuses the file."""
+    try:
+        return _read_log(path)
+    except Exception as fault:
+        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}")
+
+
+def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
