@@ -109,7 +109,7 @@ class Dialect:
 # A number that was cut off is wrong: a pattern asks for the unit or separator after it. If a number ends its line,
 # nothing shows whether it was cut.
 INT = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,24})"  # 4915 or 7,208,960
-NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|nan|NaN|inf|Infinity)"
+NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 85.8G, 1e-05
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
@@ -197,6 +197,7 @@ STEP_FIELDS = (
     "loss_eval",
     "epoch",  # passes over the data so far, to the program's rounding
     "at",  # epoch seconds; a time of day as printed is taken as UTC
+    "not_finite",  # no pattern's: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
 STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale")

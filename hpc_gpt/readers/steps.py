@@ -31,6 +31,14 @@ STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
 
 
+# What a line of steps may lack after a NaN, or have once only.
+_NOT_OF_FORM = frozenset(
+    ("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens")
+)
+_FEWEST_WITH_LOSS = 2
+_NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
+
+
 def no_places() -> Places:
     """An empty array of indexes."""
     return np.zeros(0, np.int64)
@@ -95,6 +103,38 @@ class StepTable:
         """Steps without an update, as after an overflow of fp16."""
         return np.nan_to_num(self["skipped"]) > 0
 
+    def is_nan(self, interval: int = 1, always: bool = False) -> Mask:
+        """NaN steps: a loss or a gradient norm that was printed as NaN or infinite, NaN iterations and no loss, or no
+        loss in a line of a form whose earlier lines all have one.
+
+        `interval`: steps of a line. `always`: every line without a loss is one. Not steps that fp16's loss scaler
+        skips.
+        """
+        has_loss, bad = np.isfinite(self["loss"]), np.nan_to_num(self["not_finite"])
+        by_count = np.nan_to_num(self["nan"]) > 0
+        skipped = self.is_skipped & ~by_count
+        if always:
+            lost = ~has_loss
+        else:
+            lost = np.zeros(len(self), np.bool_)
+            for form in self._forms():
+                rows = form[~skipped[form]]
+                lost[rows] = _lost(has_loss[rows] | (bad[rows] > 1))
+        found = (bad > 0) | ((by_count | lost) & ~has_loss)
+        # A line of several steps, of which the scaler skipped some, has the mean loss of the others.
+        others = (bad > 1) & (self["skipped"] < interval)
+        return np.asarray(found & ~(skipped & ~others))
+
+    def _forms(self) -> list[Places]:
+        """The rows of each form: which other fields than the loss they have."""
+        beside = [name for name in self.columns if name not in _NOT_OF_FORM]
+        if not beside or not len(self):
+            return [np.arange(len(self))]
+        has = np.stack([np.isfinite(self.columns[name]) for name in beside])
+        _, form = np.unique(has, axis=1, return_inverse=True)
+        form = form.reshape(-1)
+        return [np.flatnonzero(form == each) for each in range(int(form.max(initial=-1)) + 1)]
+
     def place(self, index: int) -> str:
         """`file:line` of a row."""
         return f"{self.files[int(self.attempt[index])]}:{self.line[index]}"
@@ -131,7 +171,28 @@ class StepTable:
         )
 
 
+def _lost(has_loss: Mask) -> Mask:
+    """Which lines of one form lost the loss that every earlier one had: not those of a program that prints it now and
+    then."""
+    lacks = np.flatnonzero(~has_loss)
+    if not len(lacks) or lacks[0] < _FEWEST_WITH_LOSS:
+        return np.zeros(len(has_loss), np.bool_)
+    ends = not has_loss[lacks[0] :].any()
+    return np.asarray(~has_loss & (ends or len(lacks) <= _NOW_AND_THEN * len(has_loss)))
+
+
+def nan_since(nan: Mask, skipped: Mask) -> int | None:
+    """The index of the first of the NaN steps that end a training; None if a finite one follows the last of them.
+
+    Steps that fp16's loss scaler skips are neither.
+    """
+    finite = np.flatnonzero(~nan & ~skipped)
+    after = np.flatnonzero(nan[finite[-1] + 1 if len(finite) else 0 :])
+    return int(after[0] + (finite[-1] + 1 if len(finite) else 0)) if len(after) else None
+
+
 SUMMED = ("skipped", "nan")
+NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined
 
 
@@ -231,6 +292,8 @@ class StepRows:
         if not self.count or self.closed == ordinal:
             return
         self.closed = ordinal
+        if bad := max((each for name, each in NOT_FINITE.items() if not math.isfinite(row.get(name, 0.0))), default=0):
+            row["not_finite"] = float(bad)
         if ordinal % self.stride == 0:
             self._pending.append((self.open_line, row))
             if len(self._pending) >= PENDING:

@@ -40,7 +40,7 @@ from hpc_gpt.readers.logs.matches import (
 )
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
-from hpc_gpt.readers.steps import SUMMED, Mask, Places, StepColumn
+from hpc_gpt.readers.steps import NOT_FINITE, SUMMED, Mask, Places, StepColumn
 
 READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
 _STRETCH = 1 << 16  # bytes
@@ -375,7 +375,8 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
     lines = block.steps[of]
     rows = reader.rows_of(name, None)
     before = rows.count
-    kept = lines[:-1][rows.first_kept() :: rows.stride]
+    first = rows.first_kept()
+    kept = lines[:-1][first :: rows.stride]
     kinds = block.by_kind(lines)
     fields = {field for kind, _ in kinds for field in kind.fields}
     columns = {field: block.column(field, kept) for field in STEP_FIELDS if field in fields and field != "at"}
@@ -387,9 +388,11 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
-    nans = sum(_nan_losses(block, kind, lines[those[those < len(lines) - 1]]) for kind, those in kinds)
-    if nans:
-        totals["nan_loss"] = float(nans)
+    bad = _not_finite(block, kinds, lines)
+    if not np.isnan(bad).all():
+        columns["not_finite"] = bad[:-1][first :: rows.stride]
+        if losses := int((bad[:-1] == NOT_FINITE["loss"]).sum()):
+            totals["nan_loss"] = float(losses)
     text, ((match, each),) = block.found(int(lines[-1]))
     last = row_of(values_of(text, match, each.pattern), time_of(text))
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
@@ -409,12 +412,16 @@ def _at_column(block: LineBlock, lines: Places) -> StepColumn:
     return found
 
 
-def _nan_losses(block: LineBlock, kind: LineKind, lines: Places) -> int:
-    """How many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
-    loss = kind.columns.get("loss")
-    if loss is None or loss.numeral is not None:
-        return 0
-    return int((~np.isfinite(loss.read(block.data, block.starts[lines]))).sum())
+def _not_finite(block: LineBlock, kinds: list[tuple[LineKind, Places]], lines: Places) -> StepColumn:
+    """The column `not_finite` of lines of these kinds; a kind whose figures are digits has none."""
+    found = np.full(len(lines), np.nan)
+    for kind, those in kinds:
+        for name, value in NOT_FINITE.items():
+            column = kind.columns.get(name)
+            if column is not None and column.numeral is None:
+                wrong = ~np.isfinite(column.read(block.data, block.starts[lines[those]]))
+                found[those[wrong]] = value
+    return found
 
 
 def _facts_of_steps(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
