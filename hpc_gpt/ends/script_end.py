@@ -24,6 +24,7 @@ from hpc_gpt.ends.end_policy import (
     is_put_back,
     shown_as,
 )
+from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -35,11 +36,13 @@ from hpc_gpt.slurm.sbatch_words import signal_of
 _EARLY_S = 90.0
 
 
-def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
+def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str, read_cause: ReadCause) -> None:
     """Writes ended.json unless the watch has, or what Slurm says counts more; ends what the script left running."""
     end_left_over(run, attempt)
     end = _end(run, attempt, run.resolved(), code, shown)
     if end is not None:
+        if end.ended in ("done", *VAGUE) and (found := read_cause(attempt)).ended == "nan":
+            end = found
         step = attempt.last_metrics().get("step")
         requeue = asks_to_requeue(run, attempt, end)
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue)
@@ -107,7 +110,7 @@ def end_left_over(run: RunFolder, attempt: Attempt) -> None:
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     run = RunFolder(Path(arguments[0]))
     attempt, code = run.attempt(int(arguments[1])), int(arguments[2])
-    end_script(run, attempt, code, "")
+    end_script(run, attempt, code, "", read_cause)
     end = attempt.ended()
     if not end and code:
         found = with_free_space(run, classify(attempt, "error", f"exit code {code}", read_cause))

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         shown, message = words, first_failure(attempt)
         if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
             code = f" {int(slurm)}"
-            end_script(run, attempt, int(slurm), shown)
+            end_script(run, attempt, int(slurm), shown, read_cause)
         else:
             code = f" {exit_code(message, int(slurm))}"
         put_back = is_put_back(attempt, shown)

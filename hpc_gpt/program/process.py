@@ -297,6 +297,7 @@ class ForeignLog:
             "tokens_per_s": round(rate, 1) if rate else None,
             "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
             "skipped": bool(skipped) if count == 1 else skipped,
+            **({"nan": int(row["nan"])} if row.get("nan", 0.0) > 0 else {}),
             **{name: row.get(name) for name in MEMORY_FIELDS},
             "save_s": None,
             "time": round(time.time(), 3),

@@ -41,6 +41,7 @@ class LiveLines:
         # The figures of a step whose number the next bar has, and of an evaluation that the next step has.
         self._waits: dict[str, float] | None = None
         self._loss_eval: float | None = None
+        self._skipped = 0.0  # steps that fp16's loss scaler skipped, by lines of their own before that of the step
         # The steps that the program is to make by its lines of steps, and else by another line.
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
@@ -110,6 +111,11 @@ class LiveLines:
             return None
         self._rank = rank if self._rank is None else self._rank
         row = _figures(values)
+        if row.keys() == {"skipped"}:
+            self._skipped += row["skipped"]
+            return None
+        if self._skipped:
+            row, self._skipped = {"skipped": self._skipped, **row}, 0.0
         if "step" in row:
             return row
         self._waits = row

@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 # The columns that a table may have: those of a log's lines, and two that only our own metrics have.
 STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
 # Further arrays of a table with an entry for each line, and their defaults.
-_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
+_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 
 
 # What a line of steps may lack after a NaN, or have once only.
@@ -55,7 +55,8 @@ class StepTable:
     `columns`: an array for each field of COLUMNS, NaN if a line lacks the field; a field that no line has is missing.
     Optional arrays of the same length: `line`, its number in the file; `attempt`, counted from 1; `counts`, whether the
     step led to the run's last state (False: a later attempt trained it again); `steady`, whether the step time is
-    computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before.
+    computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before; `nan`,
+    whether it is of a NaN step (`mark_nan`), which has no loss.
     `files`: the file of the lines, by attempt.
 
     Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
@@ -71,6 +72,7 @@ class StepTable:
     counts: Mask = field(default_factory=_no_marks)
     steady: Mask = field(default_factory=_no_marks)
     after_pause: Mask = field(default_factory=_no_marks)
+    nan: Mask = field(default_factory=_no_marks)
     files: dict[int, str] = field(default_factory=dict)
     stride: int = 1
     count: int = 0
@@ -103,37 +105,46 @@ class StepTable:
         """Steps without an update, as after an overflow of fp16."""
         return np.nan_to_num(self["skipped"]) > 0
 
-    def is_nan(self, interval: int = 1, always: bool = False) -> Mask:
-        """NaN steps: a loss or a gradient norm that was printed as NaN or infinite, NaN iterations and no loss, or no
-        loss in a line of a form whose earlier lines all have one.
-
-        `interval`: steps of a line. `always`: every line without a loss is one. Not steps that fp16's loss scaler
+    def mark_nan(self, interval: int = 1, always: bool = False) -> None:
+        """Marks `nan`, and takes the loss of these steps away: a loss or a gradient norm that was printed as NaN or infinite, NaN iterations and no loss, or no
+        loss in a line of a form whose earlier lines in the attempt all have one. Not steps that fp16's loss scaler
         skips.
+
+        `interval`: steps of a line. `always`: every line without a loss is one.
         """
         has_loss, bad = np.isfinite(self["loss"]), np.nan_to_num(self["not_finite"])
         by_count = np.nan_to_num(self["nan"]) > 0
         skipped = self.is_skipped & ~by_count
-        if always:
-            lost = ~has_loss
-        else:
+        lost = ~has_loss
+        if lost.any() and not always:
             lost = np.zeros(len(self), np.bool_)
-            for form in self._forms():
-                rows = form[~skipped[form]]
-                lost[rows] = _lost(has_loss[rows] | (bad[rows] > 1))
+            form = self._form()
+            for each in np.unique(form[~has_loss]):
+                rows = np.flatnonzero((form == each) & ~skipped)
+                lost[rows] = _lost(has_loss[rows] | (bad[rows] == NOT_FINITE["loss"]))
         found = (bad > 0) | ((by_count | lost) & ~has_loss)
         # A line of several steps, of which the scaler skipped some, has the mean loss of the others.
-        others = (bad > 1) & (self["skipped"] < interval)
-        return np.asarray(found & ~(skipped & ~others))
+        others = (bad == NOT_FINITE["loss"]) & (self["skipped"] < interval)
+        self.nan = np.asarray(found & (others | ~skipped))
+        if "loss" in self and self.nan.any():
+            self.columns["loss"] = np.where(self.nan, np.nan, self.columns["loss"])
 
-    def _forms(self) -> list[Places]:
-        """The rows of each form: which other fields than the loss they have."""
-        beside = [name for name in self.columns if name not in _NOT_OF_FORM]
-        if not beside or not len(self):
-            return [np.arange(len(self))]
-        has = np.stack([np.isfinite(self.columns[name]) for name in beside])
-        _, form = np.unique(has, axis=1, return_inverse=True)
-        form = form.reshape(-1)
-        return [np.flatnonzero(form == each) for each in range(int(form.max(initial=-1)) + 1)]
+    def nan_since(self, attempt: int) -> int | None:
+        """The row of the first of the NaN steps that end an attempt; None if a finite one follows the last of them.
+        Steps that fp16's loss scaler skips are neither."""
+        rows = np.flatnonzero(self.attempt == attempt)
+        finite = np.flatnonzero(~self.nan[rows] & ~self.is_skipped[rows])
+        last = rows[finite[-1] + 1 :] if len(finite) else rows
+        found = last[self.nan[last]]
+        return int(found[0]) if len(found) else None
+
+    def _form(self) -> Places:
+        """A number for each row by its attempt and by the other fields than the loss that it has."""
+        form = self.attempt.astype(np.int64)
+        for name, column in self.columns.items():
+            if name not in _NOT_OF_FORM:
+                form = 2 * form + np.isfinite(column)
+        return form
 
     def place(self, index: int) -> str:
         """`file:line` of a row."""
@@ -179,16 +190,6 @@ def _lost(has_loss: Mask) -> Mask:
         return np.zeros(len(has_loss), np.bool_)
     ends = not has_loss[lacks[0] :].any()
     return np.asarray(~has_loss & (ends or len(lacks) <= _NOW_AND_THEN * len(has_loss)))
-
-
-def nan_since(nan: Mask, skipped: Mask) -> int | None:
-    """The index of the first of the NaN steps that end a training; None if a finite one follows the last of them.
-
-    Steps that fp16's loss scaler skips are neither.
-    """
-    finite = np.flatnonzero(~nan & ~skipped)
-    after = np.flatnonzero(nan[finite[-1] + 1 if len(finite) else 0 :])
-    return int(after[0] + (finite[-1] + 1 if len(finite) else 0)) if len(after) else None
 
 
 SUMMED = ("skipped", "nan")

@@ -158,7 +158,7 @@ def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, c
     last = run.resolved().train.steps - left
     attempt = add_attempt(run, [metrics_line(last)], None, job_id="7", node_list="n3")
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
-    end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
+    end_script(run, attempt, code, "JobState=RUNNING Restarts=0", read_cause)
     assert attempt.ended()["ended"] == ended
 
 

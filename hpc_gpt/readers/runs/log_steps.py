@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +11,7 @@ from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import STEP_FIELDS
 from hpc_gpt.readers.runs.mlperf_counts import counted_in, rate_in
-from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, nan_since, steps_that_count
+from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, steps_that_count
 
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
@@ -29,7 +29,7 @@ class LogSteps(StepTable):
 
     `interval`: how many steps one line represents; it may be unknown for a single line (`interval_known`). `numbered`:
     the step numbers are known; else the lines are counted. `dialect`: the program that printed the lines. `absurd`: how
-    many figures were left out as too large. `nan`: which lines are of NaN steps; these have no loss.
+    many figures were left out as too large.
     """
 
     interval: int = 1
@@ -37,13 +37,6 @@ class LogSteps(StepTable):
     numbered: bool = True
     dialect: str | None = None
     absurd: int = 0
-    nan: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-
-    def nan_of(self, attempt: int) -> int | None:
-        """The index of the first of the NaN steps that end an attempt, None without any."""
-        rows = np.flatnonzero(self.attempt == attempt)
-        first = nan_since(self.nan[rows], self.is_skipped[rows])
-        return None if first is None else int(rows[first])
 
 
 def main_steps(part: Part) -> tuple[str, StepTable] | None:
@@ -236,9 +229,7 @@ def run_steps(
     found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
     found.counts = steps_that_count(found["step"], found.attempt)
     found.interval = max(intervals, key=lambda each: intervals[each])
-    found.nan = np.concatenate([found.take(found.attempt == each).is_nan(found.interval) for each in range(1, len(attempts) + 1)])
-    if "loss" in found:
-        found.columns["loss"] = np.where(found.nan, np.nan, found.columns["loss"])
+    found.mark_nan(found.interval)
     found.dialect = max(names, key=lambda name: names[name])
     found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
     return found

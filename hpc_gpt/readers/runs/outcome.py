@@ -292,7 +292,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
             draft.flag("the loss did not fall")
-    if len(steps) and (since := steps.nan_of(int(steps.attempt[-1]))) is not None:
+    if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     evals = evaluations(steps, parts)
     if evals and "evaluates_accuracy" not in draft:
@@ -469,7 +469,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
     cause = first_cause(parts, reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts))
-    if (since := steps.nan_of(number)) is not None:
+    if (since := steps.nan_since(number)) is not None:
         step, (file, line) = steps["step"][since], (steps.files[number], int(steps.line[since]))
         what = f"step {step:.0f}" if steps.numbered else f"line {line}"
         cause = with_nan(cause, Failure("nan", f"nan since {what}", Place(file, line)))
