@@ -151,6 +151,8 @@ def raised(names: str, about: str = "") -> str:
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.
 UNITS: dict[str, tuple[str, float]] = {
     "step_ms": ("step_s", 1e-3),
+    "seconds_per_step": ("step_s", 1.0),
+    "ms_per_step": ("step_s", 1e-3),
     "steps_per_s": ("step_s", -1.0),  # the reciprocal: 1 / figure
     "runtime_min": ("runtime_s", 60.0),
     "runtime_hours": ("runtime_s", 3600.0),

@@ -10,6 +10,7 @@ reported. If a line of a log is the mean of several steps, the line counts as on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -62,6 +63,7 @@ class StepTable:
     Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
     a median or a percentile is that of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
     `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
+    `alike`: two lines differ in their figures alone (only known of a program that is not).
     `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own. `eval_by`: {step: {source: loss}} of
     those of a mixture.
     """
@@ -80,6 +82,7 @@ class StepTable:
     eval_step: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_loss: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_by: dict[int, dict[str, float]] = field(default_factory=dict)
+    alike: bool = False
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))
@@ -179,6 +182,7 @@ class StepTable:
             eval_step=np.concatenate([table.eval_step for table in tables]),
             eval_loss=np.concatenate([table.eval_loss for table in tables]),
             eval_by={step: losses for table in tables for step, losses in table.eval_by.items()},
+            alike=any(table.alike for table in tables),
         )
 
 
@@ -192,6 +196,8 @@ def _lost(has_loss: Mask) -> Mask:
     return np.asarray(~has_loss & (ends or len(lacks) <= _NOW_AND_THEN * len(has_loss)))
 
 
+_FIGURES = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b[-+]?(?:nan|inf(?:inity)?)\b)")
+_MOST_SHAPES = 64
 SUMMED = ("skipped", "nan")
 NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined
@@ -212,6 +218,8 @@ class StepRows:
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
     closed: int = -1  # the last line that is in the columns, or was skipped
+    shapes: set[str] = field(default_factory=set)  # of the lines of an unknown program, until two are alike
+    alike: bool = False
     blocks: list[StepTable] = field(default_factory=list)
     _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
@@ -230,6 +238,13 @@ class StepRows:
         self._close()
         self.open_row, self.open_line = row, line
         self.count += 1
+
+    def see_shape(self, line: str) -> None:
+        """Notes the shape of a line: the line without its figures."""
+        if not self.alike and len(self.shapes) < _MOST_SHAPES:
+            shape = " ".join(_FIGURES.sub("0", line).split())
+            self.alike = shape in self.shapes
+            self.shapes.add(shape)
 
     def first_kept(self) -> int:
         """How many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
@@ -279,7 +294,9 @@ class StepRows:
             for name, column in sound_columns(whole.columns, left_out).items()
             if name == "loss" or not np.isnan(column).all()
         }
-        return StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+        found = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+        found.alike = self.alike
+        return found
 
     def closed_lines(self) -> StepTable:
         """All kept lines except the open one."""

@@ -255,6 +255,8 @@ class LineReader:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
+        if each.dialect.last_resort:
+            rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None

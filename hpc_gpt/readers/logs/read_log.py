@@ -388,6 +388,10 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
+    for kind, those in kinds:
+        if kind.each.dialect.last_resort:
+            for row in those[:2]:  # of lines of one kind any two are alike
+                rows.see_shape(block.text(int(lines[row])))
     bad = _not_finite(block, kinds, lines)
     if not np.isnan(bad).all():
         columns["not_finite"] = bad[:-1][first :: rows.stride]

@@ -56,11 +56,12 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
 
 
 def _is_training(name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if at least five have a rising step."""
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least
+    or have two that are alike."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
-    return steps.count >= _FEWEST_GENERIC and len(numbers) > 1 and bool((np.diff(numbers) > 0).all())
+    return (steps.alike or steps.count >= _FEWEST_GENERIC) and len(numbers) > 1 and bool((np.diff(numbers) > 0).all())
 
 
 @cache
