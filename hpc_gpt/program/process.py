@@ -159,9 +159,9 @@ class ForeignLog:
     """The output of one task's program.
 
     The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
-    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted
-    again. `loss` gives the last loss, for a program that prints no steps. `clock`: for one that prints no times. What `read`,
-    `saw`, `loss` or the disk raise costs the program nothing: the first fault is printed, and its output is read on.
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again. `loss` gives the last
+    loss, for a program that prints no steps. `clock`: for one that prints no times. What `read`, `saw`, `loss` or the
+    disk raise costs the program nothing: the first fault is printed, and its output is read on.
     """
 
     TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train

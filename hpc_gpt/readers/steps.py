@@ -109,9 +109,9 @@ class StepTable:
         return np.nan_to_num(self["skipped"]) > 0
 
     def mark_nan(self, interval: int = 1, always: bool = False) -> None:
-        """Marks `nan`, and takes the loss of these steps away: a loss or a gradient norm that was printed as NaN or infinite, NaN iterations and no loss, or no
-        loss in a line of a form whose earlier lines in the attempt all have one. Not steps that fp16's loss scaler
-        skips.
+        """Marks `nan`, and takes the loss of these steps away. They have a loss or a gradient norm that was printed as
+        NaN or infinite, NaN iterations and no loss, or no loss in a line of a form whose earlier lines in the attempt
+        all have one. Not steps that fp16's loss scaler skips.
 
         `interval`: steps of a line. `always`: every line without a loss is one.
         """

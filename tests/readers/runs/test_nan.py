@@ -16,6 +16,7 @@ from hpc_gpt.report.why import Why, explain
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 
+
 def megatron(step: int, loss: str = "", norm: str = "1.130", skipped: int = 0, nan: int = 0, scale: float = 1.0) -> str:
     lost = f" lm loss: {loss} |" if loss else ""
     return (
@@ -88,7 +89,10 @@ DOES_NOT: dict[str, tuple[list[str], int]] = {
         [sound(1), *(megatron(step) for step in (2, 3)), sound(4), *(megatron(step) for step in (5, 6))],
         0,
     ),
-    "a loss now and then, at first in each": ([*map(sound, (1, 2)), megatron(3), sound(4), megatron(5), megatron(6)], 0),
+    "a loss now and then, at first in each": (
+        [*map(sound, (1, 2)), megatron(3), sound(4), megatron(5), megatron(6)],
+        0,
+    ),
 }
 
 
