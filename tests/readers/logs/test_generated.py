@@ -17,12 +17,14 @@ from hpc_gpt.program.process import ForeignLog, LastLines
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.logs.matches import DialectPattern, all_patterns
 from hpc_gpt.readers.pattern import scaled
+from hpc_gpt.readers.runs.discovery import DiscoveredFiles
+from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from tests import examples
 from tests.made_runs import unsubmitted_run
 from tests.readers.generated import groups_of, text_of
 from tests.readers.logs.test_fuzz import check, hurt_lines
 
-TEXTS = examples(40)  # for each group
+TEXTS = examples(25)  # for each group
 MOST_S = 0.5  # of CPU for one line
 
 
@@ -77,8 +79,21 @@ def test_lines_of_every_expression_are_read_alike_by_all_readers(tmp_path: Path)
         assert time.process_time() - began < MOST_S, line
         assert row is None or json.dumps(row)
     last.failure(1), live.failure, last.killed_worker()
-    for start in range(0, len(made), 2000):
-        check(tmp_path / "run.out", "\n".join(made[start : start + 2000]).encode("utf-8", "surrogatepass"))
+    found = DiscoveredFiles(logs=[tmp_path / f"{start}.out" for start in range(0, len(made), 500)])
+    for number, log in enumerate(found.logs):
+        check(log, "\n".join(made[500 * number : 500 * number + 500]).encode("utf-8", "surrogatepass"))
+    assert read_foreign_runs(found)
+    assert not found.skipped
+
+
+@pytest.mark.parametrize("rate", ["inf", "INFinity", "1e300", "9" * 40])
+def test_a_rate_without_bounds_gives_no_steps(rate: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    total = f"'train_samples_per_second': {rate}, 'train_steps_per_second': {rate}"
+    log.write_text(f"{{'train_runtime': 12.5, {total}, 'epoch': 1.0}}\n")
+    found = DiscoveredFiles(logs=[log])
+    (run,) = read_foreign_runs(found)
+    assert (run.record.steps_used, found.skipped) == (None, {})
 
 
 def run_program(data: bytes, log: ForeignLog, folder: Path) -> int:
