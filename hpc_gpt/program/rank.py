@@ -11,6 +11,7 @@ import platform
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,11 @@ from pathlib import Path
 
 from hpc_gpt.ends.end_policy import STOP, End, end_for, first_reason, is_cancelled, limits_reached
 from hpc_gpt.ends.failures import VAGUE
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.network import GLOO, held_port, use_interface
 from hpc_gpt.process import stat_of
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
 from hpc_gpt.readers.attempt_cause import nan_since
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -253,7 +254,11 @@ class ForeignRank:
 
     def _report_failure(self, code: int) -> int:
         """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
-        ended, cause, lost_peer = self.failure(code)
+        try:
+            ended, cause, lost_peer = self.failure(code)
+        except Exception as fault:  # of a reader: the program's own end counts
+            print(f"note: the program's last lines were not read: {fault_words(fault)}", file=sys.stderr, flush=True)
+            ended, cause, lost_peer = "error", f"the program ended with {exit_code_text(code)}", False
         cause = hide_values(cause, os.environ)
         if ended == "port_taken" and self._port not in cause:
             cause += f" (the rendezvous' port is {self._port})"

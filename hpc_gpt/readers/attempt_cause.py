@@ -42,9 +42,10 @@ def read_cause(attempt: Attempt) -> End:
     try:
         readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
         cause = first_cause([part for path in readable for part in read_log(path).parts], False)
-    except OSError:
+        since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
+    except Exception:  # the fault of a reader is no reason to leave an attempt unjudged
         return End("unknown")
-    if cause.ended in (*VAGUE, "done") and (since := nan_since(attempt)):
+    if since:
         return End("nan", since)
     if cause.failure is None or _BUSY.search(cause.words):
         return End("unknown")
