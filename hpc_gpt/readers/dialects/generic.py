@@ -1,14 +1,15 @@
 """Unknown programs: a line that names a step and a loss, recognised by its shape alone.
 
 A line is read this way only if no other dialect matches it, and a log only if the step rises in two lines of one shape,
-or in five of any. Many such loops print the loss last, where a cut number cannot be noticed.
+or in five of any; in the output of tests only in five. Many such loops print the loss last, where a cut number cannot be noticed.
 
 Read are the step, the loss, the learning rate, the gradient norm, a time whose name or unit says that it is of a step,
 and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
+TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
 _IS = r"(?:['\"]?[:=] {0,8}| {1,8})"
 _STEP = r"(?<![\w./-])(?:global_?)?(?:step|iter|iteration)" + _IS
 _OTHER_LOSS = "".join(
@@ -82,6 +83,14 @@ DIALECT = Dialect(
             "oss",
             rf"(?i){LOSS}[^\n]{{0,100}}?{_STEP}(?P<step>\d{{1,12}})(?=[\s,;|)\]}}]|$)",
         ),
+        *(
+            Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
+            for literal, regex in (
+                (" test session starts ", r"=+ test session starts =+"),
+                (" in ", r"Ran \d{1,7} tests? in \d"),
+                ("=== RUN ", r"=== RUN "),
+            )
+        ),
     ),
     specimen="""\
 [INFO] global_step=120 epoch=0 train_loss=3.9709 lr=0.0003 grad_norm=1.06 step_time=0.047s
@@ -92,6 +101,9 @@ step=20 loss=4.9602 dt=262.34ms tok/sec=18476.1
 step 20 | loss 4.960 | 103 tok/s | dt 498ms
 epoch 0 step 20/500 train_loss=4.960 tokens_per_sec=18476 sec_per_step=0.277
 step 20/500 loss 4.960 time 270.0 ms tok/s 18476
+============================= test session starts ==============================
+Ran 12 tests in 0.104s
+=== RUN   TestLoss
 iteration 20: loss 1.6270 bpc, time 269.6ms
 Batch 40 Loss: 8.8305, Speed: 563.5 samples/sec
 """,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.readers.dialects.generic import TESTS
 from hpc_gpt.readers.logs import Fact, Failure, Part, PeakMemory, Place
 from hpc_gpt.readers.logs.matches import (
     LONGEST_TEXT,
@@ -209,6 +210,7 @@ class LineReader:
         part = self.parts[-1]
         part.last_line = max(number - 1, part.first_line)
         self.parts.append(Part(self.file, number, number))
+        self.parts[-1].facts.update({name: part.facts[name] for name in (TESTS,) if name in part.facts})
         self.rows.append({})
         self.timer_lines = {}
 

@@ -49,8 +49,10 @@ def test_two_lines_of_one_shape_are_a_training(tmp_path: Path) -> None:
     [
         "step 10 loss 2.5\n",
         "- at step 10, the loss 2.5 was wrong\n- since step 20 a loss 2.1 is right\n",
+        "=== test session starts ===\nstep 10 loss 2.5\nstep 20 loss 2.1\n",
+        "step 10 loss 2.5\nstep 20 loss 2.1\nRan 2 tests in 0.001s\n",
         "after step 10 loss 2.5\nthen step 20 with loss 2.1\nstep 30 loss 2.0\n",
     ],
 )
-def test_a_changelog_is_none(text: str, tmp_path: Path) -> None:
+def test_a_changelog_and_the_output_of_tests_are_none(text: str, tmp_path: Path) -> None:
     assert records(text, tmp_path) == []
