@@ -87,7 +87,7 @@ DIALECT = Dialect(
             Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
             for literal, regex in (
                 (" test session starts ", r"=+ test session starts =+"),
-                (" in ", r"Ran \d{1,7} tests? in \d"),
+                (" tests in ", r"Ran \d{1,7} tests in \d"),
                 ("=== RUN ", r"=== RUN "),
             )
         ),
