@@ -27,7 +27,7 @@ _YEAR_10000 = 253402300800.0
 # Keys of a line of metrics.jsonl, and the columns that they become.
 _SAME = (
     *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
-    *("save_s", "not_finite"),
+    "save_s",
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 22  # bytes of lines that are parsed at once
@@ -61,7 +61,7 @@ class MetricsLines:
 class _Lines:
     """The lines of a file read so far, in order; a step can have several."""
 
-    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in (*KEYS, "not_finite")})
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
     by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
@@ -82,7 +82,7 @@ class _Lines:
         self.line.append(np.array(numbers, np.int64))
         columns = _columns(objects)
         columns["not_finite"] = _not_finite(columns, len(objects))
-        for key in KEYS:
+        for key in self.columns:
             self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
             if isinstance(losses, dict):
@@ -120,7 +120,7 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
     # If a step has two lines, the last one counts.
     _, last = np.unique(columns["step"][::-1], return_index=True)
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
-    named = {KEYS[key]: column for key, column in columns.items()}
+    named = {KEYS.get(key, key): column for key, column in columns.items()}
     steps = StepTable(named, line, np.full(len(line), attempt, np.int64), files=file, count=len(line))
     steps.eval_by = lines.by_source
     return MetricsLines(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
