@@ -13,7 +13,9 @@ UserError (ValueError)          a message and a hint; exit 2
  +- JobFailed                   the job that was waited for failed; exit 3
 """
 
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -90,6 +92,13 @@ class OsErrorAs:
         if isinstance(fault, OSError):
             hint = self._hint if isinstance(self._hint, str) else self._hint(fault)
             raise self._kind(f"{self._message}: {fault.strerror or fault}", hint) from None
+
+
+def fault_words(fault: Exception) -> str:
+    """A fault of our own in one line: its class, its message, and where it was raised."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(fault).__name__}: {fault}".split())[:400] + where
 
 
 def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:

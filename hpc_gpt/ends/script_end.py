@@ -45,9 +45,11 @@ def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str, read_cau
     end_left_over(run, attempt)
     end = _end(run, attempt, run.resolved(), code, shown)
     if end is not None:
-        if end.ended in VAGUE and (end.cause or "").startswith(EXIT_0_BUT):
+        if end.ended in ("done", *VAGUE):
             found = read_cause(attempt)  # it compares all failures
-            if meaning(found.ended).in_log:
+            if found.ended == "nan":
+                end = found
+            elif (end.cause or "").startswith(EXIT_0_BUT) and meaning(found.ended).in_log:
                 end = replace(found, cause=f"{EXIT_0_BUT}{found.cause}")
         step = attempt.last_metrics().get("step")
         requeue = asks_to_requeue(run, attempt, end)

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hpc_gpt.ends.end_policy import End, Said
 from hpc_gpt.ends.exit_status import ExitStatus
-from hpc_gpt.errors import RunFolderError
+from hpc_gpt.errors import RunFolderError, fault_words
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
@@ -39,6 +39,7 @@ _WORKER = re.compile(r"(?:^|\s)(?P<key>rank|exitcode|host)\s+: (?P<value>\S+)(?:
 _LOOK_S = 1.0
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _LONGEST_LINE = 1 << 20
+_LONGEST_READ = 4000  # characters of a line that readers get
 
 
 # The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
@@ -137,12 +138,38 @@ def exit_code_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
+class StepClock:
+    """Seconds of a step of a program whose lines do not say it, by the moments at which lines were looked for.
+
+    Lines that came together have one time. Each figure is of a stretch of `least` moments or more, as many as `most` if
+    there were so many: from the last step of its first moment to that of its last one.
+    """
+
+    def __init__(self, least: int = 1, most: int = 1) -> None:
+        self._least, self._most, self._count = least, most, 0
+        self._began: collections.deque[tuple[int, float, int]] = collections.deque()  # (moment, time, its last step)
+
+    def pass_moment(self, now: float, step: int | None) -> float | None:
+        """Seconds of a step up to `step`, the last one that came at this moment; None if no line with a step did, or
+        before the first whole stretch."""
+        self._count += 1
+        if step is None:
+            return None
+        began = self._began
+        while len(began) > 1 and began[0][0] < self._count - self._most and began[1][0] <= self._count - self._least:
+            began.popleft()
+        is_whole = bool(began) and began[0][0] <= self._count - self._least
+        began.append((self._count, now, step))
+        return (now - began[0][1]) / (step - began[0][2]) if is_whole else None
+
+
 class ForeignLog:
     """The output of one task's program.
 
     The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
-    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted
-    again. `loss` gives the last loss, for a program that prints no steps.
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again. `loss` gives the last
+    loss, for a program that prints no steps. `clock`: for one that prints no times. What `read`, `saw`, `loss` or the
+    disk raise costs the program nothing: the first fault is printed, and its output is read on.
     """
 
     TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
@@ -157,6 +184,7 @@ class ForeignLog:
         saw: Callable[[str], object] = lambda line: None,
         resumed: int | None = None,
         loss: Callable[[], float | None] = lambda: None,
+        clock: StepClock | None = None,
     ) -> None:
         self._attempt = attempt
         self._task, self._writes = task, resolved.tasks == 1
@@ -166,7 +194,9 @@ class ForeignLog:
         self._kept_loss: float | None = None
         self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
-        self._last, self._at = resumed, 0.0
+        self._last, self._trains = resumed, False
+        self._clock, self._prints_times = clock or StepClock(), False
+        self._at_fault = False
         self.chunks = 0  # of output that came so far
         self._thread: threading.Thread | None = None
 
@@ -183,12 +213,26 @@ class ForeignLog:
 
     def keep_loss(self, pause_s: float = _LOOK_S) -> None:
         """Writes loss.json until a line has the number of a step, at most every `pause_s`; on a full disk it waits."""
-        loss, now = self._loss(), time.monotonic()
-        if self._at or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
-            return
-        self._kept_loss, self._kept_at = loss, now
-        with contextlib.suppress(RunFolderError):
-            replace_whole(self._attempt.folder / "loss.json", json.dumps({"loss": loss, "time": round(time.time(), 3)}))
+        with self._guard():
+            loss, now = self._loss(), time.monotonic()
+            if self._trains or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
+                return
+            self._kept_loss, self._kept_at = loss, now
+            text = json.dumps({"loss": loss, "time": round(time.time(), 3)})
+            with contextlib.suppress(RunFolderError):
+                replace_whole(self._attempt.folder / "loss.json", text)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Prints the first fault and goes on: a thread that ended would leave the program waiting at a full pipe."""
+        try:
+            yield
+        except Exception as fault:
+            if not self._at_fault:
+                self._at_fault = True
+                with contextlib.suppress(OSError):
+                    words = f"hpc-gpt could not follow a line of the program: {fault_words(fault)}"
+                    print(f"note: {words}; it runs on, and steps may be missing", file=sys.stderr, flush=True)
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -206,24 +250,33 @@ class ForeignLog:
 
     def _copy(self, lines: bytes) -> None:
         """Copies whole lines to the log, so that those of several tasks do not mix, and takes each."""
-        for line in _ENDS_LINE.split(lines):
-            if line:
-                self.take(line.decode(errors="replace"))
+        self.take(*(line.decode(errors="replace") for line in _ENDS_LINE.split(lines) if line))
         # Last: on a full disk the output waits for space, and what the program says of that must be known.
-        sys.stdout.buffer.write(lines)
-        sys.stdout.buffer.flush()
+        with self._guard():
+            sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.flush()
 
-    def take(self, line: str) -> None:
-        """Takes one line of the program."""
-        self._saw(line)
-        row = self._read_step(line)
-        self.keep_loss()
-        if row is None or (self._last is not None and row["step"] <= self._last):
-            return
+    def take(self, *lines: str) -> None:
+        """Takes the lines of the program that came since the last call, of which there may be none."""
         now = time.monotonic()
-        if self._may_write():
-            self._rows.append([json.dumps(self._metrics(row, now)) + "\n"])  # which waits for space on a full disk
-        self._last, self._at = int(row["step"]), now
+        rows: list[StepRow] = []
+        for line in lines:
+            with self._guard():
+                self._saw(line[:_LONGEST_READ])
+            with self._guard():
+                row = self._read_step(line[:_LONGEST_READ])
+                last = rows[-1]["step"] if rows else self._last
+                if row is not None and (last is None or row["step"] > last):
+                    rows.append(row)
+                    self._prints_times |= "step_s" in row
+        step_s = self._clock.pass_moment(now, int(rows[-1]["step"]) if rows else None)
+        self.keep_loss()
+        if rows:
+            self._trains = True
+            with self._guard():
+                texts = [self._metrics(row, None if self._prints_times else step_s) for row in rows]
+                if self._may_write():
+                    self._rows.append(texts)  # which waits for space on a full disk
 
     def _may_write(self) -> bool:
         if not self._writes:
@@ -233,28 +286,31 @@ class ForeignLog:
                 self._writes = int(path.read_text(encoding="utf-8")) == self._task
         return self._writes
 
-    def _metrics(self, row: StepRow, now: float) -> dict[str, object]:
-        step, step_s, rate = int(row["step"]), row.get("step_s"), row.get("tokens_per_s")
+    def _metrics(self, row: StepRow, came_s: float | None) -> str:
+        """The line of metrics.jsonl of a step, of which the lines came every `came_s`."""
+        step, rate = int(row["step"]), row.get("tokens_per_s")
         count = 1 if self._last is None else step - self._last
-        if step_s is None and self._at:
-            step_s = (now - self._at) / count
+        self._last = step
+        step_s = row.get("step_s", came_s)
         if rate is None and "tokens_per_s_gpu" in row:
             rate = row["tokens_per_s_gpu"] * self._gpus
         tokens = int(row.get("global_batch") or self._global_batch) * self._sample_tokens
         if tokens and step_s:
             rate = tokens / step_s
         skipped = int(row.get("skipped") or 0)
-        return {
+        found = {
             "step": step,
             **{name: row.get(name) for name in ("loss", "loss_eval", "grad_norm", "lr")},
             "step_s": None if step_s is None else round(step_s, 6),
             "tokens_per_s": round(rate, 1) if rate else None,
             "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
             "skipped": bool(skipped) if count == 1 else skipped,
+            **({"nan": int(row["nan"])} if row.get("nan", 0.0) > 0 else {}),
             **{name: row.get(name) for name in MEMORY_FIELDS},
             "save_s": None,
             "time": round(time.time(), 3),
         }
+        return json.dumps(found) + "\n"
 
 
 class ForeignHeartbeat(Heartbeat):

@@ -11,6 +11,7 @@ import platform
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,13 @@ from hpc_gpt.ends.end_policy import (
     limits_reached,
     write_said,
 )
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.ends.failures import VAGUE
+from hpc_gpt.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.network import GLOO, held_port, use_interface
 from hpc_gpt.process import stat_of
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, trained_s
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
+from hpc_gpt.readers.attempt_cause import nan_since
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
@@ -162,12 +165,13 @@ class ForeignRank:
             self._stop = Stop("terminated", True)
         if code and self._stop is None:
             return self._report_failure(code)
+        if self._place.rank:
+            # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
+            return 0
         end = self._end(code)
-        if self._place.rank == 0:
-            write_end(self._run, self._attempt, end, self.step)
-        # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
-        failed = end.ended == "error" or (end.cause or "").startswith(EXIT_0_BUT)
-        return 1 if failed and self._place.rank == 0 else 0
+        end = End(*self._seen_as_nan(end.ended, end.cause), end.node)
+        write_end(self._run, self._attempt, end, self.step)
+        return 1 if end.ended in ("error", "nan") or (end.cause or "").startswith(EXIT_0_BUT) else 0
 
     def quit(self) -> None:
         """Ends the program at once, without a save, and writes ended.json."""
@@ -245,6 +249,13 @@ class ForeignRank:
         how = self.unsaved(self._stop, code)
         return End(end.ended, f"{end.cause}; {how}") if how else end
 
+    def _seen_as_nan(self, ended: str, cause: str | None) -> tuple[str, str | None]:
+        """(class, cause) of an end; of a program that trained NaN up to it, that, unless another known end came."""
+        with contextlib.suppress(Exception):  # of a reader
+            if ended in ("done", *VAGUE) and (since := nan_since(self._attempt)):
+                return "nan", f"{since}; {cause}" if cause else since
+        return ended, cause
+
     def _end_of_sigterm(self) -> End:
         """Rank 0 writes the end, so it alone asks Slurm."""
         if self._place.rank:
@@ -253,7 +264,11 @@ class ForeignRank:
 
     def _report_failure(self, code: int) -> int:
         """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
-        ended, cause, lost_peer = self.failure(code)
+        try:
+            ended, cause, lost_peer = self.failure(code)
+        except Exception as fault:  # of a reader: the program's own end counts
+            print(f"note: the program's last lines were not read: {fault_words(fault)}", file=sys.stderr, flush=True)
+            ended, cause, lost_peer = "error", f"the program ended with {exit_code_text(code)}", False
         cause = hide_values(cause, os.environ)
         if ended == "port_taken" and self._port not in cause:
             cause += f" (the rendezvous' port is {self._port})"
@@ -262,7 +277,7 @@ class ForeignRank:
             time.sleep(TURN_S)
         cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
         release_reserve(self._attempt)  # the disk may be full
-        self._attempt.write_ended(ended, cause, self.step)
+        self._attempt.write_ended(*self._seen_as_nan(ended, cause), self.step)
         return code if code > 0 else 1
 
     # --- hangs

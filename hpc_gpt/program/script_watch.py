@@ -28,7 +28,7 @@ from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.program.job_script import submits_again
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, said_by, trained_s
+from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, StepClock, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.runs.slurm_script import globs_of
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
@@ -43,6 +43,7 @@ from hpc_gpt.supervision.stacks import stack_of
 from hpc_gpt.supervision.watchdog import Watchdog
 
 _TURN_S = 0.2
+_STRETCH = (10, 50)  # turns: over fewer, the time of a step would be that of the turns
 _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
@@ -91,9 +92,8 @@ class ScriptWatch:
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
         resumed = before or self._resumed or None
-        self._log = ForeignLog(
-            attempt, self._resolved, 0, self._lines.take, resumed=resumed, loss=lambda: self._lines.loss
-        )
+        lines, loss, clock = self._lines.take, lambda: self._lines.loss, StepClock(*_STRETCH)
+        self._log = ForeignLog(attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, clock=clock)
         train = self._resolved.train
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
         self._inbox = Inbox(attempt)
@@ -163,15 +163,13 @@ class ScriptWatch:
     # --- its output
 
     def _take_lines(self) -> None:
-        came = False
-        for file in self._files:
-            for line in file.lines():
-                came = True
-                self._log.take(line)
-                self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
+        lines = [line for file in self._files for line in file.lines()]
+        self._log.take(*lines)
+        for line in lines:
+            self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         for log, copy in self._copies:
             _copy_more(log, copy, self._attempt.folder / f".copied-{log.name}")
-        if came and self._heart.phase != LEAVING:
+        if lines and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(self._attempt, self._heart)
 

@@ -4,6 +4,7 @@ import re
 
 from hpc_gpt.ends.end_policy import End
 from hpc_gpt.ends.exit_status import ExitStatus
+from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import NODE
 
@@ -16,8 +17,21 @@ _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTE
 _MOST_BYTES = 32 << 20
 
 
+def nan_since(attempt: Attempt) -> str:
+    """Since which step of another program's attempt there were NaN steps alone, in words; empty if a finite one was the
+    last."""
+    from hpc_gpt.readers.runs.attempts import read_metrics
+    from hpc_gpt.readers.runs.log_steps import log_interval
+
+    steps = read_metrics(attempt.metrics, attempt.number).steps
+    steps.mark_nan(log_interval(steps))
+    since = steps.nan_since(attempt.number)
+    return "" if since is None else f"nan since step {steps['step'][since]:.0f}"
+
+
 def read_cause(attempt: Attempt) -> End:
-    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`.
+    """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`. NaN steps
+    up to its end go before a failure of class error.
 
     slurm-<job>.out is not read: it is about an earlier start of the job.
     """
@@ -28,8 +42,11 @@ def read_cause(attempt: Attempt) -> End:
     try:
         readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
         cause = first_cause([part for path in readable for part in read_log(path).parts], False)
-    except OSError:
+        since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
+    except Exception:  # the fault of a reader is no reason to leave an attempt unjudged
         return End("unknown")
+    if since:
+        return End("nan", since)
     if cause.failure is None or _BUSY.search(cause.words):
         return End("unknown")
     if cause.failure.echo:

@@ -24,7 +24,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.ends.failures import meaning
+from hpc_gpt.ends.failures import VAGUE, meaning
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
@@ -175,6 +175,13 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     elif why:
         words = f"{words}; {why}"
     return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+
+
+def with_nan(cause: Cause, nan: Failure) -> Cause:
+    """The cause of an attempt that trained NaN up to its end, from `nan` on: that, unless another known end came."""
+    if cause.ended not in (*VAGUE, "done"):
+        return cause
+    return Cause("nan", nan.words, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:

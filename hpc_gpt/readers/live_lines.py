@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
+from hpc_gpt.readers.steps import sound_step
 from hpc_gpt.secrets import hide_secrets
 
 # A failure further up is not why the program ended.
@@ -49,6 +50,7 @@ class LiveLines:
         # The figures of a step whose number the next bar has, and of an evaluation that the next step has.
         self._waits: dict[str, float] | None = None
         self._loss_eval: float | None = None
+        self._skipped = 0.0  # steps that fp16's loss scaler skipped, by lines of their own before that of the step
         # The steps that the program is to make by its lines of steps, and else by another line.
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
@@ -95,7 +97,7 @@ class LiveLines:
             self.loss = shown["loss"]
         elif self._own is None and "oss" in line and (alone := _LOSS.search(line)):
             self.loss = float(alone["loss"].replace(",", ""))
-        if row is None or "step" not in row or not row["step"] >= 0:
+        if row is None or not sound_step(row.get("step", -1.0)):
             return None
         if self._loss_eval is not None:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
@@ -124,6 +126,11 @@ class LiveLines:
             return None
         self._rank = rank if self._rank is None else self._rank
         row = _figures(values)
+        if row.keys() == {"skipped"}:
+            self._skipped += row["skipped"]
+            return None
+        if self._skipped:
+            row, self._skipped = {"skipped": self._skipped, **row}, 0.0
         if "step" in row:
             return row
         self._waits = row

@@ -109,7 +109,7 @@ class Dialect:
 # A number that was cut off is wrong: a pattern asks for the unit or separator after it. If a number ends its line,
 # nothing shows whether it was cut.
 INT = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,24})"  # 4915 or 7,208,960
-NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|nan|NaN|inf|Infinity)"
+NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 85.8G, 1e-05
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
@@ -151,6 +151,8 @@ def raised(names: str, about: str = "") -> str:
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.
 UNITS: dict[str, tuple[str, float]] = {
     "step_ms": ("step_s", 1e-3),
+    "seconds_per_step": ("step_s", 1.0),
+    "ms_per_step": ("step_s", 1e-3),
     "steps_per_s": ("step_s", -1.0),  # the reciprocal: 1 / figure
     "runtime_min": ("runtime_s", 60.0),
     "runtime_hours": ("runtime_s", 3600.0),
@@ -197,6 +199,7 @@ STEP_FIELDS = (
     "loss_eval",
     "epoch",  # passes over the data so far, to the program's rounding
     "at",  # epoch seconds; a time of day as printed is taken as UTC
+    "not_finite",  # no pattern's: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
 STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale")
@@ -212,7 +215,8 @@ TEXT_FIELDS = frozenset(
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_SPELT = re.compile(r"(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(\d{1,4})s")  # 1h 22m 38s
+# 1h 22m 38s, of which any unit may be missing.
+_SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
 # In `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the second is a running mean, or a goal.
 _SECOND = re.compile(r" ?[/(].*")
@@ -231,6 +235,8 @@ def figure(text: str) -> float | None:
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
+    >>> [figure(text) for text in ("1h 22m 38s", "14s", "1h 3s", "2d")]
+    [4958.0, 14.0, 3603.0, 172800.0]
     """
     text = text.strip().rstrip("%").strip()
     if not text or len(text) > _LONGEST:
@@ -240,8 +246,8 @@ def figure(text: str) -> float | None:
     except ValueError:
         pass
     if clock := _CLOCK.fullmatch(text) or _SPELT.fullmatch(text):
-        days, hours, minutes, seconds = clock.groups()
-        return int(days or 0) * 86400.0 + int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+        days, hours, minutes, seconds = (float(each or 0) for each in clock.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
     found = _FIGURE.match(text)
     if found is None:
         return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])

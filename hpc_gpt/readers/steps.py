@@ -10,6 +10,7 @@ reported. If a line of a log is the mean of several steps, the line counts as on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,7 +29,15 @@ Mask = NDArray[np.bool_]
 # The columns that a table may have: those of a log's lines, and two that only our own metrics have.
 STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
 # Further arrays of a table with an entry for each line, and their defaults.
-_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
+_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
+
+
+# What a line of steps may lack after a NaN, or have once only.
+_NOT_OF_FORM = frozenset(
+    ("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens")
+)
+_FEWEST_WITH_LOSS = 2
+_NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
 
 
 def no_places() -> Places:
@@ -47,12 +56,14 @@ class StepTable:
     `columns`: an array for each field of COLUMNS, NaN if a line lacks the field; a field that no line has is missing.
     Optional arrays of the same length: `line`, its number in the file; `attempt`, counted from 1; `counts`, whether the
     step led to the run's last state (False: a later attempt trained it again); `steady`, whether the step time is
-    computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before.
+    computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before; `nan`,
+    whether it is of a NaN step (`mark_nan`), which has no loss.
     `files`: the file of the lines, by attempt.
 
     Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
     a median or a percentile is that of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
     `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
+    `alike`: two lines differ in their figures alone (only known of a program that is not).
     `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own. `eval_by`: {step: {source: loss}} of
     those of a mixture.
     """
@@ -63,6 +74,7 @@ class StepTable:
     counts: Mask = field(default_factory=_no_marks)
     steady: Mask = field(default_factory=_no_marks)
     after_pause: Mask = field(default_factory=_no_marks)
+    nan: Mask = field(default_factory=_no_marks)
     files: dict[int, str] = field(default_factory=dict)
     stride: int = 1
     count: int = 0
@@ -70,6 +82,7 @@ class StepTable:
     eval_step: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_loss: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_by: dict[int, dict[str, float]] = field(default_factory=dict)
+    alike: bool = False
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))
@@ -94,6 +107,47 @@ class StepTable:
     def is_skipped(self) -> Mask:
         """Steps without an update, as after an overflow of fp16."""
         return np.nan_to_num(self["skipped"]) > 0
+
+    def mark_nan(self, interval: int = 1, always: bool = False) -> None:
+        """Marks `nan`, and takes the loss of these steps away. They have a loss or a gradient norm that was printed as
+        NaN or infinite, NaN iterations and no loss, or no loss in a line of a form whose earlier lines in the attempt
+        all have one. Not steps that fp16's loss scaler skips.
+
+        `interval`: steps of a line. `always`: every line without a loss is one.
+        """
+        has_loss, bad = np.isfinite(self["loss"]), np.nan_to_num(self["not_finite"])
+        by_count = np.nan_to_num(self["nan"]) > 0
+        skipped = self.is_skipped & ~by_count
+        lost = ~has_loss
+        if lost.any() and not always:
+            lost = np.zeros(len(self), np.bool_)
+            form = self._form()
+            for each in np.unique(form[~has_loss]):
+                rows = np.flatnonzero((form == each) & ~skipped)
+                lost[rows] = _lost(has_loss[rows] | (bad[rows] == NOT_FINITE["loss"]))
+        found = (bad > 0) | ((by_count | lost) & ~has_loss)
+        # A line of several steps, of which the scaler skipped some, has the mean loss of the others.
+        others = (bad == NOT_FINITE["loss"]) & (self["skipped"] < interval)
+        self.nan = np.asarray(found & (others | ~skipped))
+        if "loss" in self and self.nan.any():
+            self.columns["loss"] = np.where(self.nan, np.nan, self.columns["loss"])
+
+    def nan_since(self, attempt: int) -> int | None:
+        """The row of the first of the NaN steps that end an attempt; None if a finite one follows the last of them.
+        Steps that fp16's loss scaler skips are neither."""
+        rows = np.flatnonzero(self.attempt == attempt)
+        finite = np.flatnonzero(~self.nan[rows] & ~self.is_skipped[rows])
+        last = rows[finite[-1] + 1 :] if len(finite) else rows
+        found = last[self.nan[last]]
+        return int(found[0]) if len(found) else None
+
+    def _form(self) -> Places:
+        """A number for each row by its attempt and by the other fields than the loss that it has."""
+        form = self.attempt.astype(np.int64)
+        for name, column in self.columns.items():
+            if name not in _NOT_OF_FORM:
+                form = 2 * form + np.isfinite(column)
+        return form
 
     def place(self, index: int) -> str:
         """`file:line` of a row."""
@@ -128,10 +182,24 @@ class StepTable:
             eval_step=np.concatenate([table.eval_step for table in tables]),
             eval_loss=np.concatenate([table.eval_loss for table in tables]),
             eval_by={step: losses for table in tables for step, losses in table.eval_by.items()},
+            alike=any(table.alike for table in tables),
         )
 
 
+def _lost(has_loss: Mask) -> Mask:
+    """Which lines of one form lost the loss that every earlier one had: not those of a program that prints it now and
+    then."""
+    lacks = np.flatnonzero(~has_loss)
+    if not len(lacks) or lacks[0] < _FEWEST_WITH_LOSS:
+        return np.zeros(len(has_loss), np.bool_)
+    ends = not has_loss[lacks[0] :].any()
+    return np.asarray(~has_loss & (ends or len(lacks) <= _NOW_AND_THEN * len(has_loss)))
+
+
+_FIGURES = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b[-+]?(?:nan|inf(?:inity)?)\b)")
+_MOST_SHAPES = 64
 SUMMED = ("skipped", "nan")
+NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined
 
 
@@ -150,6 +218,8 @@ class StepRows:
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
     closed: int = -1  # the last line that is in the columns, or was skipped
+    shapes: set[str] = field(default_factory=set)  # of the lines of an unknown program, until two are alike
+    alike: bool = False
     blocks: list[StepTable] = field(default_factory=list)
     _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
@@ -168,6 +238,13 @@ class StepRows:
         self._close()
         self.open_row, self.open_line = row, line
         self.count += 1
+
+    def see_shape(self, line: str) -> None:
+        """Notes the shape of a line: the line without its figures."""
+        if not self.alike and len(self.shapes) < _MOST_SHAPES:
+            shape = " ".join(_FIGURES.sub("0", line).split())
+            self.alike = shape in self.shapes
+            self.shapes.add(shape)
 
     def first_kept(self) -> int:
         """How many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
@@ -217,7 +294,9 @@ class StepRows:
             for name, column in sound_columns(whole.columns, left_out).items()
             if name == "loss" or not np.isnan(column).all()
         }
-        return StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+        found = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+        found.alike = self.alike
+        return found
 
     def closed_lines(self) -> StepTable:
         """All kept lines except the open one."""
@@ -231,6 +310,8 @@ class StepRows:
         if not self.count or self.closed == ordinal:
             return
         self.closed = ordinal
+        if bad := max((each for name, each in NOT_FINITE.items() if not math.isfinite(row.get(name, 0.0))), default=0):
+            row["not_finite"] = float(bad)
         if ordinal % self.stride == 0:
             self._pending.append((self.open_line, row))
             if len(self._pending) >= PENDING:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
+from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
+from hpc_gpt.readers.logs.read_log import READER_FAILED
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.readers.runs.discovery import discover, notes, shown_path
@@ -124,6 +125,9 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
             words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
             gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
             continue
+        except Exception as fault:  # of a reader: the other runs are reported
+            gathered.unread.append(f"{run.path}: {READER_FAILED}: {fault_words(fault)}")
+            continue
         if wanted is not None and not wanted(read.record):
             continue
         gathered.runs.append(read)
@@ -163,7 +167,8 @@ def read_one(name: str, logs: Path) -> RunRead:
     place = path if numbered else name
     if place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
         return read_own(find_run(name, logs))
-    runs = _gather_found([place], logs).runs
+    gathered = _gather_found([place], logs)
+    runs = gathered.runs
     if numbered:
         runs = [run for run in runs if ((run.record.run or "").rpartition("#")[2] if which != "1" else "1") == which][
             :1
@@ -171,8 +176,10 @@ def read_one(name: str, logs: Path) -> RunRead:
     if len(runs) == 1:
         return runs[0]
     if not runs:
+        failed = [words for words in (*gathered.unread, *gathered.notes) if READER_FAILED in words]
         raise NoSuchRun(
-            f"no run in {shown_path(name)}", "give a log with training steps, a run folder, a run id or a job id"
+            "; ".join([f"no run in {shown_path(name)}", *failed]),
+            "give a log with training steps, a run folder, a run id or a job id",
         )
     named = some([str(run.record.run) for run in runs], 5)
     benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)

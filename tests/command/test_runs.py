@@ -394,6 +394,8 @@ def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> 
             "exiting program after 1180.2 minutes, at 3 of 9 steps",
         ),
         ('for n in 1 2 3; do echo "step $n/3 loss 1.0"; done', "done", "3 of 3 steps"),
+        ('for n in 1.0 nan nan; do echo "step $((++i))/3 loss $n"; done', "nan", "nan since step 2; 3 of 3 steps"),
+        ('for n in 1.0 nan nan; do echo "step $((++i))/9 loss $n"; done; exit 3', "nan", "nan since step 2; rank 1: "),
     ],
 )
 def test_a_program_is_done_only_after_its_last_step(tmp_path: Path, run_line: str, state: str, words: str) -> None:

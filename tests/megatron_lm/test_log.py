@@ -6,6 +6,7 @@ from platform import node
 import pytest
 
 from hpc_gpt.program.process import ForeignLog
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.train.engines.megatron_lm import MegatronRank, read_iteration
 from tests.made_runs import unsubmitted_run
@@ -138,3 +139,20 @@ def test_what_its_last_words_say(rank, log, last_words, code, said):
     for text in ("Traceback (most recent call last):", '  File "x.py", line 3', last_words):
         log.take(text)
     assert rank.failure(code) == said
+
+
+def raises(*given):
+    raise TypeError("no such figure")
+
+
+def test_a_reader_that_fails_at_the_end_leaves_the_exit_code(rank, monkeypatch, capsys):
+    monkeypatch.setattr(rank, "failure", raises)
+    assert rank._report_failure(3) == 3
+    end = rank._attempt.ended()
+    assert (end["ended"], end["cause"]) == ("error", "rank 1: the program ended with exit code 3")
+    assert "TypeError: no such figure (test_log.py:" in capsys.readouterr().err
+
+
+def test_a_reader_that_fails_leaves_no_attempt_unjudged(rank, monkeypatch):
+    monkeypatch.setattr("hpc_gpt.readers.causes.first_cause", raises)
+    assert read_cause(rank._attempt).ended == "unknown"

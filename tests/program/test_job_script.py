@@ -234,3 +234,24 @@ def test_output_is_not_slowed(tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "ratio.json").read_text()) < 10
     )  # 60 MB took 74 s through a pipe, a file less than one
+
+
+STEPS = """\
+#!/bin/bash
+#SBATCH -N 1
+for step in $(seq 50); do sleep 0.3; echo "step $step loss 2.5"; done
+"""
+
+
+@pytest.mark.long  # its steps must be many looks at its output
+def test_the_step_time_is_that_of_the_program_and_not_of_the_looks_at_its_output(tmp_path: Path) -> None:
+    script(tmp_path, STEPS)
+    done = in_process(
+        "submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment={"HPC_GPT_LOGS": "logs"}
+    )
+    assert done.code == 0, done.stderr
+    (record,) = json.loads(in_process("report", "logs", "--json", cwd=tmp_path).stdout)["records"]
+    assert record["steps_used"] > 20
+    true_s = 0.305  # with the start of sleep
+    assert record["step_s"] == pytest.approx(true_s, rel=0.04)
+    assert record["step_s_p10"] == pytest.approx(true_s, rel=0.11)

@@ -2,10 +2,15 @@
 
 import io
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.readers.logs import read_log
+from hpc_gpt.readers.runs import foreign_run
 from hpc_gpt.report.gather import gather_paths, read_one
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log
@@ -91,3 +96,30 @@ def test_paths_that_overlap_give_each_run_once(lab, logs):
     gathered = gather_paths([str(lab), str(lab / "ours"), str(lab / "a.log"), f"{lab}/./"], logs)
     assert len(gathered.runs) == 4
     assert not gathered.unread
+
+
+def fails_on_bad(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but for what holds bad.log."""
+
+    def call(*given: Any) -> Any:
+        if "bad.log" in repr(given):
+            raise TypeError("no such figure")
+        return real(*given)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["_read_log", "group_logs", "read_foreign"])
+def test_a_file_whose_reader_raised_is_skipped_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("bad.log", "good.log", "other.log"):
+        write_log(tmp_path / file, iterations(1, 9))
+    module = read_log if name == "_read_log" else foreign_run
+    monkeypatch.setattr(module, name, fails_on_bad(getattr(module, name)))
+    found = gather_paths([str(tmp_path)], tmp_path / "logs")
+    assert [record.run for record in found.records] == ["good", "other"]
+    (note,) = found.notes
+    assert note.startswith(f"skipped {tmp_path}/bad.log: its reader failed: TypeError: no such figure (")
+    with pytest.raises(NoSuchRun, match=r"bad\.log: its reader failed: TypeError"):
+        read_one(str(tmp_path / "bad.log"), tmp_path)

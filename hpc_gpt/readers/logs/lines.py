@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.readers.dialects.generic import TESTS
 from hpc_gpt.readers.logs import Fact, Failure, Part, PeakMemory, Place
 from hpc_gpt.readers.logs.matches import (
     LONGEST_TEXT,
@@ -209,6 +210,7 @@ class LineReader:
         part = self.parts[-1]
         part.last_line = max(number - 1, part.first_line)
         self.parts.append(Part(self.file, number, number))
+        self.parts[-1].facts.update({name: part.facts[name] for name in (TESTS,) if name in part.facts})
         self.rows.append({})
         self.timer_lines = {}
 
@@ -255,6 +257,8 @@ class LineReader:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
+        if each.dialect.last_resort:
+            rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, LineKind, kinds_for_a_log, zeroed
@@ -39,8 +40,9 @@ from hpc_gpt.readers.logs.matches import (
 )
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
-from hpc_gpt.readers.steps import SUMMED, Mask, Places, StepColumn
+from hpc_gpt.readers.steps import NOT_FINITE, SUMMED, Mask, Places, StepColumn
 
+READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
 _STRETCH = 1 << 16  # bytes
 _MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
 _FEW = 3  # so few lines are read one by one
@@ -63,7 +65,15 @@ class LogRead:
 
 
 def read_log(path: Path) -> LogRead:
-    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises."""
+    """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises: the
+    fault of a reader refuses the file."""
+    try:
+        return _read_log(path)
+    except Exception as fault:
+        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}")
+
+
+def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
@@ -365,7 +375,8 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
     lines = block.steps[of]
     rows = reader.rows_of(name, None)
     before = rows.count
-    kept = lines[:-1][rows.first_kept() :: rows.stride]
+    first = rows.first_kept()
+    kept = lines[:-1][first :: rows.stride]
     kinds = block.by_kind(lines)
     fields = {field for kind, _ in kinds for field in kind.fields}
     columns = {field: block.column(field, kept) for field in STEP_FIELDS if field in fields and field != "at"}
@@ -377,9 +388,15 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
-    nans = sum(_nan_losses(block, kind, lines[those[those < len(lines) - 1]]) for kind, those in kinds)
-    if nans:
-        totals["nan_loss"] = float(nans)
+    for kind, those in kinds:
+        if kind.each.dialect.last_resort:
+            for row in those[:2]:  # of lines of one kind any two are alike
+                rows.see_shape(block.text(int(lines[row])))
+    bad = _not_finite(block, kinds, lines)
+    if not np.isnan(bad).all():
+        columns["not_finite"] = bad[:-1][first :: rows.stride]
+        if losses := int((bad[:-1] == NOT_FINITE["loss"]).sum()):
+            totals["nan_loss"] = float(losses)
     text, ((match, each),) = block.found(int(lines[-1]))
     last = row_of(values_of(text, match, each.pattern), time_of(text))
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
@@ -399,12 +416,16 @@ def _at_column(block: LineBlock, lines: Places) -> StepColumn:
     return found
 
 
-def _nan_losses(block: LineBlock, kind: LineKind, lines: Places) -> int:
-    """How many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
-    loss = kind.columns.get("loss")
-    if loss is None or loss.numeral is not None:
-        return 0
-    return int((~np.isfinite(loss.read(block.data, block.starts[lines]))).sum())
+def _not_finite(block: LineBlock, kinds: list[tuple[LineKind, Places]], lines: Places) -> StepColumn:
+    """The column `not_finite` of lines of these kinds; a kind whose figures are digits has none."""
+    found = np.full(len(lines), np.nan)
+    for kind, those in kinds:
+        for name, value in NOT_FINITE.items():
+            column = kind.columns.get(name)
+            if column is not None and column.numeral is None:
+                wrong = ~np.isfinite(column.read(block.data, block.starts[lines[those]]))
+                found[those[wrong]] = value
+    return found
 
 
 def _facts_of_steps(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:

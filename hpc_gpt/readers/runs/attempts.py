@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +19,16 @@ import numpy as np
 
 from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
-from hpc_gpt.readers.steps import Places, StepColumn, StepTable
+from hpc_gpt.readers.steps import NOT_FINITE, Places, StepColumn, StepTable
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_stored
 
 _YEAR_10000 = 253402300800.0
 # Keys of a line of metrics.jsonl, and the columns that they become.
-_SAME = ("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s")
+_SAME = (
+    *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
+    "save_s",
+)
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 22  # bytes of lines that are parsed at once
 _LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
@@ -58,7 +61,7 @@ class MetricsLines:
 class _Lines:
     """The lines of a file read so far, in order; a step can have several."""
 
-    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in (*KEYS, "not_finite")})
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
     by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
@@ -78,7 +81,8 @@ class _Lines:
             numbers, objects = [number for number, _ in sound], [values for _, values in sound]
         self.line.append(np.array(numbers, np.int64))
         columns = _columns(objects)
-        for key in KEYS:
+        columns["not_finite"] = _not_finite(columns, len(objects))
+        for key in self.columns:
             self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
             if isinstance(losses, dict):
@@ -116,7 +120,7 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
     # If a step has two lines, the last one counts.
     _, last = np.unique(columns["step"][::-1], return_index=True)
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
-    named = {KEYS[key]: column for key, column in columns.items()}
+    named = {KEYS.get(key, key): column for key, column in columns.items()}
     steps = StepTable(named, line, np.full(len(line), attempt, np.int64), files=file, count=len(line))
     steps.eval_by = lines.by_source
     return MetricsLines(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
@@ -174,6 +178,16 @@ def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
     if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
     return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS, "loss_eval_by")}
+
+
+def _not_finite(columns: Mapping[str, Sequence[Any]], count: int) -> list[float | None]:
+    """The column `not_finite`: JSON's NaN and Infinity, and no null."""
+    found: list[float | None] = [None] * count
+    for name, value in NOT_FINITE.items():
+        for row, figure in enumerate(columns.get(name) or ()):
+            if isinstance(figure, float) and not math.isfinite(figure):
+                found[row] = float(value)
+    return found
 
 
 _PLAIN = {int, float, bool, type(None)}

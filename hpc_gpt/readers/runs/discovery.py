@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hpc_gpt.readers.logs.read_log import READER_FAILED
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, is_bench
 from hpc_gpt.runs.run_folder import RunFolder
@@ -66,10 +67,12 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
 
 
 def notes(found: DiscoveredFiles) -> list[str]:
-    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
+    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`. Logs that a reader failed on are
+    each named, up to eight."""
     lines = []
     for why, count in sorted(found.counts.items()):
-        lines.append(f"skipped {shown_path(found.skipped[why][0])}{and_more(count, 1)}: {why}")
+        named = found.skipped[why] if why.startswith(READER_FAILED) else found.skipped[why][:1]
+        lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
     return lines
 
 

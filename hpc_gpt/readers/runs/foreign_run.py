@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, PeakMemory
-from hpc_gpt.readers.logs.read_log import read_log
+from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
@@ -66,7 +67,7 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             if held > _MOST_ROWS:
                 held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
-    runs = group_logs(logs, silent)
+    runs = _grouped(logs, silent, found)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     found_runs = []
     for run, name in zip(runs, _names(runs), strict=True):
@@ -74,8 +75,24 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
         beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
-        found_runs.append(read_foreign(run, name, next(filter(None, beside), None), of_files))
+        try:
+            found_runs.append(read_foreign(run, name, next(filter(None, beside), None), of_files))
+        except Exception as fault:
+            for path in run.files:
+                found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs
+
+
+def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], found: DiscoveredFiles) -> list[RunParts]:
+    """The runs of the logs; if they cannot be grouped, each log alone."""
+    try:
+        return group_logs(logs, silent)
+    except Exception as fault:
+        if len(logs) > 1:
+            return [run for log in logs for run in _grouped([log], [], found)]
+        for path, _ in logs:
+            found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
+        return []
 
 
 def _rows(parts: Sequence[Part]) -> int:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.dialects.generic import TESTS
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import STEP_FIELDS
 from hpc_gpt.readers.runs.mlperf_counts import counted_in, rate_in
@@ -49,18 +50,23 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     found = [
         (name, steps)
         for name, steps in part.steps.items()
-        if len(steps) and any(field in steps for field in wanted) and _is_training(name, steps)
+        if len(steps) and any(field in steps for field in wanted) and _is_training(part, name, steps)
     ]
     known = [pair for pair in found if pair[0] not in _last_resorts()]
     return min(known or found, key=lambda pair: _worth(*pair), default=None)
 
 
-def _is_training(name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if at least five have a rising step."""
+def _is_training(part: Part, name: str, steps: StepTable) -> bool:
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least
+    or have two that are alike in what is no output of tests."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
-    return steps.count >= _FEWEST_GENERIC and len(numbers) > 1 and bool((np.diff(numbers) > 0).all())
+    return (
+        ((steps.alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC)
+        and len(numbers) > 1
+        and bool((np.diff(numbers) > 0).all())
+    )
 
 
 @cache
@@ -75,7 +81,7 @@ def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
 
 def has_steps(part: Part) -> bool:
     """Whether a part shows training: steps, a bar or a total."""
-    steps = any(len(steps) and _is_training(name, steps) for name, steps in part.steps.items())
+    steps = any(len(steps) and _is_training(part, name, steps) for name, steps in part.steps.items())
     return bool(part.progress or part.totals or steps)
 
 
@@ -228,8 +234,9 @@ def run_steps(
         column[absurd] = np.nan
     found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
     found.counts = steps_that_count(found["step"], found.attempt)
-    found.dialect = max(names, key=lambda name: names[name])
     found.interval = max(intervals, key=lambda each: intervals[each])
+    found.mark_nan(found.interval)
+    found.dialect = max(names, key=lambda name: names[name])
     found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
     return found
 

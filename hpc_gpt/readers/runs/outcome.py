@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from hpc_gpt.ends.state import Facts, class_of
-from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs import Part
+from hpc_gpt.readers.causes import Cause, first_cause, with_nan
+from hpc_gpt.readers.logs import Failure, Part, Place
 from hpc_gpt.readers.logs.lines import JOB_OVER
 from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.draft import Draft
@@ -113,10 +113,7 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
     """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
-    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0)
-    loss = steps["loss"]
-    if steps.totals.get("nan_loss") and np.isfinite(loss).any():
-        apart |= ~np.isfinite(loss)
+    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
     asked = []
     if not steps.after_pause.any():
         for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
@@ -257,6 +254,8 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
+    if not max(runtime, samples, rounded, runtime * samples, runtime * rounded) < _MOST_TOKENS:
+        return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
     words = f"steps, the only number that is {rounded:g} a second"
@@ -295,6 +294,8 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
             draft.flag("the loss did not fall")
+    if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
+        draft.set("loss_last", math.nan, steps.place(since))
     evals = evaluations(steps, parts)
     if evals and "evaluates_accuracy" not in draft:
         draft.set("loss_eval", evals[-1][1], evals[-1][2])
@@ -313,11 +314,13 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
             if np.isfinite(column).any():
                 whole = np.nansum(column[steps.counts]) if steps.stride == 1 else steps.totals.get(key, 0.0)
                 draft.set(name, int(min(whole, 1e15)), summed)
-        lost = int(steps.totals.get("nan_loss", 0))
+        nan = np.flatnonzero(steps.nan & steps.counts)
+        lost = len(nan) if steps.stride == 1 else max(len(nan), int(steps.totals.get("nan_loss", 0)))
         if lost > (draft.get("nan_steps") or 0):
-            draft.set("nan_steps", lost, "lines with a loss that is no number")
+            draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
         if lost:
-            draft.flag(f"{counted(lost, 'line')} with a loss that is no number")
+            where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
@@ -468,6 +471,10 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
     cause = first_cause(parts, reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts))
+    if (since := steps.nan_since(number)) is not None:
+        step, (file, line) = steps["step"][since], (steps.files[number], int(steps.line[since]))
+        what = f"step {step:.0f}" if steps.numbered else f"line {line}"
+        cause = with_nan(cause, Failure("nan", f"nan since {what}", Place(file, line)))
     first_step, last_step = (
         min((span[0] for span in spans), default=None),
         max((span[1] for span in spans), default=None),

@@ -22,6 +22,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.log_steps import log_interval
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
@@ -54,8 +55,11 @@ def read_own(run: RunFolder) -> RunRead:
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
     steps.counts = steps_that_count(steps["step"], steps.attempt, first_steps)
+    # A trainer may write NaN as null; another program may print its loss now and then.
+    is_program = engine_named(resolved.engine.name).is_program
+    steps.mark_nan(log_interval(steps) if is_program else 1, always=not is_program)
     # Our clock restarts after an evaluation or a save: no step time includes one.
-    times = time_steps(steps, steps["step_s"], steps.is_skipped | ~np.isfinite(steps["loss"]))
+    times = time_steps(steps, steps["step_s"], steps.is_skipped | steps.nan)
     evaluated = steps.counts & ~np.isnan(steps["loss_eval"])
     steps.eval_step, steps.eval_loss = steps["step"][evaluated], steps["loss_eval"][evaluated]
     draft = Draft()
@@ -64,7 +68,7 @@ def read_own(run: RunFolder) -> RunRead:
     _add_device(draft, attempts)
     _add_measurements(draft, attempts)
     _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
-    _add_attempts(draft, run, resolved, attempts)
+    _add_attempts(draft, run, resolved, attempts, steps)
     if jobs := after_table(run.path):
         draft.set("after", jobs, f"{AFTER}/step-*/")
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
@@ -205,15 +209,14 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     if not len(steps):
         return
     skips = np.nan_to_num(steps["skipped"])
-    # A trainer may write NaN as null; a skipped step has no loss either.
-    has_loss = np.isfinite(steps["loss"])
-    nan = np.flatnonzero(~has_loss & (skips == 0))
-    losses = np.flatnonzero(has_loss)
+    nan, losses = np.flatnonzero(steps.nan), np.flatnonzero(np.isfinite(steps["loss"]))
     if len(losses):
         for key, index in (("loss_first", losses[0]), ("loss_last", losses[-1])):
             draft.set(key, float(steps["loss"][index]), steps.place(index))
         if len(losses) > 1 and draft.get("loss_last") >= draft.get("loss_first"):
             draft.flag("the loss did not fall")
+    if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
+        draft.set("loss_last", math.nan, steps.place(since))
     evaluated = np.flatnonzero(~np.isnan(steps["loss_eval"]))
     if len(evaluated):
         last = evaluated[-1]
@@ -221,7 +224,8 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
         if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
             draft.set("loss_eval_by", by_source, steps.place(last))
     if len(nan):
-        draft.flag(f"{counted(len(nan), 'step')} with a loss that is no number, the first at {steps.place(nan[0])}")
+        where = steps.place(int(nan[0]))
+        draft.flag(f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}")
     if np.all(skips > 0):
         draft.flag("every step was skipped: step_s includes forward and backward only")
     where = "metrics.jsonl of the attempts"
@@ -259,7 +263,9 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
         draft.flag(flag)
 
 
-def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> None:
+def _add_attempts(
+    draft: Draft, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable
+) -> None:
     run_state = read_run_state(run, resolved.train.log_every)
     state, end, waiting = run_state.state.ended, run_state.end, run_state.waits
     ids = job_ids(run)
@@ -277,8 +283,8 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
         cause = submissions[-1].get("refused")
     where = _source_of_state(run_state)
     draft.set("ended", state, where)
-    draft.set("cause", _text(cause), where)
-    draft.set("attempts", _attempt_tables(run, attempts, run_state), "attempts/*/")
+    draft.set("cause", _since(steps, number, state, _text(cause)), where)
+    draft.set("attempts", _attempt_tables(run, attempts, run_state, steps), "attempts/*/")
     folder = f"attempts/{number}"
     job_id = _text((last.started.get("job_id") if last else None) or None)
     draft.set(
@@ -313,7 +319,16 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
     draft.set("gpu_hours", hours, f"gpus x the time of {timed} of {len(attempts)} attempts")
 
 
-def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], run_state: RunState) -> list[dict[str, Any]]:
+def _since(steps: StepTable, attempt: int | None, ended: str, cause: str | None) -> str | None:
+    """The cause of an attempt's end; of NaN with the step since which there was nothing else."""
+    since = steps.nan_since(attempt) if attempt is not None and ended == "nan" else None
+    words = None if since is None else f"nan since step {steps['step'][since]:.0f}"
+    return cause if words is None or words in (cause or "") else f"{words}; {cause}" if cause else words
+
+
+def _attempt_tables(
+    run: RunFolder, attempts: list[AttemptRead], run_state: RunState, steps: StepTable
+) -> list[dict[str, Any]]:
     """The record's `attempts`: one object each."""
     classes = attempt_classes(run, [read.attempt for read in attempts], run_state)
     return [
@@ -323,7 +338,12 @@ def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], run_state: RunS
             "started": iso(read.start_s),
             "ended_at": iso(epoch(read.ended.get("time"))),
             "ended": ended,
-            "cause": _text(cause_of_attempt(run, read.attempt, ended) or _moved(read, run_state)),
+            "cause": _since(
+                steps,
+                read.attempt.number,
+                ended,
+                _text(cause_of_attempt(run, read.attempt, ended) or _moved(read, run_state)),
+            ),
             "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
             "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
             "node_list": _text(read.started.get("node_list")),

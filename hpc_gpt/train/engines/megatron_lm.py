@@ -32,7 +32,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _ITERATION = re.compile(ITERATION.regex)
 # What metrics.jsonl gets of it; tokens/s follow from the batch and the time.
-_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "global_batch")
+_KEPT = ("step", "step_s", "loss", "grad_norm", "lr", "skipped", "nan", "global_batch")
 _BEGINS = "before the start of training step"
 _ABORT_S = 3.0
 # Slurm sends signals to every process of a step. This process handles those that would end Megatron: all but SIGTERM,
