@@ -10,12 +10,16 @@ The rules, in this order:
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
-   it that explains it.
+   it that explains it. A link's fault is also what the peers of a dead process print: it explains no earlier timeout,
+   and what a rank says of itself goes before it unless that is shown to be later (the same rank's, or by time of day).
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
    that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier.
-7. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
+7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is.
+8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
+   waited for another, that of the first rank that the launcher saw fail.
+9. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
 import math
@@ -25,6 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpc_gpt.ends.failures import meaning
+from hpc_gpt.readers.dialects.failure_families import NO_GPU, NO_GPU_ON_NODE
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
@@ -37,7 +42,7 @@ _HOST = re.compile(r"^host +: ")
 _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
-IGNORED = "Exception ignored in"
+IGNORED = "Exception ignored "
 _LONGEST_TRACEBACK = 40  # lines
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
@@ -69,6 +74,10 @@ _NEVER_BEGAN = re.compile(
 )
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
+# A link's fault, or what the peers of a process that died print.
+_LINK = re.compile(r"\bNET/IB\b|\bTransport retry count")
+_NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
+_LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
 _NO_CAUSE = "nothing says why the log ends"
 
 
@@ -105,11 +114,13 @@ class Cause:
         return [failure for failure in self.ordered if failure.echo and failure != self.failure]
 
 
-def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
+def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool = False) -> Cause:
     """The first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
 
-    `reached_end`: all planned steps were trained. Then only a failure after the last step counts.
+    `reached_end`: all planned steps were trained. Then only a failure after the last step counts. `asked_for_gpus`: by
+    its script; that ranks used GPUs shows it, too.
     """
+    asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
@@ -127,6 +138,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
         found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
         for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
+            if asked_for_gpus and failure.to_do == NO_GPU:
+                failure = replace(failure, ended="node_failure", to_do=NO_GPU_ON_NODE)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
@@ -139,6 +152,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
+    if chosen is not None and _LINK.search(chosen.words):
+        own, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        chosen, sure = (own, why or "a dead peer makes the same lines as a link's fault") if own else (chosen, sure)
     if chosen is not None and (limit := _time_limit(causes, chosen)) is not None:
         chosen, sure = limit, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
@@ -161,6 +177,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
         node = _node_of(chosen, rank, nodes, parts, why != "")
+        if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+            node, said = _node_of_peers(chosen, echoes)
+            sure = "; ".join(filter(None, (sure, said)))
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
@@ -175,11 +194,12 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
 
 
-def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """A sort key of echoes: a process's own end before messages of its peers, then those with rank and node."""
+def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
+    """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
+    with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
-    return ended_by_others, not first, failure.node is None, failure.rank is None
+    return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
 
 
 def one_line(words: str) -> str:
@@ -202,9 +222,10 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
     return sorted(best.values(), key=lambda failure: failure.place.line)
 
 
-def _plainness(failure: Failure) -> tuple[bool, bool]:
+def _plainness(failure: Failure) -> tuple[bool, bool, bool]:
     # An echo has a pattern of its own, which is more specific than the bare name of the exception.
-    return failure.ended == "error" and not failure.echo, failure.ended == "error"
+    plain = failure.ended == "error" and not failure.to_do
+    return plain and not failure.echo, plain, not failure.to_do
 
 
 def _last_line(part: Part, steps_left: int) -> int:
@@ -322,6 +343,20 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
     return head, ""
 
 
+def _is_own(failure: Failure) -> bool:
+    """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
+    row = meaning(failure.ended)
+    return not (row.waits or row.by_scheduler or _LINK.search(failure.words) or _IN_COLLECTIVE.search(failure.words))
+
+
+def _is_later(failure: Failure, other: Failure) -> bool:
+    """Whether the logs show that a failure was after another one."""
+    if failure.at is not None and other.at is not None:
+        return failure.at - other.at > SKEW_S
+    same = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
+    return same and failure.place.line > other.place.line
+
+
 def _is_near(head: Failure, other: Failure) -> bool:
     if head.at is not None and other.at is not None:
         return abs(other.at - head.at) <= SKEW_S
@@ -331,6 +366,8 @@ def _is_near(head: Failure, other: Failure) -> bool:
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended == "error" and _IN_COLLECTIVE.search(head.words):
         return meaning(other.ended).specific < meaning("error").specific
+    if _LINK.search(other.words):
+        return False
     # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
     explains = head.ended in meaning(other.ended).explains
     if head.ended == "error":
@@ -404,9 +441,9 @@ def _node_of(
         return failure.node
     if rank is not None and rank in nodes:
         return nodes[rank]
-    if failure.ended == "node_failure":
+    if failure.ended in ("node_failure", "host_memory"):
         every = (each for part in parts for each in part.failures if each.node and not each.echo)
-        if (other := next((each for each in every if each.ended == "node_failure"), None)) is not None:
+        if (other := next((each for each in every if each.ended == failure.ended), None)) is not None:
             return other.node
     if blamed:
         return None
@@ -416,6 +453,17 @@ def _node_of(
         return in_name[1]
     only = next(iter(lists)) if len(lists) == 1 else ""
     return only if _NODE.fullmatch(only) else None
+
+
+def _node_of_peers(cause: Failure, echoes: Sequence[Failure]) -> tuple[str | None, str]:
+    """(the node of a cause that names neither node nor rank, what shows it): the first that the launcher saw fail after
+    it, or of a cause that blames no node the only one whose NCCL complains."""
+    for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
+        apart = echo.place.file != cause.place.file or echo.place.line > cause.place.line
+        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.words):
+            return echo.node, "the launcher names this node first"
+    complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.words)}
+    return (complain.pop(), "") if len(complain) == 1 and not meaning(cause.ended).of_node else (None, "")
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:

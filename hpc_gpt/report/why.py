@@ -138,6 +138,9 @@ class Why:
             fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
         ):
             return fault
+        failure = self.last.failure if self.last else None
+        if failure is not None and failure.to_do and failure.ended == self.ended:
+            return failure.to_do
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             return meaning(self.ended).to_do

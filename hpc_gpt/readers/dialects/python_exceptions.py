@@ -1,6 +1,6 @@
 """Python's exceptions by the last line of their tracebacks: user errors, data, disks, and the rest."""
 
-from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, echo, failure, raised
 
 _DATA_FILE = (
     r"\.(?:bin|idx|jsonl|ndjson|parquet|arrow|npy|npz|gz|zst|xz|tar|h5|hdf5|csv|tsv|tfrecord|mds|txt)\b(?<!merges\.txt)"
@@ -10,8 +10,9 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
+        Pattern("traceback", "Traceback (most recent call last)", r"\bTraceback \(most recent call last\)", weak=True),
         # The exception below it, which causes.py leaves out, ended nothing.
-        echo("error", "Exception ignored in", EXCEPTION_START + r"(?P<words>Exception ignored in:? .{0,200})"),
+        echo("error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends

@@ -40,7 +40,8 @@ DIALECT = Dialect(
         failure(
             "host_memory",
             "rror",
-            r"(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in \S{1,60}.{0,120})",
+            r"(?:slurmstepd-(?P<node>[\w.-]{1,80}): error: )?(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in"
+            r" \S{1,60}.{0,120})",
         ),
         failure(
             "host_memory",
@@ -65,6 +66,7 @@ DIALECT = Dialect(
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
             r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
         ),
+        echo("node_failure", "pplication launch failed", r"(?P<words>srun: error: Application launch failed: .{0,200})"),
         echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
         failure(
             "user_error",
@@ -114,6 +116,7 @@ srun: error: cn0417: task 12: Segmentation fault (core dumped)
 srun: error: cn0417: task 12: Exited with exit code 1
 srun: error: cn0417: tasks 0-3: Terminated
 srun: error: Node failure on cn0417
+srun: error: Application launch failed: Invalid job credential
 srun: error: Timed out waiting for job step to complete
 srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
 srun: error: Unable to create step for job 4802517: More processors requested than permitted

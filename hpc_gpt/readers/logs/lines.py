@@ -16,11 +16,13 @@ from hpc_gpt.readers.logs.matches import (
     cut_value,
     find,
     float_of,
+    node_of,
     rank_of,
     row_of,
     time_of,
     values_of,
 )
+from hpc_gpt.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, node_of_label, patterns_of
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
 from hpc_gpt.readers.steps import StepRows, StepTable, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
@@ -60,6 +62,7 @@ class LineReader:
         self.file = file
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
+        self.tracebacks = Tracebacks()
         # How near the file is to its bounds.
         self.full = False  # there are so many parts that no more lines of steps are read
         self.most_rows = _MOST_ROWS  # of one dialect in one part
@@ -76,6 +79,10 @@ class LineReader:
 
     def apply(self, number: int, line: str, found: list[Found]) -> None:
         """Adds what was found in a line to its part."""
+        if self.tracebacks.open:
+            failed = any(each.pattern.kind == "failure" for _, each in found)
+            if raised := self.tracebacks.take(number, line, failed):
+                self._raised(*raised, line)
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
@@ -170,9 +177,13 @@ class LineReader:
                 assert pattern.ended
                 if self._room("failures", len(part.failures)):
                     words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
-                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or None
+                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
                     whose = rank if named is None else named
-                    part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo))
+                    if NO_MESSAGE.match(words):
+                        self.tracebacks.wait(number, line, words)
+                    part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo, pattern.to_do))
+            case "traceback":
+                self.tracebacks.begin(line)
             case "end":
                 assert pattern.ended
                 shown = not pattern.weak or each.dialect.name in part.dialects
@@ -181,6 +192,17 @@ class LineReader:
                 for name in ("job_id", "node"):
                     if name in values:
                         self.fact(name, values[name], place, each)
+
+    def _raised(self, number: int, text: str, line: str) -> None:
+        """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
+        part = self.parts[-1]
+        part.failures = [*part.failures[:-8], *(each for each in part.failures[-8:] if each.place.line != number)]
+        words, node = hide_secrets(text[:1000])[:400], node_of(line) or node_of_label(line)
+        for each in patterns_of(text):
+            if self._room("failures", len(part.failures)):
+                part.dialects["python_exceptions"] = part.dialects.get("python_exceptions", 0) + 1
+                at = Place(self.file, number), rank_of(line), node, time_of(line)
+                part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]

@@ -1,0 +1,115 @@
+"""The last line of each traceback, whatever the name of its exception, and a message that begins on the next line.
+
+Patterns know an exception by the end of its name. `queue.Empty` and `zmq.error.Again` are exceptions by their place:
+the first line after `Traceback (most recent call last)` that is not indented. Ranks print at the same time, so each
+label of lines (`[rank3]: `, `n7: `, none) has a traceback of its own.
+"""
+
+import re
+from dataclasses import dataclass
+
+from hpc_gpt.readers.logs.matches import find
+from hpc_gpt.readers.pattern import Pattern
+
+_LINES = 1000  # of a traceback that are looked at
+_FOREIGN = 50  # so many of them does a line cost that is none of it
+_MOST_OPEN = 64
+_LABELS = re.compile(
+    r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: |\([^()]{1,80}\) ){0,5}"
+)
+_NODE = re.compile(r"(?:^|[\s:])([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): $")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
+# An exception has the name of its module before its own, unless it is Python's.
+_EXCEPTION = re.compile(
+    r"((?:[A-Za-z_]\w{0,60}\.){1,8}(?:\w{0,30}[A-Z]\w{0,60}|\w{0,20}error|timeout)"
+    r"|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|(?:Base)?ExceptionGroup|[A-Z]\w{0,40}Warning)(:.*)?$"
+)
+_NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
+_ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
+NO_MESSAGE = re.compile(r"[\w.]{1,400}:\s*$")
+
+
+@dataclass
+class _Open:
+    """A traceback: how many `lines` may follow, and if only its message is missing, the `name` and its line `number`."""
+
+    lines: int = _LINES
+    name: str = ""
+    number: int = 0
+
+
+class Tracebacks:
+    """The tracebacks of a log that have begun and not ended.
+
+    `begin` at each line with `Traceback`, `wait` at an exception without a message, `take` with each line after them.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def open(self) -> bool:
+        return bool(self._open)
+
+    def begin(self, line: str) -> None:
+        """A traceback begins."""
+        label, _ = _split(line)
+        if label in self._open or len(self._open) < _MOST_OPEN:
+            self._open[label] = _Open()
+
+    def wait(self, number: int, line: str, name: str) -> None:
+        """The message of an exception, the `name` with its colon, may be on the next line."""
+        label, _ = _split(line)
+        if label in self._open or len(self._open) < _MOST_OPEN:
+            self._open[label] = _Open(4, name.strip(), number)
+
+    def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
+        """(number of its first line, text) of an exception that this line ends, None if it ends none.
+
+        `failed`: patterns took the line for a failure, so that it is no news.
+        """
+        label, rest = _split(line)
+        each = self._open.get(label)
+        if each is None or not rest.strip():
+            return None
+        each.lines -= 1
+        if each.name:
+            del self._open[label]
+            return None if _ANOTHER.match(rest) else (each.number, f"{each.name} {rest.strip()}")
+        if failed or each.lines <= 0:
+            del self._open[label]
+        elif rest[0] != " " and rest[0] != "\t":
+            if (found := _EXCEPTION.match(rest.rstrip())) is None:
+                each.lines -= _FOREIGN
+                return None
+            del self._open[label]
+            if not _NO_FAILURE.match(found[0]):
+                return number, found[0]
+        return None
+
+
+def _split(line: str) -> tuple[str, str]:
+    """(what launchers and loggers put before a line, without times of day; the line as its program wrote it)."""
+    found = _LABELS.match(line)
+    end = found.end() if found else 0
+    return _TIME.sub("", line[:end]).strip(), line[end:]
+
+
+def node_of_label(line: str) -> str | None:
+    """The node that a line is labelled with, None without one.
+
+    >>> node_of_label("h100-03: queue.Empty"), node_of_label("[rank3]: queue.Empty")
+    ('h100-03', None)
+    """
+    found = _LABELS.match(line)
+    node = _NODE.search(found[0]) if found else None
+    return node[1] if node else None
+
+
+def patterns_of(text: str) -> list[Pattern]:
+    """The patterns that take an exception, `Name: message`, for a failure: by its name, or by its message alone."""
+    name, _, message = text.partition(":")
+    for said in (text, f"RuntimeError:{message or ' ' + name}"):
+        if known := [each.pattern for _, each in find(said) if each.pattern.kind == "failure"]:
+            return known
+    return []
