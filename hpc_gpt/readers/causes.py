@@ -106,7 +106,8 @@ class Cause:
     def failed_node(self) -> str | None:
         """The node if it is at fault: the next attempt leaves it out."""
         row = meaning(self.ended)
-        return self.node if row.of_node and (self.blames_rank or not row.waits) else None
+        echo = self.failure is not None and self.failure.echo  # whose cause is on another node
+        return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
 
     @property
     def echoes(self) -> list[Failure]:

@@ -153,11 +153,13 @@ def raised(names: str, about: str = "") -> str:
 
 # What shows that a line reports a failure, before the words that say which one; and that it does not.
 _REPORTS = (
-    r"(?:(?:(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?|Warning: CUDA initialization)(?=:)"
-    r"|\b(?:[Ee]rror|ERROR|[Ff]atal|FATAL|CRITICAL|[Ff]ailure|[Ff]ailed|FAILED|NCCL WARN)(?=[\]: ])|what\(\):)"
+    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
+    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
+    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
 )
-_ONLY_WARNS = (
-    r"(?!.{0,300}Warning: (?!CUDA initialization)|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
+_ONLY_MENTIONS = (
+    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
+    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
 )
 VARIES = "…"
 
@@ -191,7 +193,7 @@ def family(
         begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
         body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
         before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in says else r".{0,300}?"
-        regex = rf"{EXCEPTION_START}{_ONLY_WARNS}(?P<words>{before}{body}.{{0,300}})"
+        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
         found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
     return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
 

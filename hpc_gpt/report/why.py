@@ -30,6 +30,11 @@ from hpc_gpt.words import class_and_cause
 
 SCHEMA = 1
 _MOST_LISTED = 10
+# An exit code says that a process failed, not why.
+_ELSEWHERE = (
+    "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the node's"
+    " kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
+)
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
@@ -143,7 +148,8 @@ class Why:
             return failure.to_do
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
-            return meaning(self.ended).to_do
+            only = failure is not None and failure.echo and self.ended in VAGUE
+            return _ELSEWHERE if only else meaning(self.ended).to_do
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 

@@ -87,7 +87,11 @@ DIALECT = Dialect(
             r"(?:\[(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}[^\]]{0,60}\] {1,4})?(?P<words>\S{0,40} ?Transport retry count"
             r" exceeded.{0,200})",
         ),
-        echo("node_failure", "NET/IB", rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})"),
+        echo(
+            "node_failure",
+            "NET/IB",
+            rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})",
+        ),
         echo(
             "error",
             "NCCL WARN ",

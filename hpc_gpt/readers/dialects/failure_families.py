@@ -10,16 +10,16 @@ import re
 from hpc_gpt.readers.pattern import Dialect, Pattern, family
 
 # What `causes.py` makes of a missing GPU depends on whether the job asked for one.
-NO_GPU = (
-    "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
-)
+NO_GPU = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
 NO_GPU_ON_NODE = "the job asked for GPUs and this node shows none: exclude the node and report it"
 
 _NO_INTERNET = (
     "download models and data on a login node, to a disk that the nodes see, and set HF_HUB_OFFLINE=1"
     " (WANDB_MODE=offline for wandb): most compute nodes have no internet"
 )
-_HUB_ANSWERS_BADLY = "the server answered late or with a fault: start it again, or download on a login node before the job"
+_HUB_ANSWERS_BADLY = (
+    "the server answered late or with a fault: start it again, or download on a login node before the job"
+)
 _ACCESS = "log in (HF_TOKEN) and accept the model's licence on its page; check the name"
 _WHEEL = (
     "install a build that matches this node's driver, CUDA, Python and C library, or load the modules that it was built"
@@ -62,7 +62,10 @@ _KERNEL = (
     "a kernel read or wrote outside its memory: find it with AMD_SERIALIZE_KERNEL=3 (HIP) or CUDA_LAUNCH_BLOCKING=1, and"
     " try a build for this GPU"
 )
-_AMD_MEMORY = "a GPU had no memory for a queue or a kernel's scratch: a smaller micro-batch, or fewer processes on each GPU"
+_AMD_MEMORY = (
+    "a GPU had no memory for a queue or a kernel's scratch: a smaller micro-batch, or fewer processes on each GPU"
+)
+_COLLECTIVE = "read `Last error` below it and the lines of the other ranks; started with NCCL_DEBUG=INFO, NCCL says which call failed"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
 
 
@@ -97,7 +100,15 @@ DIALECT = Dialect(
         *family(
             "node_failure",
             _FABRIC,
-            says=("fabric manager", "fabric Manager", "fabricmanager", "NVSwitch", "fabric state", "NVLink is down", "nvlink inactive"),
+            says=(
+                "fabric manager",
+                "fabric Manager",
+                "fabricmanager",
+                "NVSwitch",
+                "fabric state",
+                "NVLink is down",
+                "nvlink inactive",
+            ),
         ),
         Pattern(
             "failure",
@@ -110,7 +121,11 @@ DIALECT = Dialect(
         *family(
             "user_error",
             _BUILD,
-            says=("Error building extension", "Error compiling objects for extension", "torch_extensions/….so: cannot open"),
+            says=(
+                "Error building extension",
+                "Error compiling objects for extension",
+                "torch_extensions/….so: cannot open",
+            ),
             line=("ninja: build stopped", "collect2: error: ld returned"),
             echo=True,
         ),
@@ -145,7 +160,12 @@ DIALECT = Dialect(
                 "invalid ELF header",
                 "exec format error",
             ),
-            line=("hipErrorNoBinaryForGpu", "TensileLibrary…No such file", "ptxas fatal", "not defined for option 'gpu-name'"),
+            line=(
+                "hipErrorNoBinaryForGpu",
+                "TensileLibrary…No such file",
+                "ptxas fatal",
+                "not defined for option 'gpu-name'",
+            ),
             raised_as="CUDAMismatchException",
         ),
         *family(
@@ -203,7 +223,6 @@ DIALECT = Dialect(
                 "package doesn't have",
                 "please install",
                 "please build",
-                "pip install",
                 "is not installed",
                 "are not installed",
                 "was not built with",
@@ -269,6 +288,11 @@ DIALECT = Dialect(
                 "out of shared memory",
             ),
         ),
+        *family(
+            "error",
+            _COLLECTIVE,
+            says=("unhandled cuda error", "invalid argument, NCCL", "internal error - please report", "invalid usage"),
+        ),
         # --- names and interfaces of the network between the nodes, then the world outside
         *family(
             "user_error",
@@ -296,7 +320,13 @@ DIALECT = Dialect(
             "user_error",
             _ACCESS,
             raised_as="GatedRepoError RepositoryNotFoundError RevisionNotFoundError EntryNotFoundError",
-            says=("401 Client Error", "403 Client Error", "gated repo", "api_key not configured", "is not a local folder and is not a valid model"),
+            says=(
+                "401 Client Error",
+                "403 Client Error",
+                "gated repo",
+                "api_key not configured",
+                "is not a local folder and is not a valid model",
+            ),
         ),
         *family(
             "user_error",
@@ -392,6 +422,39 @@ DIALECT = Dialect(
     ),
     specimen="""\
 RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized
+cn0417:4711:4800 [3] NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'
+/u/env/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Unexpected error. Error 804: forward compatibility was attempted on non supported HW
+jaxlib.xla_extension.XlaRuntimeError: INTERNAL: failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error
+torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
+[rank3]: RuntimeError: NVML error: fabric manager is not running
+srun: error: Task launch for StepId=4802517.0 failed on node cn0417: Invalid job credential
+RuntimeError: The NVIDIA driver on your system is too old (found version 11020)
+ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /u/env/apex_C.so)
+ValueError: bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your GPU has 7.0
+/u/csrc/fused.cu:3:10: fatal error: cublas_v2.h: No such file or directory
+/u/csrc/fused.cu(17): error: identifier "uint" is undefined
+[rank1]: RuntimeError: Error building extension 'fused_lamb'
+OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
+RuntimeError: Distributed package doesn't have NCCL built in
+RuntimeError: No CUDA GPUs are available
+cn0417:4711:4800 [0] init.cc:520 NCCL WARN Duplicate GPU detected : rank 3 and rank 2 both on CUDA device 1b000
+RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
+OSError: [Errno 24] Too many open files: '/scratch/data/c4.bin'
+RuntimeError: can't start new thread
+cn0417:4711:4800 [3] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-6Kx (size 9637888)
+[rank5]: torch.distributed.DistBackendError: NCCL error in: ../c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.20.5
+RuntimeError: Bootstrap : no socket interface found
+torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (cn0417, 29500). (gai error: -2 - Name or service not known)
+[W socket.cpp:601] [c10d] The IPv6 network addresses of (cn0417, 29500) cannot be retrieved (gai error: -2 - Name or service not known).
+requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/models/org/m
+huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1-2)
+socket.gaierror: [Errno -3] Temporary failure in name resolution
+'(MaxRetryError('HTTPSConnectionPool'), '(Request ID: 3)')' thrown while requesting HEAD https://huggingface.co/org/m/resolve/main/config.json
+_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value of the `weights_only` argument
+RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
+OSError: [Errno 116] Stale file handle: '/scratch/run/step_300'
+:0:rocdevice.cpp            :2724: 123: [pid:1 tid:0x7f] Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: code: 0x1008
+Memory access fault by GPU node-9 (Agent handle: 0x7d5f990) on address 0x14a1cfe01000. Reason: Unknown.
 """,
     seen="public issue threads of PyTorch, DeepSpeed, transformers, NCCL, ROCm, flash-attention and Slurm",
 )

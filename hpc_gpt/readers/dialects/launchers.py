@@ -1,6 +1,6 @@
 """Messages of launchers and shells about processes that ended: torchelastic, deepspeed, bash, and our own ranks."""
 
-from hpc_gpt.readers.pattern import Dialect, echo, failure, raised
+from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, echo, failure, raised
 
 DIALECT = Dialect(
     name="launchers",
@@ -17,6 +17,11 @@ DIALECT = Dialect(
             "failed (exitcode: ",
             r"(?P<words>failed \(exitcode: -?\d{1,4}\) local_rank: \d{1,7} \(pid: "
             r"\d{1,10}\).{0,200})",
+        ),
+        echo(
+            "error",
+            " FAILED (exitcode ",
+            r"(?P<words>Child process \d{1,10} \(local_rank \d{1,7}\) FAILED \(exitcode (?!-15\b)-?\d{1,4}\))",
         ),
         echo("cancelled", "Sending process ", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
         echo(
@@ -70,7 +75,7 @@ DIALECT = Dialect(
         failure(
             "user_error",
             "while loading shared libraries",
-            r"(?P<words>\S{1,200}: error while loading shared libraries: .{0,200})",
+            EXCEPTION_START + r"(?P<words>\S{1,200}: error while loading shared libraries: .{0,200})",
         ),
         failure(
             "error",
@@ -122,6 +127,7 @@ Root Cause (first observed failure):
   exitcode  : 1 (pid: 4711)
   exitcode  : -15 (pid: 4712)
 ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 2 (pid: 4713) of binary: /usr/bin/python3
+Child process 4715 (local_rank 0) FAILED (exitcode 1)
 WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 4714 closing signal SIGTERM
 torch.distributed.elastic.multiprocessing.api.SignalException: Process 4710 got signal: 15
 [2024-05-04 22:03:41,632] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = 1

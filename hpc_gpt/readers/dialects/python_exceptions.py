@@ -10,9 +10,12 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
-        Pattern("traceback", "Traceback (most recent call last)", r"\bTraceback \(most recent call last\)", weak=True),
+        Pattern("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)", weak=True),
+        Pattern("traceback", "he above exception", r"(?:During handling of|The) (?:the )?above exception", weak=True),
         # The exception below it, which causes.py leaves out, ended nothing.
-        echo("error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"),
+        echo(
+            "error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"
+        ),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends

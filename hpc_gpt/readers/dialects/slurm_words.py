@@ -66,7 +66,9 @@ DIALECT = Dialect(
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
             r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
         ),
-        echo("node_failure", "pplication launch failed", r"(?P<words>srun: error: Application launch failed: .{0,200})"),
+        echo(
+            "node_failure", "pplication launch failed", r"(?P<words>srun: error: Application launch failed: .{0,200})"
+        ),
         echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
         failure(
             "user_error",

@@ -17,6 +17,7 @@ _MOST_OPEN = 64
 _LABELS = re.compile(
     r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: |\([^()]{1,80}\) ){0,5}"
 )
+_AFTER_BAR = re.compile(r"\[(?:rank|default)\d{1,7}\]:? ?$")
 _NODE = re.compile(r"(?:^|[\s:])([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): $")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
 # An exception has the name of its module before its own, unless it is Python's.
@@ -26,7 +27,9 @@ _EXCEPTION = re.compile(
 )
 _NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
 _ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
-NO_MESSAGE = re.compile(r"[\w.]{1,400}:\s*$")
+_RULE = re.compile(r"\s*[=*-]{4}")
+# What follows is on the next line: the whole message, or what it announces.
+NO_MESSAGE = re.compile(r"[\w.()]{1,200}:(?: .{0,380}:)?\s*$")
 
 
 @dataclass
@@ -51,9 +54,11 @@ class Tracebacks:
     def open(self) -> bool:
         return bool(self._open)
 
-    def begin(self, line: str) -> None:
-        """A traceback begins."""
-        label, _ = _split(line)
+    def begin(self, before: str) -> None:
+        """A traceback begins in a line, after its label or a progress bar that was not ended."""
+        label, rest = _split(before)
+        if rest.strip():
+            label = (_AFTER_BAR.search(before) or ("",))[0].strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
             self._open[label] = _Open()
 
@@ -75,7 +80,7 @@ class Tracebacks:
         each.lines -= 1
         if each.name:
             del self._open[label]
-            return None if _ANOTHER.match(rest) else (each.number, f"{each.name} {rest.strip()}")
+            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
         if failed or each.lines <= 0:
             del self._open[label]
         elif rest[0] != " " and rest[0] != "\t":
