@@ -218,12 +218,13 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         place = (failure.place.file, failure.place.line)
-        if place not in best or _plainness(failure) < _plainness(best[place]):
+        if place not in best or plainness(failure) < plainness(best[place]):
             best[place] = failure
     return sorted(best.values(), key=lambda failure: failure.place.line)
 
 
-def _plainness(failure: Failure) -> tuple[bool, bool, bool]:
+def plainness(failure: Failure) -> tuple[bool, bool, bool]:
+    """A sort key: of the failures of one line the first by it counts."""
     # An echo has a pattern of its own, which is more specific than the bare name of the exception.
     plain = failure.ended == "error" and not failure.to_do
     return plain and not failure.echo, plain, not failure.to_do

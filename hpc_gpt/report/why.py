@@ -25,6 +25,7 @@ from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.checkpoints import command_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.slurm.directives import asks_for_gpus
 from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_cause
 
@@ -32,8 +33,8 @@ SCHEMA = 1
 _MOST_LISTED = 10
 # An exit code says that a process failed, not why.
 _ELSEWHERE = (
-    "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the node's"
-    " kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
+    "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the"
+    " node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
 )
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
@@ -272,7 +273,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 log = read_log(path)
                 parts += log.parts if path in (attempt.log, attempt.err) else _own_part(log.parts, path, attempt, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
-        cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
+        cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
+        cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
         attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
         cause = first_cause([part for path in outputs for part in read_log(path).parts], False)

@@ -48,7 +48,6 @@ ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
 SOME_TIMERS = 1024  # of the lines after them, one in so many
 TOO_MANY_PARTS = f"lines of steps after {MOST_PARTS} restarts"
 MOST_RANKS = 100_000
-_CHAINED = 3  # lines from an exception to Python's words that another one was raised
 JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
@@ -64,7 +63,6 @@ class LineReader:
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
         self.tracebacks = Tracebacks()
-        self.raised = 0  # the line of the last exception that no pattern knows
         # How near the file is to its bounds.
         self.full = False  # there are so many parts that no more lines of steps are read
         self.most_rows = _MOST_ROWS  # of one dialect in one part
@@ -85,7 +83,6 @@ class LineReader:
             failed = any(each.pattern.kind == "failure" for _, each in found)
             if raised := self.tracebacks.take(number, line, failed):
                 self._raised(*raised, line)
-                self.raised = number if raised[0] == number else self.raised
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
@@ -190,7 +187,7 @@ class LineReader:
             case "traceback" if match[0].startswith("Traceback"):
                 self.tracebacks.begin(line[: match.start()])
             case "traceback":
-                self._chained(number)
+                self._forget(self.tracebacks.caught(number))
             case "end":
                 assert pattern.ended
                 shown = not pattern.weak or each.dialect.name in part.dialects
@@ -210,12 +207,6 @@ class LineReader:
                 part.dialects["python_exceptions"] = part.dialects.get("python_exceptions", 0) + 1
                 at = Place(self.file, number), rank_of(line), node, time_of(line)
                 part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
-
-    def _chained(self, number: int) -> None:
-        """An exception that no pattern knows, `queue.Empty`, was caught: the one that was raised then says why."""
-        last = self.parts[-1].failures[-1:]
-        if 0 < number - self.raised <= _CHAINED and last and last[0].ended == "error" and not last[0].to_do:
-            self._forget(self.raised)
 
     def _forget(self, number: int) -> None:
         """Drops the failures of a line, one of the last."""

@@ -174,6 +174,9 @@ class BlockReader:
         waiting = collections.deque(apart)
         while waiting or self.reader.tracebacks.open:
             in_traceback = self.reader.tracebacks.open
+            if in_traceback and self.reader.tracebacks.skips_indented:
+                while start < len(block.kinds) and block.kinds[start] == NOTHING and block.is_indented(start):
+                    start += 1
             if in_traceback and start < len(block.kinds) and not (waiting and waiting[0].index == start):
                 line = _known_line(block, start)
             elif waiting:

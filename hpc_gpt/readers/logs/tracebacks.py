@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from hpc_gpt.readers.logs.matches import find
 from hpc_gpt.readers.pattern import Pattern
 
-_LINES = 1000  # of a traceback that are looked at
-_FOREIGN = 50  # so many of them does a line cost that is none of it
+_FOREIGN = 20  # lines of others that may be between those of a traceback
 _MOST_OPEN = 64
+_CHAINED = 3  # lines from an exception to Python's words that another one was raised
+INDENT = " \t"
 _LABELS = re.compile(
-    r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: |\([^()]{1,80}\) ){0,5}"
+    r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: "
+    r"|\([^()]{1,80}\) ){0,5}"
 )
 _AFTER_BAR = re.compile(r"\[(?:rank|default)\d{1,7}\]:? ?$")
 _NODE = re.compile(r"(?:^|[\s:])([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): $")
@@ -34,9 +36,10 @@ NO_MESSAGE = re.compile(r"[\w.()]{1,200}:(?: .{0,380}:)?\s*$")
 
 @dataclass
 class _Open:
-    """A traceback: how many `lines` may follow, and if only its message is missing, the `name` and its line `number`."""
+    """A traceback: how many `foreign` lines may yet follow; if its message alone is missing, `name` and `number` of its
+    line."""
 
-    lines: int = _LINES
+    foreign: int = _FOREIGN
     name: str = ""
     number: int = 0
 
@@ -49,10 +52,16 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
+        self._unknown = 0  # the line of the last exception that no pattern knows
 
     @property
     def open(self) -> bool:
         return bool(self._open)
+
+    @property
+    def skips_indented(self) -> bool:
+        """Whether an indented line changes nothing: no label can hide its indent, and no message is missing."""
+        return all(not label and not each.name for label, each in self._open.items())
 
     def begin(self, before: str) -> None:
         """A traceback begins in a line, after its label or a progress bar that was not ended."""
@@ -66,7 +75,7 @@ class Tracebacks:
         """The message of an exception, the `name` with its colon, may be on the next line."""
         label, _ = _split(line)
         if label in self._open or len(self._open) < _MOST_OPEN:
-            self._open[label] = _Open(4, name.strip(), number)
+            self._open[label] = _Open(0, name.strip(), number)
 
     def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
         """(number of its first line, text) of an exception that this line ends, None if it ends none.
@@ -77,20 +86,24 @@ class Tracebacks:
         each = self._open.get(label)
         if each is None or not rest.strip():
             return None
-        each.lines -= 1
         if each.name:
             del self._open[label]
             return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
-        if failed or each.lines <= 0:
+        if rest[0] in INDENT and not failed:
+            return None
+        found = _EXCEPTION.match(rest.rstrip())
+        each.foreign -= 1
+        if failed or found or not each.foreign:
             del self._open[label]
-        elif rest[0] != " " and rest[0] != "\t":
-            if (found := _EXCEPTION.match(rest.rstrip())) is None:
-                each.lines -= _FOREIGN
-                return None
-            del self._open[label]
-            if not _NO_FAILURE.match(found[0]):
-                return number, found[0]
-        return None
+        if failed or not found or _NO_FAILURE.match(found[0]):
+            return None
+        self._unknown = number
+        return number, found[0]
+
+    def caught(self, number: int) -> int:
+        """The line of an exception that no pattern knows, and that Python says was caught: the one that was raised then
+        says why. 0 if there is none right before line `number`."""
+        return self._unknown if number - self._unknown <= _CHAINED else 0
 
 
 def _split(line: str) -> tuple[str, str]:
