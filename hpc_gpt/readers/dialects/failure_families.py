@@ -161,6 +161,7 @@ DIALECT = Dialect(
                 "exec format error",
             ),
             line=(
+                "error while loading shared libraries: ",
                 "hipErrorNoBinaryForGpu",
                 "TensileLibrary…No such file",
                 "ptxas fatal",
@@ -273,7 +274,8 @@ DIALECT = Dialect(
         *family(
             "user_error",
             _PROCESSES,
-            says=("can't start new thread", "pthread_create failed", "[Errno 11] Resource temporarily unavailable"),
+            says=("can't start new thread", "[Errno 11] Resource temporarily unavailable"),
+            line=("pthread_create failed for thread",),
         ),
         *family(
             "host_memory",

@@ -1,6 +1,6 @@
 """Messages of launchers and shells about processes that ended: torchelastic, deepspeed, bash, and our own ranks."""
 
-from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, echo, failure, raised
+from hpc_gpt.readers.pattern import Dialect, echo, failure, raised
 
 DIALECT = Dialect(
     name="launchers",
@@ -73,11 +73,6 @@ DIALECT = Dialect(
         failure("user_error", ": bad interpreter: ", r"(?P<words>\S{1,200}: bad interpreter: .{0,200})"),
         failure("user_error", "/env: ", r"^(?P<words>/usr/bin/env: \S{1,200}: No such file or directory)"),
         failure(
-            "user_error",
-            "while loading shared libraries",
-            EXCEPTION_START + r"(?P<words>\S{1,200}: error while loading shared libraries: .{0,200})",
-        ),
-        failure(
             "error",
             "Fatal Python error: ",
             r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
@@ -142,7 +137,6 @@ ERROR:composer.cli.launcher:Global rank 0 (PID 200322) exited with code -11
 /var/spool/slurmd/job4802517/slurm_script: line 14: syntax error near unexpected token `fi'
 bash: ./launch.sh: /bin/zsh: bad interpreter: No such file or directory
 /usr/bin/env: 'python3.12': No such file or directory
-python: error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file: No such file or directory
 bash:  4711 Segmentation fault      python train.py
 Fatal Python error: Segmentation fault
 Fatal Python error: Aborted

@@ -8,6 +8,7 @@ label of lines (`[rank3]: `, `n7: `, none) has a traceback of its own.
 import re
 from dataclasses import dataclass
 
+from hpc_gpt.ends.failures import meaning
 from hpc_gpt.readers.logs.matches import find
 from hpc_gpt.readers.pattern import Pattern
 
@@ -127,7 +128,8 @@ def node_of_label(line: str) -> str | None:
 def patterns_of(text: str) -> list[Pattern]:
     """The patterns that take an exception, `Name: message`, for a failure: by its name, or by its message alone."""
     name, _, message = text.partition(":")
-    for said in (text, f"RuntimeError:{message or ' ' + name}"):
-        if known := [each.pattern for _, each in find(said) if each.pattern.kind == "failure"]:
-            return known
-    return []
+    if known := [each.pattern for _, each in find(text) if each.pattern.kind == "failure"]:
+        return known
+    said = [each.pattern for _, each in find(f"RuntimeError:{message or ' ' + name}") if each.pattern.kind == "failure"]
+    # What timed out is no collective: those raise what patterns know by name.
+    return [each for each in said if not meaning(each.ended).waits]
