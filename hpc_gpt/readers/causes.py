@@ -25,18 +25,24 @@ The rules, in this order:
 import math
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpc_gpt.ends.failures import meaning
-from hpc_gpt.readers.dialects.failure_families import NO_GPU, NO_GPU_ON_NODE
+from hpc_gpt.readers.blame import (
+    FIRST_OBSERVED,
+    MISSING,
+    node_of_failure,
+    node_the_launcher_names,
+    only_one_that_left,
+    rank_to_blame,
+)
+from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import some
 
 # torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
-FIRST_OBSERVED = "the first that its launcher saw fail"
 _ROOT = re.compile(r"^Root Cause ")
 _HOST = re.compile(r"^host +: ")
 _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
@@ -44,19 +50,7 @@ _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
 IGNORED = "Exception ignored "
 _LONGEST_TRACEBACK = 40  # lines
-_SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
-_MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
-# Our own watchdog's message names the rank without a heartbeat, or the late one.
-_WATCHDOG = re.compile(
-    r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
-)
-_OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
-_NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
-_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
-_NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-# If more than this share of the ranks did not report, no rank is blamed.
-_FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
@@ -76,8 +70,6 @@ _NEVER_BEGAN = re.compile(
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault, or what the peers of a process that died print.
 _LINK = re.compile(r"\bNET/IB\b|\bTransport retry count")
-_NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
-_LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
 _NO_CAUSE = "nothing says why the log ends"
 
 
@@ -139,8 +131,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
         for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
-            if asked_for_gpus and failure.to_do == NO_GPU:
-                failure = replace(failure, ended="node_failure", to_do=NO_GPU_ON_NODE)
+            if asked_for_gpus and failure.to_do == GPU_MISSING:
+                failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
@@ -170,16 +162,16 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why, node = chosen.rank, "", None
     if meaning(chosen.ended).waits:
-        blamed, why = _rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
+        blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if not meaning(chosen.ended).by_scheduler:
-        left = _only_one_that_left(echoes) if rank is None else None
+        left = only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
-        node = _node_of(chosen, rank, nodes, parts, why != "")
+        node = node_of_failure(chosen, rank, nodes, parts, why != "")
         if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
-            node, said = _node_of_peers(chosen, echoes)
+            node, said = node_the_launcher_names(chosen, echoes)
             sure = "; ".join(filter(None, (sure, said)))
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
@@ -188,7 +180,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     number = rank if chosen.rank is None else chosen.rank
     if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
         words = f"rank {number}: {words}"
-    if why and _MISSING.search(chosen.words):
+    if why and MISSING.search(chosen.words):
         words = f"{why}; {words}"  # who never came goes before who waited
     elif why:
         words = f"{words}; {why}"
@@ -385,87 +377,6 @@ def _rank_of_file(file: str) -> int | None:
     """
     found = _RANK_IN_FILE.findall(file)
     return int(found[-1]) if found else None
-
-
-def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
-
-    In this order: the rank that our own watchdog or a barrier names; the one that reports an earlier collective than
-    the others; the first of the ranks that report nothing while the others do.
-    """
-    for failure in timeouts:
-        if named := _WATCHDOG.search(failure.words):
-            return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
-        if named := _MISSING.search(failure.words):
-            absent = [int(rank) for rank in named[1].split(",")]
-            listed = some([str(rank) for rank in absent], 8)
-            return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
-    reports: dict[int, Failure] = {}
-    for failure in timeouts:
-        if failure.rank is not None:
-            reports.setdefault(failure.rank, failure)
-    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.words))}
-    if len(numbers) > 2:
-        late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
-        if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
-            most = max(set(numbers.values()), key=list(numbers.values()).count)
-            doing = _OPERATION.search(reports[late[0]].words)
-            where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
-            return late[0], f"rank {late[0]} is at {where}, the others at {most}"
-    stated = (fact.value for part in parts if (fact := part.fact("gpus")))
-    size = next((value for value in stated if isinstance(value, int) and 0 < value < 10_000_000), None)
-    if size is None and reports and len(reports) == max(reports):
-        size = max(reports) + 1  # one rank below the highest is silent
-    if size is None or len(reports) < 2 or size > 100_000:
-        return None, ""
-    silent = [rank for rank in range(size) if rank not in reports]
-    if silent and len(silent) <= max(1, int(_FEW * size)):
-        one = len(silent) == 1
-        ranks = some([str(rank) for rank in silent], 8)
-        return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
-    return None, ""
-
-
-def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
-    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
-    if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
-        return root[0]
-    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
-    return left[0] if alone else None
-
-
-def _node_of(
-    failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
-) -> str | None:
-    """The node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
-    if failure.node and not blamed:
-        return failure.node
-    if rank is not None and rank in nodes:
-        return nodes[rank]
-    if failure.ended in ("node_failure", "host_memory"):
-        every = (each for part in parts for each in part.failures if each.node and not each.echo)
-        if (other := next((each for each in every if each.ended == failure.ended), None)) is not None:
-            return other.node
-    if blamed:
-        return None
-    lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
-    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
-    if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
-        return in_name[1]
-    only = next(iter(lists)) if len(lists) == 1 else ""
-    return only if _NODE.fullmatch(only) else None
-
-
-def _node_of_peers(cause: Failure, echoes: Sequence[Failure]) -> tuple[str | None, str]:
-    """(the node of a cause that names neither node nor rank, what shows it): the first that the launcher saw fail after
-    it, or of a cause that blames no node the only one whose NCCL complains."""
-    for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
-        apart = echo.place.file != cause.place.file or echo.place.line > cause.place.line
-        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.words):
-            return echo.node, "the launcher names this node first"
-    complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.words)}
-    return (complain.pop(), "") if len(complain) == 1 and not meaning(cause.ended).of_node else (None, "")
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:

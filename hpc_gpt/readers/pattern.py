@@ -164,7 +164,7 @@ _ONLY_MENTIONS = (
 VARIES = "…"
 
 
-def family(
+def failure_family(
     ended: str,
     to_do: str,
     *,
@@ -180,7 +180,7 @@ def family(
     text or a name is what varies; the case of a text's first letter does not matter.
 
     >>> import re
-    >>> (pattern,) = family("user_error", "load it", says=("version `GLIBC…' not found",))
+    >>> (pattern,) = failure_family("user_error", "load it", says=("version `GLIBC…' not found",))
     >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
     'ImportError: /lib64/libc.so.6:'
     """

@@ -7,11 +7,11 @@ patterns of other dialects. To add a family, add a row, and a line in its form t
 
 import re
 
-from hpc_gpt.readers.pattern import Dialect, Pattern, family
+from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, Pattern, failure_family
 
 # What `causes.py` makes of a missing GPU depends on whether the job asked for one.
-NO_GPU = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
-NO_GPU_ON_NODE = "the job asked for GPUs and this node shows none: exclude the node and report it"
+GPU_MISSING = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
+GPU_MISSING_ON_NODE = "the job asked for GPUs and this node shows none: exclude the node and report it"
 
 _NO_INTERNET = (
     "download models and data on a login node, to a disk that the nodes see, and set HF_HUB_OFFLINE=1"
@@ -66,19 +66,29 @@ _AMD_MEMORY = (
     "a GPU had no memory for a queue or a kernel's scratch: a smaller micro-batch, or fewer processes on each GPU"
 )
 _COLLECTIVE = "read `Last error` below it and the lines of the other ranks; started with NCCL_DEBUG=INFO, NCCL says which call failed"
+_LOCKED = "raise the limit of locked memory on every node (ulimit -l unlimited): InfiniBand pins what it sends"
+_CONTAINER = (
+    "the container did not start: check the image's name and path, its registry's login, and the space for its layers"
+)
+_MODULE = "load a module that this cluster has (module avail)"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
 
 
 def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
     """The patterns of an error of CUDA or HIP: by number and name, in whatever message, and by its words."""
-    constant = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
-    number = rf"(?=.{{0,1000}}(?i:cuda|nvidia|gpu|nccl)).{{0,600}}?\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b.{{0,300}}"
-    by_number = tuple(
-        Pattern("failure", literal, rf"^\W{{0,8}}(?P<words>{number})", ended=ended, to_do=to_do)
-        for literal in (f"rror {code}", f"rror: {code}", f"ailure {code}", f"code {code}")
+    constant = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
+    named = (f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}")
+    forms = [(each, rf".{{0,600}}?\b{each}\b") for each in named]
+    about = r"(?=.{0,1000}(?i:cuda|nvidia|nccl)).{0,600}?"
+    number = rf"{about}\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b"
+    forms += [(f"{begin}{code}", number) for begin in ("rror ", "rror: ", "rror (", "ailure ", "code ")]
+    return (
+        *failure_family(ended, to_do, says=(words,)),
+        *(
+            Pattern("failure", literal, rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", ended=ended, to_do=to_do)
+            for literal, form in forms
+        ),
     )
-    said = family(ended, to_do, line=(f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}"), says=(words,))
-    return (*said, *by_number)
 
 
 DIALECT = Dialect(
@@ -91,13 +101,19 @@ DIALECT = Dialect(
         *_cuda(999, "Unknown", "CUDA unknown error", "node_failure", _BROKEN_GPU),
         *_cuda(214, "ECCUncorrectable", "uncorrectable ECC", "node_failure", _BROKEN_GPU),
         *_cuda(220, "NvlinkUncorrectable", "uncorrectable NVLink", "node_failure", _BROKEN_GPU),
-        *family(
+        *failure_family(
             "node_failure",
             _BROKEN_GPU,
             says=("'unknown error'", "error: unknown error", "ECC error", "double bit error", "double-bit ECC"),
-            line=("row remapping failure", "RmInitAdapter failed"),
+            line=(
+                "row remapping failure",
+                "RmInitAdapter failed",
+                "fallen off the bus",
+                "Unable to determine the device handle for GPU",
+                "GPU requires reset",
+            ),
         ),
-        *family(
+        *failure_family(
             "node_failure",
             _FABRIC,
             says=(
@@ -118,7 +134,7 @@ DIALECT = Dialect(
             to_do=_LAUNCH,
         ),
         # --- software that was not built: what follows from the compiler's line
-        *family(
+        *failure_family(
             "user_error",
             _BUILD,
             says=(
@@ -134,8 +150,9 @@ DIALECT = Dialect(
         *_cuda(209, "NoKernelImageForDevice", "no kernel image is available", "user_error", _WHEEL),
         *_cuda(222, "UnsupportedPtxVersion", "compiled with an unsupported toolchain", "user_error", _WHEEL),
         *_cuda(200, "InvalidKernelImage", "device kernel image is invalid", "user_error", _WHEEL),
+        *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", _WHEEL),
         *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", _WHEEL),
-        *family(
+        *failure_family(
             "user_error",
             _WHEEL,
             says=(
@@ -156,6 +173,7 @@ DIALECT = Dialect(
                 "compiled with different CUDA versions",
                 "different CUDA major versions",
                 "incompatible with jax",
+                "does not recognize this architecture",
                 "wrong ELF class",
                 "invalid ELF header",
                 "exec format error",
@@ -163,15 +181,18 @@ DIALECT = Dialect(
             line=(
                 "error while loading shared libraries: ",
                 "hipErrorNoBinaryForGpu",
+                "CUDA_ERROR_NO_BINARY_FOR_GPU",
+                "CUDA_ERROR_INVALID_IMAGE",
                 "TensileLibrary…No such file",
                 "ptxas fatal",
                 "not defined for option 'gpu-name'",
             ),
             raised_as="CUDAMismatchException",
         ),
-        *family(
+        *failure_family(
             "user_error",
             _HARDWARE,
+            raised_as="OutOfResources",
             says=(
                 "only supports Ampere",
                 "only supported on GPUs with compute capability",
@@ -183,7 +204,7 @@ DIALECT = Dialect(
             ),
         ),
         # --- software that was not built: the compiler's line, and what asks for it
-        *family(
+        *failure_family(
             "user_error",
             _BUILD,
             line=(
@@ -217,7 +238,7 @@ DIALECT = Dialect(
             ended="user_error",
             to_do=_BUILD,
         ),
-        *family(
+        *failure_family(
             "user_error",
             _INSTALL,
             says=(
@@ -235,15 +256,16 @@ DIALECT = Dialect(
             ),
         ),
         # --- no GPU
-        *family(
+        *failure_family(
             "user_error",
-            NO_GPU,
+            GPU_MISSING,
             says=(
                 "No CUDA GPUs are available",
                 "No HIP GPUs are available",
-                "no CUDA-capable device is detected",
                 "no ROCm-capable device is detected",
                 "no NVIDIA driver on your system",
+                "might not have a CUDA gpu",
+                "no GPUs found",
                 "CUDA is not available",
                 "torch.cuda.is_available() is False",
                 "requires a GPU",
@@ -255,29 +277,50 @@ DIALECT = Dialect(
                 "your machine only has: []",
                 "device_count() = 0",
             ),
-            line=("cudaErrorNoDevice", "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice"),
         ),
-        *family(
+        *_cuda(100, "NoDevice", "no CUDA-capable device", "user_error", GPU_MISSING),
+        *_cuda(101, "InvalidDevice", "invalid device ordinal", "user_error", _RANKS),
+        *failure_family(
             "user_error",
             _RANKS,
-            says=("invalid device ordinal", "but your machine only has", "device >= 0 && device < num_gpus"),
-            line=("Duplicate GPU detected", "cudaErrorInvalidDevice:", "CUDA_ERROR_INVALID_DEVICE"),
+            says=("but your machine only has", "device >= 0 && device < num_gpus"),
+            line=("Duplicate GPU detected",),
         ),
-        *family("user_error", _FORK, says=("re-initialize CUDA in forked subprocess",)),
+        *failure_family(
+            "user_error", _LOCKED, says=("ibv_…failed with error Cannot allocate memory", "locked memory limit")
+        ),
+        *failure_family(
+            "user_error",
+            _CONTAINER,
+            line=(
+                "error: pyxis: ",
+                "error: spank: ",
+                "FATAL:   could not open image",
+                "FATAL:   container creation failed",
+            ),
+            says=("could not open image", "container creation failed", "error during container init", "enroot-"),
+        ),
+        *failure_family(
+            "user_error",
+            _MODULE,
+            line=("Lmod has detected the following error", "Unable to locate a modulefile for"),
+            echo=True,
+        ),
+        *failure_family("user_error", _FORK, says=("re-initialize CUDA in forked subprocess",)),
         # --- limits of a process
-        *family(
+        *failure_family(
             "user_error",
             _FILES,
             says=("too many open files", "[Errno 24]", "items of ancdata", "EMFILE"),
             line=("too many open files (24)",),
         ),
-        *family(
+        *failure_family(
             "user_error",
             _PROCESSES,
             says=("can't start new thread", "[Errno 11] Resource temporarily unavailable"),
             line=("pthread_create failed for thread",),
         ),
-        *family(
+        *failure_family(
             "host_memory",
             _SHM,
             says=(
@@ -290,13 +333,13 @@ DIALECT = Dialect(
                 "out of shared memory",
             ),
         ),
-        *family(
+        *failure_family(
             "error",
             _COLLECTIVE,
             says=("unhandled cuda error", "invalid argument, NCCL", "internal error - please report", "invalid usage"),
         ),
         # --- names and interfaces of the network between the nodes, then the world outside
-        *family(
+        *failure_family(
             "user_error",
             _SOCKET,
             says=(
@@ -310,15 +353,15 @@ DIALECT = Dialect(
             ),
             line=("Bootstrap : no socket interface", "NET/Socket : no interface", "No IP interface found"),
         ),
-        *family("user_error", _MASTER, says=("gai error", "getaddrinfo(…) failed")),
-        *family("user_error", _MASTER, line=("cannot be retrieved (gai error",), echo=True),
-        *family(
+        *failure_family("user_error", _MASTER, says=("gai error", "getaddrinfo(…) failed")),
+        *failure_family("user_error", _MASTER, line=("cannot be retrieved (gai error",), echo=True),
+        *failure_family(
             "error",
             _HUB_ANSWERS_BADLY,
             raised_as="HfHubHTTPError ReadTimeoutError ReadTimeout",
             says=(" Server Error", "Read timed out", "429 Client Error", "Too Many Requests"),
         ),
-        *family(
+        *failure_family(
             "user_error",
             _ACCESS,
             raised_as="GatedRepoError RepositoryNotFoundError RevisionNotFoundError EntryNotFoundError",
@@ -328,9 +371,10 @@ DIALECT = Dialect(
                 "gated repo",
                 "api_key not configured",
                 "is not a local folder and is not a valid model",
+                "does not appear to have a file named",
             ),
         ),
-        *family(
+        *failure_family(
             "user_error",
             _NO_INTERNET,
             raised_as="LocalEntryNotFoundError OfflineModeIsEnabled ConnectTimeout ConnectTimeoutError NewConnectionError"
@@ -359,10 +403,10 @@ DIALECT = Dialect(
             ),
             line=("could not resolve host: ",),
         ),
-        *family("user_error", _NO_INTERNET, line=("thrown while requesting",), echo=True),
+        *failure_family("user_error", _NO_INTERNET, line=("thrown while requesting",), echo=True),
         # --- files that are damaged
-        *family("user_error", _PICKLED, says=("Weights only load failed", "WeightsUnpickler error")),
-        *family(
+        *failure_family("user_error", _PICKLED, says=("Weights only load failed", "WeightsUnpickler error")),
+        *failure_family(
             "data",
             _DAMAGED,
             raised_as="UnpicklingError BadZipFile BadGzipFile LZMAError ArrowInvalid UnidentifiedImageError",
@@ -384,6 +428,10 @@ DIALECT = Dialect(
                 "not a zip file",
                 "Parquet magic bytes",
                 "Invalid flatbuffers message",
+                "file signature not found",
+                "file in archive is not in",
+                "invalid magic number",
+                "Cannot load file containing pickled data",
                 "mmap length is greater than file size",
                 "buffer is smaller than requested size",
                 "truncated file",
@@ -400,7 +448,7 @@ DIALECT = Dialect(
             line=("magic number mismatch in the data",),
         ),
         # --- disks
-        *family(
+        *failure_family(
             "error",
             _DISK,
             says=(
@@ -419,8 +467,10 @@ DIALECT = Dialect(
             ),
         ),
         # --- AMD's
-        *family("gpu_memory", _AMD_MEMORY, line=("HSA_STATUS_ERROR_OUT_OF_RESOURCES",)),
-        *family("error", _KERNEL, line=("Memory access fault by GPU", "HW Exception by GPU", "HSA_STATUS_ERROR_")),
+        *failure_family("gpu_memory", _AMD_MEMORY, line=("HSA_STATUS_ERROR_OUT_OF_RESOURCES",)),
+        *failure_family(
+            "error", _KERNEL, line=("Memory access fault by GPU", "HW Exception by GPU", "HSA_STATUS_ERROR_")
+        ),
     ),
     specimen="""\
 RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized
@@ -440,6 +490,9 @@ OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA i
 RuntimeError: Distributed package doesn't have NCCL built in
 RuntimeError: No CUDA GPUs are available
 cn0417:4711:4800 [0] init.cc:520 NCCL WARN Duplicate GPU detected : rank 3 and rank 2 both on CUDA device 1b000
+cn0417:4711:4800 [3] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory
+slurmstepd: error: pyxis: container start failed with error code: 1
+Lmod has detected the following error:  The following module(s) are unknown: "cuda/12.9"
 RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
 OSError: [Errno 24] Too many open files: '/scratch/data/c4.bin'
 RuntimeError: can't start new thread

@@ -77,6 +77,7 @@ DIALECT = Dialect(
             r"|confirm allocation)|Invalid |[Nn]o partition|Requested node|\S{1,200}: execve|Job request"
             r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})",
         ),
+        failure("user_error", "srun: fatal: ", r"(?P<words>srun: fatal: .{0,300})"),
         failure("user_error", "sbatch: error: ", r"(?P<words>sbatch: error: .{0,300})"),
         failure("user_error", ": error: execve(): ", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})"),
         echo("cancelled", "srun: Job step aborted", r"(?P<words>srun: Job step aborted.{0,100})"),
@@ -122,6 +123,7 @@ srun: error: Application launch failed: Invalid job credential
 srun: error: Timed out waiting for job step to complete
 srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
 srun: error: Unable to create step for job 4802517: More processors requested than permitted
+srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.
 sbatch: error: Batch job submission failed: Invalid partition name specified
 slurmstepd: error: execve(): /home/me/train.sh: Permission denied
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
