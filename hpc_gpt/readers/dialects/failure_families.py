@@ -208,7 +208,6 @@ DIALECT = Dialect(
             "user_error",
             _BUILD,
             line=(
-                "fatal error: …: No such file",
                 "nvcc fatal",
                 "unsupported GNU version",
                 "gcc versions later than",
@@ -233,8 +232,8 @@ DIALECT = Dialect(
         Pattern(
             "failure",
             " error: ",
-            r"^(?P<words>[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?::\d{1,7}){1,2}: error: .{0,300}"
-            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|h|hpp|hip)\(\d{1,7}\): error: .{0,300})",
+            r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
+            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
             ended="user_error",
             to_do=_BUILD,
         ),
