@@ -5,8 +5,9 @@ import re
 from hpc_gpt.ends.end_policy import End
 from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.ends.failures import VAGUE
-from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import NODE
+from hpc_gpt.slurm.directives import asks_for_gpus
 
 # srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
@@ -41,7 +42,9 @@ def read_cause(attempt: Attempt) -> End:
 
     try:
         readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
-        cause = first_cause([part for path in readable for part in read_log(path).parts], False)
+        script = RunFolder(attempt.folder.parents[1]).job_script
+        parts = [part for path in readable for part in read_log(path).parts]
+        cause = first_cause(parts, False, asks_for_gpus(script))
         since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
     except Exception:  # the fault of a reader is no reason to leave an attempt unjudged
         return End("unknown")

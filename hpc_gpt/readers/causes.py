@@ -10,48 +10,47 @@ The rules, in this order:
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
-   it that explains it.
+   it that explains it. A link's fault is also what the peers of a dead process print: it explains no earlier timeout,
+   and what a rank says of itself goes before it unless that is shown to be later (the same rank's, or by time of day).
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
    that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier.
-7. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
+7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is.
+8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
+   waited for another, that of the first rank that the launcher saw fail.
+9. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
 import math
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpc_gpt.ends.failures import VAGUE, meaning
+from hpc_gpt.readers.blame import (
+    FIRST_OBSERVED,
+    MISSING,
+    node_of_failure,
+    node_the_launcher_names,
+    only_one_that_left,
+    rank_to_blame,
+)
+from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import some
 
 # torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
-FIRST_OBSERVED = "the first that its launcher saw fail"
 _ROOT = re.compile(r"^Root Cause ")
 _HOST = re.compile(r"^host +: ")
 _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
-IGNORED = "Exception ignored in"
+IGNORED = "Exception ignored "
 _LONGEST_TRACEBACK = 40  # lines
-_SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
-_MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
-# Our own watchdog's message names the rank without a heartbeat, or the late one.
-_WATCHDOG = re.compile(
-    r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
-)
-_OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
-_NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
-_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
-_NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-# If more than this share of the ranks did not report, no rank is blamed.
-_FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
@@ -71,6 +70,8 @@ _NEVER_BEGAN = re.compile(
 )
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
+# A link's fault, or what the peers of a process that died print.
+_LINK = re.compile(r"\bNET/IB\b|\bTransport retry count")
 _NO_CAUSE = "nothing says why the log ends"
 
 
@@ -99,7 +100,8 @@ class Cause:
     def failed_node(self) -> str | None:
         """The node if it is at fault: the next attempt leaves it out."""
         row = meaning(self.ended)
-        return self.node if row.of_node and (self.blames_rank or not row.waits) else None
+        echo = self.failure is not None and self.failure.echo  # whose cause is on another node
+        return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
 
     @property
     def echoes(self) -> list[Failure]:
@@ -107,11 +109,13 @@ class Cause:
         return [failure for failure in self.ordered if failure.echo and failure != self.failure]
 
 
-def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
+def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool = False) -> Cause:
     """The first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
 
-    `reached_end`: all planned steps were trained. Then only a failure after the last step counts.
+    `reached_end`: all planned steps were trained. Then only a failure after the last step counts. `asked_for_gpus`: by
+    its script; that ranks used GPUs shows it, too.
     """
+    asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
@@ -129,6 +133,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
         found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
         for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
+            if asked_for_gpus and failure.to_do == GPU_MISSING:
+                failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
@@ -141,6 +147,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
+    if chosen is not None and _LINK.search(chosen.words):
+        own, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        chosen, sure = (own, why or "a dead peer makes the same lines as a link's fault") if own else (chosen, sure)
     if chosen is not None and (limit := _time_limit(causes, chosen)) is not None:
         chosen, sure = limit, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
@@ -155,14 +164,17 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why, node = chosen.rank, "", None
     if meaning(chosen.ended).waits:
-        blamed, why = _rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
+        blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if not meaning(chosen.ended).by_scheduler:
-        left = _only_one_that_left(echoes) if rank is None else None
+        left = only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
-        node = _node_of(chosen, rank, nodes, parts, why != "")
+        node = node_of_failure(chosen, rank, nodes, parts, why != "")
+        if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+            node, said = node_the_launcher_names(chosen, echoes)
+            sure = "; ".join(filter(None, (sure, said)))
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
@@ -170,7 +182,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     number = rank if chosen.rank is None else chosen.rank
     if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
         words = f"rank {number}: {words}"
-    if why and _MISSING.search(chosen.words):
+    if why and MISSING.search(chosen.words):
         words = f"{why}; {words}"  # who never came goes before who waited
     elif why:
         words = f"{words}; {why}"
@@ -184,11 +196,12 @@ def with_nan(cause: Cause, nan: Failure) -> Cause:
     return Cause("nan", nan.words, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
 
-def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """A sort key of echoes: a process's own end before messages of its peers, then those with rank and node."""
+def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
+    """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
+    with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
-    return ended_by_others, not first, failure.node is None, failure.rank is None
+    return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
 
 
 def one_line(words: str) -> str:
@@ -206,14 +219,16 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         place = (failure.place.file, failure.place.line)
-        if place not in best or _plainness(failure) < _plainness(best[place]):
+        if place not in best or plainness(failure) < plainness(best[place]):
             best[place] = failure
     return sorted(best.values(), key=lambda failure: failure.place.line)
 
 
-def _plainness(failure: Failure) -> tuple[bool, bool]:
+def plainness(failure: Failure) -> tuple[bool, bool, bool]:
+    """A sort key: of the failures of one line the first by it counts."""
     # An echo has a pattern of its own, which is more specific than the bare name of the exception.
-    return failure.ended == "error" and not failure.echo, failure.ended == "error"
+    plain = failure.ended == "error" and not failure.to_do
+    return plain and not failure.echo, plain, not failure.to_do
 
 
 def _last_line(part: Part, steps_left: int) -> int:
@@ -331,6 +346,20 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
     return head, ""
 
 
+def _is_own(failure: Failure) -> bool:
+    """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
+    row = meaning(failure.ended)
+    return not (row.waits or row.by_scheduler or _LINK.search(failure.words) or _IN_COLLECTIVE.search(failure.words))
+
+
+def _is_later(failure: Failure, other: Failure) -> bool:
+    """Whether the logs show that a failure was after another one."""
+    if failure.at is not None and other.at is not None:
+        return failure.at - other.at > SKEW_S
+    same = failure.rank is not None and failure.rank == other.rank and failure.place.file == other.place.file
+    return same and failure.place.line > other.place.line
+
+
 def _is_near(head: Failure, other: Failure) -> bool:
     if head.at is not None and other.at is not None:
         return abs(other.at - head.at) <= SKEW_S
@@ -340,6 +369,8 @@ def _is_near(head: Failure, other: Failure) -> bool:
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended == "error" and _IN_COLLECTIVE.search(head.words):
         return meaning(other.ended).specific < meaning("error").specific
+    if _LINK.search(other.words):
+        return False
     # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
     explains = head.ended in meaning(other.ended).explains
     if head.ended == "error":
@@ -355,76 +386,6 @@ def _rank_of_file(file: str) -> int | None:
     """
     found = _RANK_IN_FILE.findall(file)
     return int(found[-1]) if found else None
-
-
-def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
-
-    In this order: the rank that our own watchdog or a barrier names; the one that reports an earlier collective than
-    the others; the first of the ranks that report nothing while the others do.
-    """
-    for failure in timeouts:
-        if named := _WATCHDOG.search(failure.words):
-            return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
-        if named := _MISSING.search(failure.words):
-            absent = [int(rank) for rank in named[1].split(",")]
-            listed = some([str(rank) for rank in absent], 8)
-            return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
-    reports: dict[int, Failure] = {}
-    for failure in timeouts:
-        if failure.rank is not None:
-            reports.setdefault(failure.rank, failure)
-    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.words))}
-    if len(numbers) > 2:
-        late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
-        if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
-            most = max(set(numbers.values()), key=list(numbers.values()).count)
-            doing = _OPERATION.search(reports[late[0]].words)
-            where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
-            return late[0], f"rank {late[0]} is at {where}, the others at {most}"
-    stated = (fact.value for part in parts if (fact := part.fact("gpus")))
-    size = next((value for value in stated if isinstance(value, int) and 0 < value < 10_000_000), None)
-    if size is None and reports and len(reports) == max(reports):
-        size = max(reports) + 1  # one rank below the highest is silent
-    if size is None or len(reports) < 2 or size > 100_000:
-        return None, ""
-    silent = [rank for rank in range(size) if rank not in reports]
-    if silent and len(silent) <= max(1, int(_FEW * size)):
-        one = len(silent) == 1
-        ranks = some([str(rank) for rank in silent], 8)
-        return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
-    return None, ""
-
-
-def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
-    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
-    if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
-        return root[0]
-    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
-    return left[0] if alone else None
-
-
-def _node_of(
-    failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
-) -> str | None:
-    """The node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
-    if failure.node and not blamed:
-        return failure.node
-    if rank is not None and rank in nodes:
-        return nodes[rank]
-    if failure.ended == "node_failure":
-        every = (each for part in parts for each in part.failures if each.node and not each.echo)
-        if (other := next((each for each in every if each.ended == "node_failure"), None)) is not None:
-            return other.node
-    if blamed:
-        return None
-    lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
-    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
-    if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
-        return in_name[1]
-    only = next(iter(lists)) if len(lists) == 1 else ""
-    return only if _NODE.fullmatch(only) else None
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:

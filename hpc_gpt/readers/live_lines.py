@@ -5,10 +5,12 @@ For the supervisor of a program that is not ours. A log that is there is read by
 
 import collections
 import re
-from dataclasses import dataclass
 
+from hpc_gpt.readers.causes import plainness
 from hpc_gpt.readers.dialects import generic
+from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
+from hpc_gpt.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
 from hpc_gpt.readers.steps import sound_step
 from hpc_gpt.secrets import hide_secrets
@@ -30,21 +32,13 @@ _LOSS = re.compile(rf"(?i){generic.LOSS}")
 _TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
 
 
-@dataclass(frozen=True)
-class LiveFailure:
-    """A line that says what went wrong: its class of state.ENDED. `echo`: another failure caused it."""
-
-    ended: str
-    words: str
-    echo: bool
-
-
 class LiveLines:
     """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given."""
 
     def __init__(self, pattern: str | None = None) -> None:
         self._own = None if pattern is None else (re.compile(pattern), Pattern("step", "", pattern))
-        self._failures: collections.deque[tuple[int, LiveFailure]] = collections.deque(maxlen=_KEPT_LINES)
+        self._failures: collections.deque[Failure] = collections.deque(maxlen=_KEPT_LINES)
+        self._tracebacks = Tracebacks()
         self._count = 0
         self._rank: int | None = None
         # The figures of a step whose number the next bar has, and of an evaluation that the next step has.
@@ -63,17 +57,28 @@ class LiveLines:
         self._count += 1
         line = without_colours(line[:_LONGEST])
         row: dict[str, float] | None = None
-        failures: list[LiveFailure] = []
+        failures: list[Failure] = []
         if self._own is not None and (own := self._own[0].search(line)):
             values = values_of(line, own, self._own[1])
             row = _figures(values)
             self._plan(values, True)
-        for match, each in find(line):
+        found = find(line)
+        failed = any(each.pattern.kind == "failure" for _, each in found)
+        raised = self._tracebacks.take(self._count, line, failed) if self._tracebacks.open else None
+        if raised is not None:
+            self._forget(raised[0])
+            failures += [_live(each, raised[1], raised[0]) for each in patterns_of(raised[1])]
+        for match, each in found:
             kind = each.pattern.kind
             if kind == "failure":
-                values = values_of(line, match, each.pattern)
-                words = hide_secrets(str(values.get("words") or line.strip()))[:400]
-                failures.append(LiveFailure(str(each.pattern.ended), words, each.pattern.echo))
+                words = str(values_of(line, match, each.pattern).get("words") or line.strip())
+                failures.append(_live(each.pattern, words, self._count))
+                if NO_MESSAGE.match(words):
+                    self._tracebacks.wait(self._count, line, words)
+            elif kind == "traceback" and match[0].startswith("Traceback"):
+                self._tracebacks.begin(line[: match.start()])
+            elif kind == "traceback":
+                self._forget(self._tracebacks.caught(self._count))
             elif kind == "end" and each.pattern.ended == "walltime":
                 self.limit = hide_secrets(match[0].strip("[] "))[:400]
             elif kind == "fact":
@@ -90,8 +95,8 @@ class LiveLines:
                     self._plan(values, kind == "step")
         if row is not None:
             self._stepped_at = self._count
-        if failures:  # of one line the most specific, as in causes.py: each exception is also an `error`
-            self._failures.append((self._count, min(failures, key=_plainness)))
+        if failures:  # of one line the most specific: each exception is also an `error`
+            self._failures.append(min(failures, key=plainness))
         shown = row or self._waits or {}
         if "loss" in shown:
             self.loss = shown["loss"]
@@ -102,6 +107,11 @@ class LiveLines:
         if self._loss_eval is not None:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
         return row
+
+    def _forget(self, number: int) -> None:
+        """Drops the failure of a line."""
+        kept = [each for each in self._failures if each.place.line != number]
+        self._failures = collections.deque(kept, maxlen=_KEPT_LINES)
 
     @property
     def planned(self) -> int:
@@ -137,19 +147,20 @@ class LiveLines:
         return None
 
     @property
-    def failure(self) -> LiveFailure | None:
+    def failure(self) -> Failure | None:
         """The first failure in the last lines that no other caused, else the first one; None without one."""
-        late = [each for number, each in self._failures if number > self._count - _KEPT_LINES]
+        late = [each for each in self._failures if each.place.line > self._count - _KEPT_LINES]
         return next((each for each in late if not each.echo), late[0] if late else None)
 
     @property
-    def end_failure(self) -> LiveFailure | None:
+    def end_failure(self) -> Failure | None:
         """The first failure after the last line of a step, or near the end of a log without any; None without one. A
         consequence of another counts only if it says that a process failed."""
         after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
-        found: list[LiveFailure] = []
+        found: list[Failure] = []
         ignored = -_LONGEST_TRACEBACK
-        for number, each in self._failures:
+        for each in self._failures:
+            number = each.place.line
             if each.words.startswith(_IGNORED):
                 ignored = number
             elif number <= ignored + _LONGEST_TRACEBACK:
@@ -160,8 +171,9 @@ class LiveLines:
         return sure[0] if sure else None
 
 
-def _plainness(failure: LiveFailure) -> tuple[bool, bool]:
-    return failure.ended == "error" and not failure.echo, failure.ended == "error"
+def _live(pattern: Pattern, words: str, number: int) -> Failure:
+    place = Place("", number)
+    return Failure(str(pattern.ended), hide_secrets(words)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
 
 
 def _figures(values: dict[str, float | str]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from hpc_gpt.formulas import GIB
 #   argument  one line of a dump of arguments: groups `key` and `value`
 #   start     a program starts: what follows is another attempt, or another run
 #   failure   something went wrong: `ended` is its class
+#   traceback the next line of its program that is not indented names an exception
 #   end       a program ended normally, or its scheduler says how it ended
 Kind = Literal[
     "step",
@@ -41,6 +42,7 @@ Kind = Literal[
     "argument",
     "start",
     "failure",
+    "traceback",
     "end",
 ]
 
@@ -69,6 +71,7 @@ class Pattern:
     weak: bool = (
         False  # many programs print such a line: it shows no program, its total or end counts beside others only
     )
+    to_do: str = ""  # what cures this failure, where its class says less
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
@@ -146,6 +149,53 @@ def raised(names: str, about: str = "") -> str:
     words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
     module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
     return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,400}}|\.?$))"
+
+
+# What shows that a line reports a failure, before the words that say which one; and that it does not.
+_REPORTS = (
+    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
+    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
+    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
+)
+_ONLY_MENTIONS = (
+    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
+    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
+)
+VARIES = "…"
+
+
+def failure_family(
+    ended: str,
+    to_do: str,
+    *,
+    raised_as: str = "",
+    says: tuple[str, ...] = (),
+    line: tuple[str, ...] = (),
+    echo: bool = False,
+) -> tuple[Pattern, ...]:
+    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
+
+    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts after what shows that a
+    line reports a failure, such as the name of an exception; `line`: texts that are enough wherever they are. `…` in a
+    text or a name is what varies; the case of a text's first letter does not matter.
+
+    >>> import re
+    >>> (pattern,) = failure_family("user_error", "load it", says=("version `GLIBC…' not found",))
+    >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
+    'ImportError: /lib64/libc.so.6:'
+    """
+    found = []
+    for name in raised_as.split():
+        pieces = name.split(VARIES)
+        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
+    for text in (*says, *line):
+        first, *pieces = text.split(VARIES)
+        begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
+        body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
+        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in says else r".{0,300}?"
+        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
+        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
+    return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
 
 
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.

@@ -26,11 +26,17 @@ from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.checkpoints import command_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.slurm.directives import asks_for_gpus
 from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_cause
 
 SCHEMA = 1
 _MOST_LISTED = 10
+# An exit code says that a process failed, not why.
+_ELSEWHERE = (
+    "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the"
+    " node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
+)
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
@@ -139,12 +145,16 @@ class Why:
             fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
         ):
             return fault
-        unseen = self.own if self.ended in VAGUE and not (self.last and self.last.failure) else None
+        failure = self.last.failure if self.last else None
+        if failure is not None and failure.to_do and failure.ended == self.ended:
+            return failure.to_do
+        unseen = self.own if self.ended in VAGUE and failure is None else None
         if unseen is not None and (places := _sent_elsewhere(unseen)):
             return f"read where the script sends its programs' output: {places}"
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
-            return meaning(self.ended).to_do
+            only = failure is not None and failure.echo and self.ended in VAGUE
+            return _ELSEWHERE if only else meaning(self.ended).to_do
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 
@@ -275,7 +285,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 log = read_log(path)
                 parts += log.parts if path in (attempt.log, attempt.err) else _own_part(log.parts, path, attempt, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
-        cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
+        cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
+        cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
         attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
         cause = first_cause([part for path in outputs for part in read_log(path).parts], False)

@@ -10,6 +10,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpc_gpt.errors import ConfigError, raise_faults
@@ -96,6 +97,17 @@ def options_table(valued: str, optional: str, plain: str) -> Options:
 def options_of(command: Literal["sbatch", "srun"]) -> Options:
     """The options of sbatch or of srun."""
     return options_table(*_OPTIONS[command])
+
+
+_ASKS_FOR_GPUS = re.compile(r"^#SBATCH\s.*?(?:--gpus\b|--gpus-per-|--gres[= ]\S*gpu|-G\s?\d)", re.MULTILINE)
+
+
+def asks_for_gpus(script: Path) -> bool:
+    """Whether a job script has a directive for GPUs; not if it cannot be read."""
+    try:
+        return _ASKS_FOR_GPUS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
 
 
 _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)

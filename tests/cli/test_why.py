@@ -9,6 +9,7 @@ import pytest
 
 from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.files import write_once
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
@@ -266,6 +267,48 @@ def test_a_bad_node_of_a_foreign_log_gives_a_directive(tmp_path: Path) -> None:
     log.write_text("\n".join([step(1), step(2), "srun: error: Node failure on r6i4n5"]) + "\n")
     found = why_json(log)
     assert (found["ended"], found["exclude"], found["retry"]) == ("node_failure", "#SBATCH --exclude=r6i4n5", True)
+
+
+def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.err"
+    log.write_text("Traceback (most recent call last):\n  File 'x'\nOSError: [Errno 24] Too many open files\n")
+    found = why_json(log)
+    assert (found["ended"], found["retry"]) == ("user_error", False)
+    assert "ulimit -n" in found["to_do"]
+    assert "ulimit -n" in why(log)
+
+
+def test_what_is_only_an_exit_code_says_where_more_may_be(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.err"
+    log.write_text("srun: error: n7: task 3: Exited with exit code 1\n")
+    found = why_json(log)
+    assert (found["ended"], found["rank"], found["node"]) == ("error", 3, "n7")
+    for place in ("srun --output", "dmesg", "sacct"):
+        assert place in found["to_do"]
+
+
+def test_the_node_that_ran_out_of_memory_is_in_the_record_and_not_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.out"
+    log.write_text("\n".join([step(1), step(2), "srun: error: n7: task 3: Out Of Memory"]) + "\n")
+    found = why_json(log)
+    assert (found["ended"], found["node"], found["failed_node"], found["exclude"]) == ("host_memory", "n7", None, None)
+    record = json.loads(in_process("report", log, "--json").stdout)["records"][0]
+    assert ([each["node"] for each in record["attempts"]], record["failed_node"]) == (["n7"], None)
+
+
+def test_a_node_without_gpus_is_at_fault_in_a_job_that_asked_for_them(tmp_path: Path) -> None:
+    run = submitted("generic-slurm")
+    attempt = add_attempt(run, [], "error", cause="exit code 1")
+    attempt.log.write_text("n7: RuntimeError: No CUDA GPUs are available\n")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["failed_node"]) == ("node_failure", "n7")
+    assert read_cause(attempt).node == "n7"
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "gpt.out").write_text(attempt.log.read_text())
+    assert why_json(folder / "gpt.out")["ended"] == "user_error"
+    (folder / "gpt.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --output=gpt.out\nsrun python t.py\n")
+    assert why_json(folder)["failed_node"] == "n7"
 
 
 def test_a_log_that_ends_without_a_word_shows_its_last_lines(tmp_path: Path) -> None:

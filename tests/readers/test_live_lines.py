@@ -33,6 +33,22 @@ def test_an_evaluation_is_in_the_row_of_the_next_step() -> None:
     assert [(row["step"], row["loss_eval"]) for row in rows(lines)] == [(250.0, 4.2077)]
 
 
+def test_an_exception_is_one_by_its_place_and_its_message_may_begin_on_the_next_line() -> None:
+    frames = ["Traceback (most recent call last):", '  File "train.py", line 9, in get', "    raise Empty"]
+    caught = ["queue.Empty", "", "During handling of the above exception, another exception occurred:", "", *frames[:2]]
+    for lines, ended, words in (
+        (["queue.Empty"], "error", "queue.Empty"),
+        (["RuntimeError:", "  invalid device function"], "user_error", "RuntimeError: invalid device function"),
+        (["RuntimeError:", "  CUDA error: out of memory"], "gpu_memory", "RuntimeError: CUDA error: out of memory"),
+        ([*caught, "ValueError: no sample came"], "error", "ValueError: no sample came"),
+    ):
+        live = LiveLines()
+        for line in (*frames, *lines):
+            live.take(line)
+        assert live.failure is not None
+        assert (live.failure.ended, live.failure.words) == (ended, words)
+
+
 def test_of_ranks_that_all_print_the_first_counts() -> None:
     lines = [f"[rank{rank}]: step {step} loss {step}.{rank}" for step in (1, 2) for rank in (1, 0)]
     assert [(row["step"], row["loss"]) for row in rows(lines)] == [(1.0, 1.1), (2.0, 2.1)]

@@ -3,9 +3,9 @@
 A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>> NAME` begins another file) and below
 them all that is read from them, to be read in review. `>1..20 ` is a line for each n, with `{n*16:12d}` for figures
 that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump of arguments with some changed,
-`>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`
-it is the first cause over the block's files, `>>>` if all planned steps were trained; in `records.txt` and `mlperf.txt`
-the record of each run; in `grouping.txt` which files and attempts are one run.
+`>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`,
+`families.txt` and `threads.txt` it is the first cause over the block's files, `>>>` if all planned steps were trained;
+in `records.txt` and `mlperf.txt` the record of each run; in `grouping.txt` which files and attempts are one run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
@@ -49,7 +49,12 @@ FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_all_that_is_read(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    ways = {"causes": causes, "records": records, "mlperf": records, "grouping": partial(grouped, tmp_path)}
+    ways = {
+        **dict.fromkeys(("causes", "families", "threads"), causes),
+        "records": records,
+        "mlperf": records,
+        "grouping": partial(grouped, tmp_path),
+    }
     said = ways.get(file.stem, facts_and_figures)
     found = []
     for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
@@ -191,6 +196,7 @@ def said_cause(cause: Cause) -> list[str]:
         lines.append(f"inferred: {cause.sure}")
     if cause.failure:
         lines.append(f"said at {cause.failure.place}")
+        lines += [f"to do: {cause.failure.to_do}"] if cause.failure.to_do else []
     others = [failure for failure in cause.ordered if failure != cause.failure]
     for kind, failures in (
         ("also", [each for each in others if not each.echo and each not in cause.survived]),

@@ -60,11 +60,14 @@ def test_runs_are_shown_reported_verified_and_compared(made):
         # That version had no GPU hours of ranks on CPU, which the budget counted.
         assert kept.pop("gpu_hours") is None
         assert record["gpu_hours"] == status["gpu_hours"] > 0
-        # Keys are only ever added, to the tables of settings as well.
+        # Keys are only ever added, to the tables of settings and to attempts as well.
         settings = {
             name: {key: record["settings"][name][key] for key in table} for name, table in kept["settings"].items()
         }
-        assert {**{key: record[key] for key in kept}, "settings": settings} == kept
+        attempts = [
+            {key: now[key] for key in before} for now, before in zip(record["attempts"], kept["attempts"], strict=True)
+        ]
+        assert {**{key: record[key] for key in kept}, "settings": settings, "attempts": attempts} == kept
         # The code of today is another one, and so may be the comments and messages of its script; nothing else is.
         differing = [
             line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")

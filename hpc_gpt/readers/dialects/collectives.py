@@ -10,6 +10,15 @@ _HARMLESS = (
     r"[^\n]{0,120}(?:not supported|[Dd]isabling|falling back|deprecated|ignor(?:ed|ing)\b)"
 )
 
+# NCCL's words about a network card, after `NCCL WARN` or as the last error of an exception.
+_IB = r"NET/IB ?:? ?(?:\S{1,40}:\d{1,4} )?(?:Got (?:completion|async|fatal|error)|async fatal)"
+# 12: the peer did not acknowledge, 13: it was not ready; then what a card reports of itself.
+_LINK_FAULT = (
+    r"(?:status|error)[= ](?:\w{0,40}\()?1[23]\b|RETRY_EXC_ERR|port error|catastrophic|fatal event|(?<!non-)fatal async"
+    r"|fatal error"
+)
+_LINK_NEWS = r"port active|GID|P_Key|LID|SM change|reregist|client|migrat"
+
 DIALECT = Dialect(
     name="collectives",
     patterns=(
@@ -70,17 +79,24 @@ DIALECT = Dialect(
             "NCCL",
             rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread terminated with exception.{{0,300}})",
         ),
+        # A link that gave up; status 5 (flushed) and the others follow from that, here or at the peer.
+        failure("node_failure", "NET/IB", rf"(?P<words>(?:NCCL WARN )?{_IB}.{{0,200}}?(?:{_LINK_FAULT}).{{0,300}})"),
+        failure(
+            "node_failure",
+            "ransport retry count exceeded",
+            r"(?:\[(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}[^\]]{0,60}\] {1,4})?(?P<words>\S{0,40} ?Transport retry count"
+            r" exceeded.{0,200})",
+        ),
         echo(
             "node_failure",
-            "NCCL WARN NET/IB",
-            r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL WARN NET/IB ?:? ?Got "
-            r"(?:completion|async|fatal).{0,300})",
+            "NET/IB",
+            rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})",
         ),
         echo(
             "error",
             "NCCL WARN ",
-            r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL "
-            rf"WARN (?!NET/IB ?:? ?Got|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})",
+            r"(?P<words>NCCL "
+            rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})",
         ),
         echo(
             "error",
@@ -117,6 +133,8 @@ torch.distributed.DistStoreError: Timed out after 601 seconds waiting for client
 [rank1]:[I1021 10:35:54.4 ProcessGroupNCCL.cpp:1400] Finished writing FlightRecorder debug info to /tmp/nccl_trace_rank_1
   what():  [Rank 3] NCCL watchdog thread terminated with exception: CUDA error: unspecified launch failure
 cn0417:4711:4800 [3] NCCL WARN NET/IB : Got completion from peer 10.148.3.4<40744> with error 12, opcode 0, len 32269, vendor err 129
+cn0417:4711:4800 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.148.3.4<40744> with status=5 opcode=32656 len=32659 vendor err 249 (Recv)
+[cn0417:4711 :0:4711] ib_mlx5_log.c:171  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)
 cn0417:4711:4800 [3] NCCL WARN Call to connect to 10.148.3.4<40744> failed : Connection refused
 Last error: socketProgress: Connection closed by remote peer cn0418.ib0<37408>
 RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.1.1]:12345

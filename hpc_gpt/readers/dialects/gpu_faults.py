@@ -2,8 +2,9 @@
 
 from hpc_gpt.readers.pattern import Dialect, echo, failure
 
-# The driver's numbers of faults that only hardware or firmware causes.
-_HARDWARE_XID = r"(?:48|6[1-4]|7[49]|9[2-5]|11[09]|12[0-5]|13[67]|14[0-9]|15[0-9])"
+# The driver's numbers of faults that a program can cause; 45 follows from another one. The others are of hardware,
+# firmware or driver.
+_BY_PROGRAM = r"(?:8|13|31|32|43|68|69)"
 
 DIALECT = Dialect(
     name="gpu_faults",
@@ -12,9 +13,9 @@ DIALECT = Dialect(
             "node_failure",
             "NVRM: Xid (",
             rf"(?:(?P<node>[a-z][\w.-]{{0,60}}) kernel: .{{0,40}})?(?P<words>NVRM: Xid "
-            rf"\([^)]{{1,80}}\): {_HARDWARE_XID}\b.{{0,300}})",
+            rf"\([^)]{{1,80}}\): (?!{_BY_PROGRAM}\b|45\b)\d{{1,3}}\b.{{0,300}})",
         ),
-        failure("error", "NVRM: Xid (", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})"),
+        failure("error", "NVRM: Xid (", rf"(?P<words>NVRM: Xid \([^)]{{1,80}}\): {_BY_PROGRAM}\b.{{0,300}})"),
         echo("error", "NVRM: Xid (", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})"),
         failure("node_failure", "NVRM", r"(?P<words>GPU \S{0,80} ?has fallen off the bus.{0,100})"),
         failure("node_failure", "GPU is lost", r"(?P<words>.{0,120}GPU is lost.{0,120})"),
@@ -27,9 +28,9 @@ DIALECT = Dialect(
         failure(
             "node_failure",
             " error: ",
-            r"(?P<words>(?:CUDA|HIP|Cuda) error: (?:uncorrectable (?:ECC|NVLink) error|unspecified launch failure"
-            r"|hardware stack error|unknown error|system not yet initialized|device not ready|driver shutting down"
-            r"|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no CUDA-capable device"
+            r"(?P<words>(?:CUDA|HIP|Cuda) error: (?:unspecified launch failure"
+            r"|hardware stack error|device not ready|driver shutting down"
+            r"|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy"
             r"|invalid device context|.{0,60}contained memory|initialization error).{0,300})",
         ),
         failure(
@@ -50,7 +51,7 @@ May 27 21:26:27 cn0417 kernel: NVRM: Xid (PCI:0000:1a:00): 48, pid=4711, An unco
 [1467701.9] NVRM: GPU 0000:b3:00.0 has fallen off the bus.
 Unable to determine the device handle for GPU 0000:B3:00.0: GPU is lost.  Reboot the system to recover this GPU
 Failed to initialize NVML: Driver/library version mismatch
-RuntimeError: CUDA error: uncorrectable ECC error encountered
+RuntimeError: CUDA error: unspecified launch failure
 RuntimeError: CUDA error: an illegal memory access was encountered
 RuntimeError: CUDA error: device-side assert triggered
 /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1236: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.

@@ -18,6 +18,11 @@ DIALECT = Dialect(
             r"(?P<words>failed \(exitcode: -?\d{1,4}\) local_rank: \d{1,7} \(pid: "
             r"\d{1,10}\).{0,200})",
         ),
+        echo(
+            "error",
+            " FAILED (exitcode ",
+            r"(?P<words>Child process \d{1,10} \(local_rank \d{1,7}\) FAILED \(exitcode (?!-15\b)-?\d{1,4}\))",
+        ),
         echo("cancelled", "Sending process ", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
         echo(
             "cancelled",
@@ -60,10 +65,15 @@ DIALECT = Dialect(
             r"directory|Permission denied|unbound variable).{0,100})",
         ),
         # bash's own, and dash's
-        failure(
-            "user_error", ": line ", r": line \d{1,6}: (?P<words>syntax error.{0,200}|unexpected EOF while .{0,100})"
-        ),
         failure("user_error", ": Syntax error: ", r": \d{1,6}: (?P<words>Syntax error: .{1,200})"),
+        failure(
+            "user_error",
+            ": line ",
+            r": (?P<words>line \d{1,6}: (?:syntax error|unexpected EOF while|[^:]{1,200}: bad (?:substitution|interpreter)"
+            r"|conditional binary operator).{0,200})",
+        ),
+        failure("user_error", ": bad interpreter: ", r"(?P<words>\S{1,200}: bad interpreter: .{0,200})"),
+        failure("user_error", "/env: ", r"^(?P<words>/usr/bin/env: \S{1,200}: No such file or directory)"),
         failure(
             "error",
             "Fatal Python error: ",
@@ -114,6 +124,7 @@ Root Cause (first observed failure):
   exitcode  : 1 (pid: 4711)
   exitcode  : -15 (pid: 4712)
 ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 2 (pid: 4713) of binary: /usr/bin/python3
+Child process 4715 (local_rank 0) FAILED (exitcode 1)
 WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 4714 closing signal SIGTERM
 torch.distributed.elastic.multiprocessing.api.SignalException: Process 4710 got signal: 15
 [2024-05-04 22:03:41,632] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = 1
@@ -128,6 +139,9 @@ ERROR:composer.cli.launcher:Global rank 0 (PID 200322) exited with code -11
 /var/spool/slurmd/job4802517/slurm_script: line 21: syntax error near unexpected token `done'
 /var/spool/slurmd/job4802517/slurm_script: line 30: unexpected EOF while looking for matching `"'
 train.sh: 9: Syntax error: "done" unexpected
+/var/spool/slurmd/job4802517/slurm_script: line 14: syntax error near unexpected token `fi'
+bash: ./launch.sh: /bin/zsh: bad interpreter: No such file or directory
+/usr/bin/env: 'python3.12': No such file or directory
 bash:  4711 Segmentation fault      python train.py
 Fatal Python error: Segmentation fault
 Fatal Python error: Aborted

@@ -27,8 +27,7 @@ DIALECT = Dialect(
             "rror",
             raised(
                 ANY_NAME,
-                r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)"
-                r"|unable to (?:write to file|open shared memory object) </torch_",
+                r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)",
             ),
         ),
         failure(

@@ -1,6 +1,6 @@
 """Python's exceptions by the last line of their tracebacks: user errors, data, disks, and the rest."""
 
-from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, echo, failure, raised
 
 _DATA_FILE = (
     r"\.(?:bin|idx|jsonl|ndjson|parquet|arrow|npy|npz|gz|zst|xz|tar|h5|hdf5|csv|tsv|tfrecord|mds|txt)\b(?<!merges\.txt)"
@@ -10,8 +10,12 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
+        Pattern("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)", weak=True),
+        Pattern("traceback", "he above exception", r"(?:During handling of|The) (?:the )?above exception", weak=True),
         # The exception below it, which causes.py leaves out, ended nothing.
-        echo("error", "Exception ignored in", EXCEPTION_START + r"(?P<words>Exception ignored in:? .{0,200})"),
+        echo(
+            "error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"
+        ),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends
@@ -21,7 +25,7 @@ DIALECT = Dialect(
             raised(
                 "ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
                 "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
-                "|ValidationError|GatedRepoError|RepositoryNotFoundError|HFValidationError|MissingMandatoryValue"
+                "|ValidationError|HFValidationError|MissingMandatoryValue"
             ),
         ),
         failure("user_error", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS)),
@@ -30,10 +34,8 @@ DIALECT = Dialect(
             "rror",
             raised(
                 ANY_NAME,
-                r"in loading state_dict for|is not a local folder and is not a valid model|environment variable "
-                r"\w{1,40} expected|invalid device ordinal|no kernel image is available|Torch not compiled with CUDA"
-                r"|401 Client Error|403 Client Error"
-                r"|Duplicate GPU detected|unrecognized configuration",
+                r"in loading state_dict for|environment variable "
+                r"\w{1,40} expected|unrecognized configuration",
             ),
         ),
         # of two that match, the first counts

@@ -40,7 +40,8 @@ DIALECT = Dialect(
         failure(
             "host_memory",
             "rror",
-            r"(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in \S{1,60}.{0,120})",
+            r"(?:slurmstepd-(?P<node>[\w.-]{1,80}): error: )?(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in"
+            r" \S{1,60}.{0,120})",
         ),
         failure(
             "host_memory",
@@ -65,6 +66,9 @@ DIALECT = Dialect(
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
             r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
         ),
+        echo(
+            "node_failure", "pplication launch failed", r"(?P<words>srun: error: Application launch failed: .{0,200})"
+        ),
         echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
         failure(
             "user_error",
@@ -73,6 +77,7 @@ DIALECT = Dialect(
             r"|confirm allocation)|Invalid |[Nn]o partition|Requested node|\S{1,200}: execve|Job request"
             r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})",
         ),
+        failure("user_error", "srun: fatal: ", r"(?P<words>srun: fatal: .{0,300})"),
         failure("user_error", "sbatch: error: ", r"(?P<words>sbatch: error: .{0,300})"),
         failure("user_error", ": error: execve(): ", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})"),
         echo("cancelled", "srun: Job step aborted", r"(?P<words>srun: Job step aborted.{0,100})"),
@@ -114,9 +119,11 @@ srun: error: cn0417: task 12: Segmentation fault (core dumped)
 srun: error: cn0417: task 12: Exited with exit code 1
 srun: error: cn0417: tasks 0-3: Terminated
 srun: error: Node failure on cn0417
+srun: error: Application launch failed: Invalid job credential
 srun: error: Timed out waiting for job step to complete
 srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
 srun: error: Unable to create step for job 4802517: More processors requested than permitted
+srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.
 sbatch: error: Batch job submission failed: Invalid partition name specified
 slurmstepd: error: execve(): /home/me/train.sh: Permission denied
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.

@@ -33,7 +33,8 @@ class Fact:
 class Failure:
     """A failure in the words of the log: its class of state.ENDED, where and when it was printed, and by which rank.
 
-    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC.
+    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC. `to_do`: what
+    cures it, where its class says less.
     """
 
     ended: str
@@ -43,6 +44,7 @@ class Failure:
     node: str | None = None
     at: float | None = None
     echo: bool = False
+    to_do: str = ""
 
 
 @dataclass(frozen=True)

@@ -429,6 +429,10 @@ class LineBlock:
         """A line as text."""
         return self.line(index).decode("utf-8", "replace")
 
+    def is_indented(self, index: int) -> bool:
+        """Whether a line begins with a blank."""
+        return self.data[self.starts[index] : self.starts[index] + 1] in (b" ", b"\t")
+
     def found(self, index: int) -> tuple[str, list[Found]]:
         """A line of a known kind as text, and what is found in it."""
         text, each = self.text(index), self.table.kind(int(self.kinds[index])).each

@@ -17,11 +17,13 @@ from hpc_gpt.readers.logs.matches import (
     cut_value,
     find,
     float_of,
+    node_of,
     rank_of,
     row_of,
     time_of,
     values_of,
 )
+from hpc_gpt.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, node_of_label, patterns_of
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
 from hpc_gpt.readers.steps import StepRows, StepTable, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
@@ -61,6 +63,7 @@ class LineReader:
         self.file = file
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
+        self.tracebacks = Tracebacks()
         # How near the file is to its bounds.
         self.full = False  # there are so many parts that no more lines of steps are read
         self.most_rows = _MOST_ROWS  # of one dialect in one part
@@ -77,6 +80,10 @@ class LineReader:
 
     def apply(self, number: int, line: str, found: list[Found]) -> None:
         """Adds what was found in a line to its part."""
+        if self.tracebacks.open:
+            failed = any(each.pattern.kind == "failure" for _, each in found)
+            if raised := self.tracebacks.take(number, line, failed):
+                self._raised(*raised, line)
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
@@ -171,9 +178,17 @@ class LineReader:
                 assert pattern.ended
                 if self._room("failures", len(part.failures)):
                     words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
-                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or None
+                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
                     whose = rank if named is None else named
-                    part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo))
+                    if NO_MESSAGE.match(words):
+                        self.tracebacks.wait(number, line, words)
+                    part.failures.append(
+                        Failure(pattern.ended, words, place, whose, node, at, pattern.echo, pattern.to_do)
+                    )
+            case "traceback" if match[0].startswith("Traceback"):
+                self.tracebacks.begin(line[: match.start()])
+            case "traceback":
+                self._forget(self.tracebacks.caught(number))
             case "end":
                 assert pattern.ended
                 shown = not pattern.weak or each.dialect.name in part.dialects
@@ -182,6 +197,22 @@ class LineReader:
                 for name in ("job_id", "node"):
                     if name in values:
                         self.fact(name, values[name], place, each)
+
+    def _raised(self, number: int, text: str, line: str) -> None:
+        """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
+        part = self.parts[-1]
+        self._forget(number)
+        words, node = hide_secrets(text[:1000])[:400], node_of(line) or node_of_label(line)
+        for each in patterns_of(text):
+            if self._room("failures", len(part.failures)):
+                part.dialects["python_exceptions"] = part.dialects.get("python_exceptions", 0) + 1
+                at = Place(self.file, number), rank_of(line), node, time_of(line)
+                part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
+
+    def _forget(self, number: int) -> None:
+        """Drops the failures of a line, one of the last."""
+        kept = self.parts[-1].failures
+        kept[-8:] = [each for each in kept[-8:] if each.place.line != number]
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]

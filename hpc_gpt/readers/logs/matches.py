@@ -154,6 +154,7 @@ _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ])"
 )
+_NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 _AT = re.compile(
     r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"|(?P<us_month>\d\d)/(?P<us_day>\d\d)/(?P<us_year>\d{4}) (?P<us_clock>\d\d:\d\d:\d\d)"
@@ -174,6 +175,16 @@ def rank_of(line: str) -> int | None:
     """
     span = rank_span(line)
     return int(line[slice(*span)]) if span else None
+
+
+def node_of(line: str) -> str | None:
+    """The node in what NCCL puts before its lines, `host:pid:tid [GPU]`; None without it.
+
+    >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x")
+    ('n1', None)
+    """
+    found = _NCCL_HOST.search(line, 0, 200) if "] " in line else None
+    return found[1] if found else None
 
 
 def rank_span(line: str) -> tuple[int, int] | None:

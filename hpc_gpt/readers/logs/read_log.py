@@ -5,6 +5,7 @@ it: it may open another part, be of another rank, or repeat a step. Stretches wi
 the line that ends a stretch is read by itself.
 """
 
+import collections
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,9 +181,20 @@ class BlockReader:
         block.sort_lines(self._kinds)
         start = 0
         between: Between = {}
-        for line in apart:
+        waiting = collections.deque(apart)
+        while waiting or self.reader.tracebacks.open:
+            in_traceback = self.reader.tracebacks.open
+            if in_traceback and self.reader.tracebacks.skips_indented:
+                while start < len(block.kinds) and block.kinds[start] == NOTHING and block.is_indented(start):
+                    start += 1
+            if in_traceback and start < len(block.kinds) and not (waiting and waiting[0].index == start):
+                line = _known_line(block, start)
+            elif waiting:
+                line = waiting.popleft()
+            else:
+                break
             text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
-            if found and all(is_between(each) for _, each in found):
+            if found and not in_traceback and all(is_between(each) for _, each in found):
                 between[line.index] = text, found
                 continue
             take_known(self.reader, block, start, line.index, between)
@@ -226,6 +238,12 @@ class BlockReader:
                     apart.append(_SingleLine(index, text, found))
             block.kinds[index] = number
         return apart
+
+
+def _known_line(block: LineBlock, index: int) -> _SingleLine:
+    if block.kinds[index] == NOTHING:
+        return _SingleLine(index, block.text(index), [])
+    return _SingleLine(index, *block.found(index))
 
 
 # Lines among those of known kinds whose order does not matter, by index: (text, what is found in it).

@@ -402,7 +402,8 @@ class _End:
 def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     """Adds `attempts`, `ended`, `cause`, times and GPU-hours; returns the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
-    ends = [_end(number, parts, steps, planned) for number, parts in enumerate(run.attempts, 1)]
+    asked = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
+    ends = [_end(number, parts, steps, planned, asked) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]
     if "job_id" not in draft and ids:
         draft.infer("job_id", ids[-1], "the log's name")
@@ -425,6 +426,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
                 "ended_at": iso(end.end),
                 "ended": end.cause.ended,
                 "cause": end.words,
+                "node": end.cause.node,
                 "first_step": end.first_step,
                 "last_step": end.last_step,
                 "node_list": nodes,
@@ -462,7 +464,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     return [end.cause for end in ends]
 
 
-def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None) -> _End:
+def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:
     spans = [span for part in parts if (span := step_span(part))]
     own = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
     if steps.numbered and len(own):  # lines without a number, whose steps follow from samples or epochs
@@ -470,7 +472,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     # A bar alone may be of anything.
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
-    cause = first_cause(parts, reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts))
+    reached = reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts)
+    cause = first_cause(parts, reached, asked_for_gpus)
     if (since := steps.nan_since(number)) is not None:
         step, (file, line) = steps["step"][since], (steps.files[number], int(steps.line[since]))
         what = f"step {step:.0f}" if steps.numbered else f"line {line}"

@@ -346,6 +346,7 @@ def _attempt_tables(
             ),
             "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
             "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
+            "node": _text(read.ended.get("node")),
             "node_list": _text(read.started.get("node_list")),
             "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
         }

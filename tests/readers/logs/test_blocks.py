@@ -27,6 +27,11 @@ TIMERS = "\ntime (ms) | forward: 12.5 | backward-send: 1.25"
 EVAL = "\n[2024-04-06 03:02:14] validation loss at iteration 10 | lm loss value: 9.5E+00 | lm loss PPL: 1.3E+04 | "
 PREFIXES = ("", "12: ", "[default7]: ", "[default3]: ", "[rank0]:", "[2024-04-06 03:02:12] ", "\x1b[32m", "é ")
 NOISE = ("", "0: loading", "> building indices ...", "WARNING: 12 of 64", "\0\0", "\x1b[0m", "x" * 300, "99%", "é|ü: 3")
+TRACEBACK = (
+    *("Traceback (most recent call last):", '  File "x.py", line 3, in f', "    raise Empty", "", "queue.Empty"),
+    *("RuntimeError:", "  CUDA error: uncorrectable ECC error encountered"),
+    "During handling of the above exception, another exception occurred:",
+)
 ENDS = ("\n", "\n", "\n", "\r\n", "\r")
 
 
@@ -51,7 +56,10 @@ def stretches(draw: st.DrawFn) -> str:
     prefix = draw(st.sampled_from(PREFIXES))
     count = draw(st.integers(1, 30))
     first = draw(st.integers(0, 200))
-    match draw(st.integers(0, 4)):
+    match draw(st.integers(0, 5)):
+        case 5:
+            texts = draw(st.lists(st.sampled_from(TRACEBACK), min_size=1, max_size=12))
+            return "".join(f"{prefix}{line}{end}" for line in (TRACEBACK[0], *texts))
         case 0:
             text = draw(st.sampled_from(NOISE))
             return f"{prefix}{text}{end}" * count

@@ -1,0 +1,135 @@
+"""The last line of each traceback, whatever the name of its exception, and a message that begins on the next line.
+
+Patterns know an exception by the end of its name. `queue.Empty` and `zmq.error.Again` are exceptions by their place:
+the first line after `Traceback (most recent call last)` that is not indented. Ranks print at the same time, so each
+label of lines (`[rank3]: `, `n7: `, none) has a traceback of its own.
+"""
+
+import re
+from dataclasses import dataclass
+
+from hpc_gpt.ends.failures import meaning
+from hpc_gpt.readers.logs.matches import find
+from hpc_gpt.readers.pattern import Pattern
+
+_FOREIGN = 20  # lines of others that may be between those of a traceback
+_MOST_OPEN = 64
+_CHAINED = 3  # lines from an exception to Python's words that another one was raised
+INDENT = " \t"
+_LABELS = re.compile(
+    r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: "
+    r"|\([^()]{1,80}\) ){0,5}"
+)
+_AFTER_BAR = re.compile(r"\[(?:rank|default)\d{1,7}\]:? ?$")
+_NODE = re.compile(r"(?:^|[\s:])([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): $")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
+# An exception has the name of its module before its own, unless it is Python's.
+_EXCEPTION = re.compile(
+    r"((?:[A-Za-z_]\w{0,60}\.){1,8}(?:\w{0,30}[A-Z]\w{0,60}|\w{0,20}error|timeout)"
+    r"|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|(?:Base)?ExceptionGroup|[A-Z]\w{0,40}Warning)(:.*)?$"
+)
+_NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
+_ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
+_RULE = re.compile(r"\s*[=*-]{4}")
+# What follows is on the next line: the whole message, or what it announces.
+NO_MESSAGE = re.compile(r"[\w.()]{1,200}:(?: .{0,380}:)?\s*$")
+
+
+@dataclass
+class _Open:
+    """A traceback: how many `foreign` lines may yet follow; if its message alone is missing, `name` and `number` of its
+    line."""
+
+    foreign: int = _FOREIGN
+    name: str = ""
+    number: int = 0
+
+
+class Tracebacks:
+    """The tracebacks of a log that have begun and not ended.
+
+    `begin` at each line with `Traceback`, `wait` at an exception without a message, `take` with each line after them.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._unknown = 0  # the line of the last exception that no pattern knows
+
+    @property
+    def open(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def skips_indented(self) -> bool:
+        """Whether an indented line changes nothing: no label can hide its indent, and no message is missing."""
+        return all(not label and not each.name for label, each in self._open.items())
+
+    def begin(self, before: str) -> None:
+        """A traceback begins in a line, after its label or a progress bar that was not ended."""
+        label, rest = _split(before)
+        if rest.strip():
+            label = (_AFTER_BAR.search(before) or ("",))[0].strip()
+        if label in self._open or len(self._open) < _MOST_OPEN:
+            self._open[label] = _Open()
+
+    def wait(self, number: int, line: str, name: str) -> None:
+        """The message of an exception, the `name` with its colon, may be on the next line."""
+        label, _ = _split(line)
+        if label in self._open or len(self._open) < _MOST_OPEN:
+            self._open[label] = _Open(0, name.strip(), number)
+
+    def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
+        """(number of its first line, text) of an exception that this line ends, None if it ends none.
+
+        `failed`: patterns took the line for a failure, so that it is no news.
+        """
+        label, rest = _split(line)
+        each = self._open.get(label)
+        if each is None or not rest.strip():
+            return None
+        if each.name:
+            del self._open[label]
+            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
+        if rest[0] in INDENT and not failed:
+            return None
+        found = _EXCEPTION.match(rest.rstrip())
+        each.foreign -= 1
+        if failed or found or not each.foreign:
+            del self._open[label]
+        if failed or not found or _NO_FAILURE.match(found[0]):
+            return None
+        self._unknown = number
+        return number, found[0]
+
+    def caught(self, number: int) -> int:
+        """The line of an exception that no pattern knows, and that Python says was caught: the one that was raised then
+        says why. 0 if there is none right before line `number`."""
+        return self._unknown if number - self._unknown <= _CHAINED else 0
+
+
+def _split(line: str) -> tuple[str, str]:
+    """(what launchers and loggers put before a line, without times of day; the line as its program wrote it)."""
+    found = _LABELS.match(line)
+    end = found.end() if found else 0
+    return _TIME.sub("", line[:end]).strip(), line[end:]
+
+
+def node_of_label(line: str) -> str | None:
+    """The node that a line is labelled with, None without one.
+
+    >>> node_of_label("h100-03: queue.Empty"), node_of_label("[rank3]: queue.Empty")
+    ('h100-03', None)
+    """
+    found = _LABELS.match(line)
+    node = _NODE.search(found[0]) if found else None
+    return node[1] if node else None
+
+
+def patterns_of(text: str) -> list[Pattern]:
+    """The patterns that take an exception, `Name: message`, for a failure: by its name, or by its message alone."""
+    name, _, message = text.partition(":")
+    if known := [each.pattern for _, each in find(text) if each.pattern.kind == "failure"]:
+        return known
+    said = [each.pattern for _, each in find(f"RuntimeError:{message or ' ' + name}") if each.pattern.kind == "failure"]
+    # What timed out is no collective: those raise what patterns know by name.
+    return [each for each in said if not meaning(each.ended).waits]
