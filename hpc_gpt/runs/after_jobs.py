@@ -60,8 +60,15 @@ class AfterJob:
         return f"after-{self.folder.parent.parent.name}-{self.step}"
 
     def noted(self) -> dict[str, Any]:
-        """job.json: `job_id, time`, and `pid_start` of a process here; empty if it was not submitted."""
-        return read_stored(self.folder / "job.json")
+        """job.json: `job_id, time`, and `pid_start` of a process here; empty if it was not submitted. Of a job whose
+        sbatch got no answer the id is that which it has written at its start."""
+        return read_stored(self.folder / "job.json") or self._started()
+
+    def _started(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError):
+            job_id = (self.folder / "started").read_text(encoding="utf-8", errors="replace").strip()
+            return {"job_id": job_id} if job_id.isdigit() else {}
+        return {}
 
     def note(self, job_id: str, pid_start: str | None = None) -> None:
         """Writes job.json. Raises RunFolderError."""
@@ -86,6 +93,11 @@ class AfterJob:
     @property
     def is_over(self) -> bool:
         return self.has_left or bool(self.ended())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was not submitted yet: what submits it was refused, or was killed."""
+        return not self.is_over and not self.noted()
 
     def state(self, slurm: Mapping[str, str] | None = None) -> str:
         """A class of `ends.failures`, pending and running among them, or `unsubmitted`. `slurm`: {job id: class} of

@@ -20,7 +20,8 @@ _SENT = {"attempt": int, "bytes": int, "step": int}
 # By the file's name up to its first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
-    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str},
+    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "lost": str, "element": str,
+                    "clusters": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],

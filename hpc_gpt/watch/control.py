@@ -102,7 +102,8 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
 
 def nothing_to(verb: str, status: RunStatus) -> str:
     """Why nothing is asked of a run that is neither queued nor running."""
-    ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
+    why = f": {status.cause}" if status.cause else ""
+    ended = f"it is {status.state}{why}" if status.state == "unknown" else f"it ended as {status.state}"
     return f"nothing to {verb}, {ended}"
 
 
