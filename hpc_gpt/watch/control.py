@@ -112,6 +112,8 @@ def _impossible(run: RunFolder, verb: str) -> str:
     resolved = run.resolved()
     if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
+    if verb == "requeue" and newest_submission(run).get("allocation"):
+        return "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
     if verb == "requeue" and (why := cannot_continue(resolved)):
         resumes = can_resume(resolved.engine)
         return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
