@@ -20,7 +20,7 @@ from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.ends.run_state import is_lost_here, read_end
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import write_once
+from hpc_gpt.files import read_text, write_once
 from hpc_gpt.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.disk_space import free_space_text, is_full
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
@@ -231,7 +231,7 @@ def newest_saved(run: RunFolder) -> int:
     if (command := command_of(run)) is not None:
         return saved_step(run, command)
     try:
-        megatron = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
+        megatron = int(read_text(run.checkpoints / MEGATRON))
     except (OSError, ValueError):
         megatron = 0
     return max(megatron, newest_step(run) or 0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.ends.failures import RETRIES, meaning
 from hpc_gpt.ends.state import BY_ITSELF, SLURM_RUNS, start_class
+from hpc_gpt.files import open_regular
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
@@ -261,7 +262,7 @@ def _end_of(attempt: Attempt) -> bytes:
     """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
     found = b""
     for path in attempt.logs:
-        with contextlib.suppress(OSError), path.open("rb") as log:
+        with contextlib.suppress(OSError), open_regular(path) as log:
             log.seek(max(0, log.seek(0, 2) - (32 << 20)))
             found += log.read()
     return found

@@ -259,8 +259,8 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
                 # It follows from the job's id, in an allocation from job and process of submit --here, so that two on a
                 # host differ; and each start of the job has another one, in case that of the start before was taken.
                 start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
-                number = sum(map(int, re.findall(r"\d+", start)))
-                answer += f" {free_port(number, attempt.started().get('restart') or 0)}"
+                begins = sum(map(int, re.findall(r"\d+", start)))
+                answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import replace_whole
+from hpc_gpt.files import read_text, replace_whole
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.checkpoints import DELETING, checkpoint_folder_name, has_all_bytes, list_complete, set_aside
 from hpc_gpt.runs.run_folder import RunFolder
@@ -66,7 +66,7 @@ class AfterJob:
 
     def _started(self) -> dict[str, Any]:
         with contextlib.suppress(OSError):
-            job_id = (self.folder / "started").read_text(encoding="utf-8", errors="replace").strip()
+            job_id = read_text(self.folder / "started").strip()
             return {"job_id": job_id} if job_id.isdigit() else {}
         return {}
 

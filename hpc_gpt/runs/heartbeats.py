@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpc_gpt.files import read_bytes
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
 from hpc_gpt.settings.resolved import Resolved
@@ -81,7 +82,7 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
 def read_c_dump(folder: Path, rank: int) -> str:
     """The stacks that the rank's watch in C wrote; empty if there are none."""
     try:
-        return (folder / f"{rank}.json").read_bytes()[LINE_BYTES:].decode(errors="replace")
+        return read_bytes(folder / f"{rank}.json")[LINE_BYTES:].decode(errors="replace")
     except OSError:
         return ""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.files import append_line, try_folder, write_once
+from hpc_gpt.files import append_line, read_text, try_folder, write_once
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
@@ -97,7 +97,7 @@ class Attempt:
     def requeue_refused(self) -> str:
         """Slurm's message if it refused the requeue that job.sh asked for after the attempt; empty if it has not."""
         try:
-            text = (self.folder / "requeue-refused").read_text(encoding="utf-8", errors="replace")
+            text = read_text(self.folder / "requeue-refused")
         except OSError:
             return ""
         return plain(" ".join(text.split()), " ")[:300] or "no message"
@@ -170,7 +170,7 @@ class RunFolder:
     def resolved(self) -> Resolved:
         """The run's settings; ConfigError or RunFolderError if resolved.json is damaged or missing."""
         try:
-            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
+            return Resolved.from_json(read_text(self.path / "resolved.json"))
         except OSError as fault:
             # Ranks that still run may have made the folder anew.
             if not self.path.exists() or (self.attempts() and not self.job_script.exists()):
@@ -184,7 +184,7 @@ class RunFolder:
 
     def carried_settings(self) -> str | None:
         """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
-        found = _CARRIED.search(self.job_script.read_text(encoding="utf-8", errors="replace"))
+        found = _CARRIED.search(read_text(self.job_script))
         return found[1] if found else None
 
     def _restore_hint(self) -> str:

@@ -1,21 +1,36 @@
 """The logs of runs, as they are and as they grow."""
 
+import codecs
 import contextlib
+import os
+import re
 import sys
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, Protocol
 
-from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.errors import NoSuchRun, OsErrorAs, RunFolderError
+from hpc_gpt.files import MOST_BYTES, open_regular
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.words import plain
 
 # Seconds between two reads of a log, and between two of its run's state.
 POLL_S = 0.5
 STATUS_POLL_S = 5.0
+_PIECE = 1 << 20
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+class Output(Protocol):
+    """What a log is copied to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+    def flush(self) -> None: ...
 
 
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
@@ -46,15 +61,49 @@ def with_errors(log: Path) -> list[Path]:
     return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
 
 
-def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
-    """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
-    text = path.read_bytes() if path.exists() else b""
-    if lines is None:
-        return text, len(text)
-    return b"".join(text.splitlines(keepends=True)[-lines:] if lines else []), len(text)
+def copy_log(path: Path, tail: int | None, out: Output) -> int:
+    """Copies a log, or its last `tail` lines, and returns where it ended: it may grow meanwhile. No more than a piece
+    of it is in memory, and of a tail the last 64 MiB. RunFolderError if it is no file; one that is missing is empty."""
+    with OsErrorAs(RunFolderError, f"cannot read {path}", "hpc-gpt logs --path names it"):
+        try:
+            file = open_regular(path)
+        except FileNotFoundError:
+            return 0
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if tail is not None:
+                file.seek(max(0, size - MOST_BYTES))
+                text = file.read(size - file.tell())
+                out.write(b"".join(text.splitlines(keepends=True)[-tail:] if tail else []))
+                return size
+            while file.tell() < size and (piece := file.read(min(_PIECE, size - file.tell()))):
+                out.write(piece)
+            return file.tell()
 
 
-def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
+class _PlainOutput:
+    """A terminal, which gets the text of what is written without its control sequences: a log is anybody's."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: bytes) -> int:
+        text = _COLOUR.sub("", self._decoder.decode(data)).replace("\r\n", "\n").replace("\r", "\n")
+        lines = ("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
+        self._out.write("\n".join(lines).encode())
+        return len(data)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def log_output() -> Output:
+    """Standard output for a log: a pipe or a file gets its bytes, a terminal their text."""
+    return _PlainOutput(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: Output) -> None:
     """Copies the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
 
     Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
@@ -101,7 +150,7 @@ class _Shown:
     """What has been copied of a run's logs to `out`, from the last `tail` lines of the first on. A line names the file
     before another one's text."""
 
-    def __init__(self, run: RunFolder, tail: int | None, out: IO[bytes]) -> None:
+    def __init__(self, run: RunFolder, tail: int | None, out: Output) -> None:
         self._run, self._tail, self._out = run, tail, out
         self._places: dict[Path, int] = {}
         self._last: Path | None = None
@@ -112,14 +161,13 @@ class _Shown:
         before, self.newest = self.newest, newest
         for path in dict.fromkeys(each for log in (before, newest) if log is not None for each in with_errors(log)):
             if path not in self._places and self._last is None and self._tail is not None:
-                text, self._places[path] = read_tail(path, self._tail)
-                self._out.write(text)
+                self._places[path] = copy_log(path, self._tail, self._out)
                 self._last = path
             if path == newest and path not in self._places:
                 self._name(path)
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
                 file.seek(self._places.setdefault(path, 0))
-                while piece := file.read(1 << 20):
+                while piece := file.read(_PIECE):
                     self._name(path)
                     self._out.write(piece)
                     self._places[path] += len(piece)

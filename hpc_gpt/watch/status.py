@@ -26,6 +26,7 @@ from hpc_gpt.ends.run_state import (
 )
 from hpc_gpt.ends.state import job_state
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.files import within_time
 from hpc_gpt.runs.after_jobs import after_table
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
@@ -131,6 +132,13 @@ def ask_status(
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
+    # What a folder says is read now, and kept.
+    answers = within_time(_read_ahead, seen)
+    if None in answers:
+        rest = [run for run, said in zip(runs, answers, strict=True) if said]
+        rows, silence = ask_status(rest, early, limit_s)
+        left = iter(rows)
+        return [next(left) if said else _silent(run) for run, said in zip(runs, answers, strict=True)], silence
     of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     if not of_slurm:
         return _rows(seen, {None: {}}), ""
@@ -164,6 +172,23 @@ def ask_status(
     # What a live run has written since Slurm was asked counts.
     seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
     return _rows(seen, words), silence
+
+
+def _read_ahead(run: CachedRun) -> bool:
+    with contextlib.suppress(UserError):
+        run.resolved()
+    for attempt in run.attempts():
+        for read in (attempt.started, attempt.ended, attempt.verdict, attempt.last_metrics):
+            read()
+    run.submissions()
+    return True
+
+
+def _silent(run: RunFolder) -> RunStatus:
+    """The row of a run whose folder does not answer."""
+    cause = "its folder does not answer: is the file system of another host down?"
+    folder = str(run.path)
+    return RunStatus(run.run_id, run.path.parent.name, "unknown", cause, None, None, attempts=0, folder=folder)
 
 
 def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list[CachedRun]:

@@ -8,10 +8,10 @@ import os
 import platform
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from hpc_gpt import files
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
@@ -246,13 +246,13 @@ def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, c
     run = make_run(logs_dir()) if cluster == "local" else slurm_run(ended="done")
     if cluster == "local":
         add_attempt(run, [metrics_line(1)], "error")
-    opened, plain_open = Counter(), Path.open
+    opened, plain_open = Counter(), files.open_regular
 
-    def count(path, *args, **kwargs):
+    def count(path):
         opened[str(path.relative_to(run.path))] += 1
-        return plain_open(path, *args, **kwargs)
+        return plain_open(path)
 
-    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(files, "open_regular", count)
     read_status([run])
     assert {"resolved.json", "submissions.jsonl", "attempts/1/ended.json"} <= opened.keys()
     assert [name for name, times in opened.items() if times > 1] == []
