@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.files import append_line, read_text, try_folder, write_once
+from hpc_gpt.process import host_clock
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
@@ -81,12 +82,21 @@ class Attempt:
         return [path for path in (self.log, self.err) if path.is_file()]
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""
+        """attempt.json: `attempt, job_id, restart, node_list, started`, and `boot, uptime` of its host's clock since
+        then; empty if it is missing."""
         return read_stored(self.folder / "attempt.json")
+
+    def elapsed_s(self) -> float | None:
+        """Seconds since the attempt began, by the clock of its host since its boot, which nobody sets; None on another
+        host."""
+        start, (boot, now) = self.started(), host_clock()
+        began = start.get("uptime")
+        return max(0.0, now - began) if began is not None and start.get("boot") == boot else None
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty if the attempt
-        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`)."""
+        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`). `elapsed_s`:
+        how long it had its job."""
         return read_stored(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
@@ -130,7 +140,10 @@ class Attempt:
         """
         cause = hide_secrets(cause) if cause else cause
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
-        end |= {key: value for key, value in (("rank", rank), ("node", node)) if value is not None}
+        # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
+        own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
+        known = (("rank", rank), ("node", node), ("elapsed_s", self.elapsed_s() if own else None))
+        end |= {key: value for key, value in known if value is not None}
         write_once(self.folder / "ended.json", json.dumps(end) + "\n")
 
 

@@ -19,13 +19,15 @@ _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 _SENT = {"attempt": int, "bytes": int, "step": int}
 # By the file's name up to its first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
-    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
+    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
+                "uptime": float},
     "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "lost": str, "element": str,
                     "clusters": str},
-    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int},
+    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
+              "elapsed_s": float},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
-        "saved_step": int, "pause_s": float, "begin": float, "retries": int,
+        "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,
     },
     "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
     "seen": {"step": int, "count": int},

@@ -94,9 +94,10 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   attempt="$HPC_GPT_RUN/attempts/$n"
   export TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
     "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
-    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" >"$attempt/attempt.json"
+    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" \
+    "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
   exec >>"$attempt/log" 2>&1
   trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
