@@ -40,6 +40,8 @@ def add_found(run: RunFolder, line: Mapping[str, Any], answer: Answer) -> str:
     known = {each["job_id"] for each in run.submissions() if each.get("job_id")}
     job_id, cluster = _newest(line, known, answer.stdout)
     if job_id:
+        asked = str(line.get("clusters") or "")
+        cluster = cluster or (asked if "," not in asked else "")  # of one cluster squeue prints no name
         chosen = {"slurm_cluster": cluster} if cluster else {}
         run.add_submission({**line, "lost": None, "job_id": job_id, **chosen})
     return job_id
