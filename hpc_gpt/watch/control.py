@@ -70,6 +70,8 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
 
 
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> ControlRequest:
+    if newest_submission(run).get("lost"):
+        return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
         return ControlRequest(run, verb, nothing_to(verb, status), refused=True)

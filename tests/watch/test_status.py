@@ -16,9 +16,12 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.slurm.clients import Answer
+from hpc_gpt.slurm.lost_replies import add_found
 from hpc_gpt.watch import status
+from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.watch.restarts import Restarts
-from hpc_gpt.watch.status import read_own_status, read_status
+from hpc_gpt.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
 
@@ -543,3 +546,23 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
     (run.path / "slurm-7.out").write_text("Error: no room\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
+
+
+def test_a_run_whose_sbatch_got_no_answer_is_unknown_until_its_job_is_found(slurm_says):
+    run = unsubmitted_run("generic-slurm")
+    line = {"scheduler": "slurm", "job_id": None, "refused": None, "script": str(run.job_script)}
+    run.add_submission({**line, "lost": "Socket timed out on send/recv operation"})
+    slurm_says(None)
+    (row,) = read_status([run])
+    assert (row.state, row.cause, row.is_over) == ("unknown", NO_ANSWER, False)
+    (asked,) = ask_runs([run], "stop")
+    assert (asked.refused, asked.words) == (True, f"its job is not known yet: {NO_ANSWER}")
+    slurm_says({})
+    (row,) = read_status([run])
+    cause = "sbatch sent its job and got no answer (Socket timed out on send/recv operation); Slurm shows no job of it"
+    assert (row.state, row.cause) == ("unknown", cause)
+    answer = Answer(0, f"41|{run.job_script}\n42|{run.job_script}\n43|{run.job_script} x\n44|/other/job.sh\n", "")
+    assert add_found(run, run.submissions()[-1], answer) == "42", "the newest of its command"
+    slurm_says({"42": ("PENDING", "Priority")})
+    (row,) = read_status([run])
+    assert (row.state, row.job_id) == ("pending", "42")
