@@ -10,18 +10,80 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+# More than any small file of a run has. Of a larger one nothing is read: a sparse one of 20 GB would take all memory.
+MOST_BYTES = 64 << 20
+# For what is read of a run that another host serves.
+ANSWER_S = 10.0
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file, to be read in bytes. OSError if it is none: a pipe would block, a device would never end."""
+    # Another may have replaced it since a check: opening a pipe so does not wait for a writer.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(number, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file. OSError if it is no file, or is larger than `most`."""
+    with open_regular(path) as file:
+        found = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if len(found) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, and none of ours is", str(path))
+    return found
+
+
+def read_text(path: Path, errors: str = "replace", most: int = MOST_BYTES) -> str:
+    """The text of a file; `errors` is what becomes of bytes that are no UTF-8. OSError as `read_bytes`."""
+    return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
+
+
+def within_time(work: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found | None]:
+    """`work` of each item, done on a thread; None for one that takes longer: it waits for a file of a host that no
+    longer answers, for ever. The thread is left to wait. What `work` raises is raised."""
+    found: list[_Found | None] = []
+    limit_s = ANSWER_S
+    while len(found) < len(items):
+        done: list[_Found] = []
+        faults: list[BaseException] = []
+        thread = threading.Thread(target=_do, args=(work, items[len(found) :], done, faults), daemon=True)
+        thread.start()
+        before = -1
+        while thread.is_alive() and len(done) > before:
+            before = len(done)
+            thread.join(limit_s)
+        is_stuck, count = thread.is_alive(), len(done)
+        if faults:
+            raise faults[0]
+        found += [*done[:count], *([None] if is_stuck else [])]
+        limit_s = min(limit_s, 1.0) if is_stuck else limit_s  # it is the same host, most likely
+    return found
+
+
+def _do(work: Callable[[_Item], _Found], items: Sequence[_Item], done: list[_Found], faults: list[Any]) -> None:
+    try:
+        for item in items:
+            done.append(work(item))
+    except BaseException as fault:
+        faults.append(fault)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is missing, damaged, or no object."""
     try:
-        # Opening a pipe would block.
-        found = json_in(path) if path.is_file() else {}
+        found = json_in(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -34,10 +96,8 @@ def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int 
 
 def last_json_line(path: Path) -> dict[str, Any]:
     """The last JSON object in such a file; empty if there is none. Only the end of the file is read, in blocks."""
-    if not path.is_file():
-        return {}
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             objects = (json_object(line.decode(errors="replace")) for line in _lines_from_end(file))
             return next((found for found in objects if found is not None), {})
     except OSError:
@@ -57,6 +117,8 @@ def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 def _lines_from_end(file: IO[bytes]) -> Iterator[bytes]:
     rest: list[bytes] = []  # of the line whose begin is not read yet, its end first
     for _, block in blocks_from_end(file):
+        if len(rest) > MOST_BYTES >> 16:
+            return  # no line of ours is as long
         first, *others = block.split(b"\n")
         for part in reversed(others):
             yield b"".join(reversed([*rest, part]))
@@ -66,12 +128,13 @@ def _lines_from_end(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[str]:
-    if not path.is_file():
-        return []
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             if last_bytes is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+                file.seek(max(0, size - last_bytes))
+            elif first_bytes < 0 and size > MOST_BYTES:
+                return []
             return file.read(first_bytes).decode(errors="replace").splitlines()
     except OSError:
         return []
@@ -89,7 +152,7 @@ def json_object(line: str | bytes) -> dict[str, Any] | None:
 def json_in(path: Path) -> Any:
     """The JSON in a file. OSError if it cannot be read, ValueError if it is no JSON, or nested too deep."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(read_bytes(path).decode("utf-8-sig"))
     except RecursionError as fault:
         raise ValueError(str(fault)) from None
 

@@ -4,11 +4,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import platform
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,14 @@ def start_time(pid: int) -> str | None:
         done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
         return done.stdout.strip() or None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def host_clock() -> tuple[str, float]:
+    """(the boot of this host, seconds since then): a clock that nobody sets, the same for all processes of the host."""
+    boot = platform.node()
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return boot, time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def seconds_given(variable: str, default: str, example: str) -> float:

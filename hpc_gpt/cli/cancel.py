@@ -5,9 +5,10 @@ import sys
 import click
 
 from hpc_gpt.cli.requests import chosen_runs, runs_argument
+from hpc_gpt.errors import SlurmUnreachable
 from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.watch.control import cancel_run, describe, nothing_to
-from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
+from hpc_gpt.watch.status import RunStatus, ask_status, await_lost, read_status, silence_note
 
 PLACE = 110
 
@@ -32,8 +33,13 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
         if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
             click.echo("nothing was cancelled", err=True)
             sys.exit(1)
-    taken = False
+    taken, unknown = False, None
     for run, row in zip(runs, rows, strict=True):
+        try:
+            row = await_lost(run) or row
+        except SlurmUnreachable as fault:
+            unknown = fault
+            continue
         job_id = cancel_run(run, row if row.scheduler == "slurm" else None)
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
@@ -42,6 +48,8 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
             taken = True
             click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
+    if unknown is not None:
+        raise unknown
     if not taken:
         sys.exit(1)
 

@@ -1,13 +1,11 @@
 """hpc-gpt logs"""
 
-import sys
-
 import click
 
 from hpc_gpt.cli.run_argument import run_argument, run_or_newest
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
-from hpc_gpt.watch.logs import copy_tail, follow_logs, log_path, with_errors
+from hpc_gpt.watch.logs import copy_tail, follow_logs, log_output, log_path, with_errors
 
 PLACE = 70
 
@@ -31,10 +29,11 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, p
     if path:
         click.echo(str(log_path(found, attempt)))
     elif follow:
-        follow_logs(found, attempt, tail, sys.stdout.buffer)
+        follow_logs(found, attempt, tail, log_output())
     else:
+        out = log_output()
         for each in with_errors(log := log_path(found, attempt)):
             if each != log:
-                sys.stdout.buffer.write(f"--- {each.relative_to(found.path)} ---\n".encode())
-            copy_tail(each, tail, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+                out.write(f"--- {each.relative_to(found.path)} ---\n".encode())
+            copy_tail(each, tail, out)
+        out.flush()

@@ -10,7 +10,7 @@ import click
 
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
-from hpc_gpt.files import logs_folder
+from hpc_gpt.files import logs_folder, read_text
 from hpc_gpt.launch.branching import prepare_branch, split_branch
 from hpc_gpt.launch.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launch.prepare import prepare
@@ -143,7 +143,7 @@ def _print_record(run: RunFolder) -> None:
 def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the job.sh of a run that is there. None as of `_submit`."""
     run, resolved = resumption.run, resumption.resolved
-    text = run.job_script.read_text(encoding="utf-8", errors="surrogateescape")
+    text = read_text(run.job_script, errors="surrogateescape")
     if how.dry:
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),

@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.files import data_dir, logs_folder, state_dir, write_once
+from hpc_gpt.files import data_dir, logs_folder, read_text, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_inputs, dry_run, lines_on_data
@@ -63,7 +63,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     notes: list[str] = []  # on lines of a job script
     try:
         if run is not None:
-            resolved, script, beside = run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
+            resolved, script, beside = run.resolved(), read_text(run.job_script), run.data_beside
         else:
             prepared = prepare(request, faster=True)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside

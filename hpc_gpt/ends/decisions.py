@@ -20,7 +20,7 @@ from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.ends.run_state import is_lost_here, read_end
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import write_once
+from hpc_gpt.files import read_text, write_once
 from hpc_gpt.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
 from hpc_gpt.runs.disk_space import free_space_text, is_full
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
@@ -94,12 +94,19 @@ def conclude(
     over: int | None,
     asked: str = "",
     put_back: bool = False,
+    ran_s: float | None = None,
 ) -> tuple[Verdict, list[str]]:
     """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
     Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
-    `put_back`: Slurm starts the same job again, whatever the verdict. What a full disk refuses is printed.
+    `put_back`: Slurm starts the same job again, whatever the verdict. `ran_s`: how long its job has run by Slurm, which
+    does not count the time in which it was suspended. What a full disk refuses is printed.
     """
+    elapsed_s = attempt.elapsed_s() if over == attempt.number else None
+    if over == attempt.number and ran_s:
+        began = attempt.started().get("started")
+        elapsed_s = now - began if elapsed_s is None and began else elapsed_s
+        elapsed_s = None if elapsed_s is None else min(elapsed_s, ran_s)
     step = attempt.last_metrics().get("step")
     with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
@@ -108,7 +115,7 @@ def conclude(
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
     # If a rank wrote ended.json first, the class there may differ from this classification.
-    history = read_history(run, gpus_of(resolved), now, over)
+    history = read_history(run, gpus_of(resolved), now, over, elapsed_s)
     past = [
         replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
         for each in history
@@ -122,7 +129,7 @@ def conclude(
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
     with disk_that_may_be_full():
-        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back)
+        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back, elapsed_s)
     return verdict, exclude
 
 
@@ -144,8 +151,10 @@ def write_verdict(
     now: float,
     end: End,
     put_back: bool = False,
+    elapsed_s: float | None = None,
 ) -> None:
-    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude."""
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude, `elapsed_s`
+    how long the attempt had its job, if that is known."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -156,6 +165,7 @@ def write_verdict(
         "gpu_hours": round(gpu_hours(past), 6),
         "put_back": put_back,
         "time": now,
+        **({} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 3)}),
     }
     write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
 
@@ -180,11 +190,13 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
 # --- the attempts of a run so far
 
 
-def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[EndedAttempt]:
+def read_history(
+    run: RunFolder, gpus: int, now: float, over: int | None = None, elapsed_s: float | None = None
+) -> list[EndedAttempt]:
     """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
 
     An attempt without a written end has ended if a later attempt of its job has begun, if its process on this machine
-    is gone, or if its number is `over`.
+    is gone, or if its number is `over`; that one has had its job for `elapsed_s`, if that is known.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
@@ -217,7 +229,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
                 job_id=job_id,
                 saved=saved,
                 resumed=base,
-                gpu_seconds=gpu_seconds(attempt, gpus, left),
+                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
                 stopped=verdict.get("go_on") is False and ended != "refused",
@@ -231,7 +243,7 @@ def newest_saved(run: RunFolder) -> int:
     if (command := command_of(run)) is not None:
         return saved_step(run, command)
     try:
-        megatron = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
+        megatron = int(read_text(run.checkpoints / MEGATRON))
     except (OSError, ValueError):
         megatron = 0
     return max(megatron, newest_step(run) or 0)

@@ -6,6 +6,7 @@ retry is in `ends.failures`.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -13,10 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from hpc_gpt.ends.failures import RETRIES, meaning
 from hpc_gpt.ends.state import BY_ITSELF, SLURM_RUNS, start_class
-from hpc_gpt.files import read_json, write_once
+from hpc_gpt.files import open_regular, read_json, write_once
+from hpc_gpt.process import host_clock
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.engines import can_resume
@@ -84,19 +87,53 @@ def first_reason(asked: Collection[str]) -> str | None:
     return next((reason for reason in REASONS if reason in asked), None)
 
 
-def limits_reached(resolved: Resolved, train_s: Callable[[], float]) -> frozenset[str]:
+def limits_reached(
+    resolved: Resolved, train_s: Callable[[], float], attempt: Attempt, stopped_s: float
+) -> frozenset[str]:
     """The limits of a run that are reached: `minutes` and `budget`. Called on rank 0.
 
     `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is when the budget is spent, in epoch
-    seconds; before that the save may take as long as the lead of the signal before the time limit.
+    seconds of the host that gave the attempt its `started`: the difference is what the attempt may take. What it has
+    taken is not asked of a clock that can be set, or is another host's; `stopped_s` of it were not spent. The save may
+    take as long as the lead of the signal before the time limit.
     """
     job, minutes = resolved.job, resolved.train.minutes
     stop_at = os.environ.get("HPC_GPT_STOP_AT", "") if job.max_gpu_hours is not None else ""
     reached = {
         "minutes": minutes is not None and train_s() >= 60 * minutes,
-        "budget": stop_at.isdecimal() and time.time() >= int(stop_at) - (job.signal_lead_s or 0),
+        "budget": stop_at.isdecimal() and _left_s(int(stop_at), attempt, stopped_s) <= (job.signal_lead_s or 0),
     }
     return frozenset(name for name, is_reached in reached.items() if is_reached)
+
+
+def _left_s(stop_at: int, attempt: Attempt, stopped_s: float) -> float:
+    may_take_s, began = _budget_of(attempt.folder, stop_at)
+    return may_take_s + stopped_s - (host_clock()[1] - began)
+
+
+@functools.cache
+def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
+    """(seconds that an attempt may take, when it began by this host's clock since its boot). On another host than that
+    of its script it began as this process asked first: later by its start, which the budget does not see."""
+    start, now = Attempt(folder).started(), host_clock()[1]
+    elapsed_s = Attempt(folder).elapsed_s()
+    began = start.get("started")
+    if not began:
+        return stop_at - time.time(), now
+    return stop_at - began, now - (elapsed_s or 0.0)
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds of a time as Slurm shows it; None if it is none.
+
+    >>> seconds_of("00:01:05"), seconds_of("2-03:00:00"), seconds_of("")
+    (65.0, 183600.0, None)
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:
@@ -308,7 +345,7 @@ def _end_of(attempt: Attempt) -> bytes:
     """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
     found = b""
     for path in attempt.logs:
-        with contextlib.suppress(OSError), path.open("rb") as log:
+        with contextlib.suppress(OSError), open_regular(path) as log:
             log.seek(max(0, log.seek(0, 2) - (32 << 20)))
             found += log.read()
     return found

@@ -263,10 +263,11 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
                 int(more[0]) if more else _ASKS - _JUST_MADE,
             )
             if more and answer.startswith(f"{NEXT_MARK} go "):
-                # It follows from the job's id, so that two jobs on a host differ, and each start of the job has another
-                # one, in case that of the start before was taken.
-                job_id = re.sub(r"\D.*", "", os.environ.get("SLURM_JOB_ID", ""))
-                answer += f" {free_port(int(job_id or 0), attempt.started().get('restart') or 0)}"
+                # It follows from the job's id, in an allocation from job and process of submit --here, so that two on a
+                # host differ; and each start of the job has another one, in case that of the start before was taken.
+                start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
+                begins = sum(map(int, re.findall(r"\d+", start)))
+                answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
         print(answer, flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)

@@ -39,6 +39,8 @@ from hpc_gpt.words import cut, plain
 # queue does not start before its script has ended.
 _SPARE_S = 10.0
 _POLL_S = 0.2
+# More than `tail` needs to write the end of what the command printed.
+_KEEPER_S = 2.0
 # The last lines of metrics.jsonl, for the median time of a step.
 _LAST_BYTES = 64 << 10
 _BY_USER = ("stopped", "cancelled")
@@ -163,12 +165,21 @@ def _claim(attempt: Attempt, event: str) -> bool:
 def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
     """Runs the command in a process group of its own, and kills that at the limit; what failed, empty if nothing did.
 
-    It reads and writes files, not pipes: a process that it leaves behind would keep a pipe open.
+    Of what it prints `tail` keeps the end, also of a process that it leaves behind: that one keeps the pipe open.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(line.encode())
         given.seek(0)
-        process = subprocess.Popen(argv, stdin=given, stdout=said, stderr=said, start_new_session=True)
+        keeper = subprocess.Popen(
+            ["tail", "-c", "4096"],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert keeper.stdin is not None
+        with keeper.stdin as pipe:
+            process = subprocess.Popen(argv, stdin=given, stdout=pipe, stderr=pipe, start_new_session=True)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -178,7 +189,9 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
             return f"the command had not ended after {timeout_s:g} s and was killed"
         if not code:
             return ""
-        said.seek(max(0, said.tell() - 4096))
+        with suppress(subprocess.TimeoutExpired):
+            keeper.wait(_KEEPER_S)
+        said.seek(0)
         lines = said.read().decode(errors="replace").split("\n")
         last = next((plain(text, " ") for text in reversed(lines) if text.strip()), "")
         return f"the command ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}" + (

@@ -120,6 +120,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
         facts,
         submitted=bool(chain),
         refused=bool(line.get("refused")),
+        lost=bool(line.get("lost")),
         queued=waits and bool(line.get("queue")),
         began=attempt is not None and not waits,
         cancelled=run.is_cancelled(IN_QUEUE if line.get("queue") else job_id),

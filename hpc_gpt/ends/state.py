@@ -75,10 +75,11 @@ def slurm_is_leaving(word: str) -> bool:
 class Facts:
     """What is known of the job that decides a run's state, and of its last attempt. None means not looked at.
 
-    The job. `submitted`: there is one. `refused`: sbatch refused it. `queued`: it is a sweep's row that waits for its
-    turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has marked it. `slurm`: the
-    class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm was not asked or did not
-    answer. `alive`: whether the process runs that supervises the local ranks, or that will start the row.
+    The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it is a
+    sweep's row that waits for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel`
+    has marked it. `slurm`: the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm
+    was not asked or did not answer. `alive`: whether the process runs that supervises the local ranks, or that will
+    start the row.
 
     The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
     `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
@@ -89,6 +90,7 @@ class Facts:
 
     submitted: bool = True
     refused: bool = False
+    lost: bool = False
     queued: bool = False
     began: bool = True
     cancelled: bool = False
@@ -167,6 +169,8 @@ def state_of(facts: Facts) -> State:
     slurm = facts.slurm
     if facts.refused:
         return State("refused", "submission")
+    if facts.lost:
+        return State("unknown", "submission")
     if not facts.submitted and not facts.began:
         return State("unknown", "nothing")
     # A job whose run is judged as done may still be removing an environment, or ending what ran beside the ranks.

@@ -31,7 +31,7 @@ from hpc_gpt.ends.decisions import (
     other_jobs,
     with_free_space,
 )
-from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
+from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, seconds_of, shown_as
 from hpc_gpt.ends.failures import LONGEST_PAUSE_S
 from hpc_gpt.ends.script_end import end_script
 from hpc_gpt.errors import UserError
@@ -50,8 +50,10 @@ def decide_next(
     put_back: bool,
     now: float,
     read_cause: ReadCause,
+    ran_s: float | None = None,
 ) -> str:
-    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
+    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script. `ran_s`
+    is as in `conclude`.
 
     If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
     """
@@ -67,7 +69,7 @@ def decide_next(
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
         asked = run.asked_to_end(job_id)
-        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back, ran_s)
         again, pause_s = verdict.go_on, verdict.pause_s
         if not again and not put_back:
             forget_stop(run, attempt)
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     folder, number, slurm, words, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
-    code = ""
+    code, ran_s = "", None
     if not more:
         shown, message = words, first_failure(attempt)
         if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
             code = f" {exit_code(message, int(slurm))}"
         # At the time limit job.sh puts the job back before it asks.
         put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
-        nodes = _excluded(shown)
+        nodes, ran_s = _excluded(shown), None if is_put_back(attempt, shown) else seconds_of(shown_as(shown, "RunTime"))
         slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
     else:
         put_back = "put-back" in more
@@ -103,7 +105,8 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         if slurm.isdecimal():
             slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
     try:
-        print(decide_next(run, attempt, slurm, words, nodes, put_back, time.time(), read_cause) + code, flush=True)
+        line = decide_next(run, attempt, slurm, words, nodes, put_back, time.time(), read_cause, ran_s)
+        print(line + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1

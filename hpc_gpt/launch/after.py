@@ -37,6 +37,8 @@ _POLL_S = 1.0
 _PROGRAM_POLL_S = 5.0
 # Between two questions on jobs that have not said that they are at their end.
 _ASK_S = 30.0
+# Between two tries to submit what was refused: a partition may be up again.
+_AGAIN_S = 15.0
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # What Slurm sets for the job beside its own variables, and our script for our code.
@@ -128,17 +130,17 @@ class CheckpointFollower:
 
     def __init__(self, run: RunFolder, attempt: Attempt, resolved: Resolved, queue: Queue) -> None:
         self._run, self._attempt, self._resolved, self._queue = run, attempt, resolved, queue
-        self._asked_at = self._looked_at = 0.0
+        self._asked_at = self._looked_at = self._tried_at = 0.0
+        self._faults: dict[int, str] = {}
         if resolved.after.every:
             seen = read_seen(run.path)
             note_seen(run.path, seen.get("step", 0), seen.get("count", 0))
-        for job in list_after(run.path):
-            if not job.is_over and not job.noted():
-                self._submit(job, again=True)
+        self._submit_again(0.0)
 
     def look(self) -> None:
         """Starts what is due, and notes which jobs have left the queue."""
         self._settle(_ASK_S)
+        self._submit_again(_AGAIN_S)
         every, wait_s = self._resolved.after.every, _POLL_S if self._resolved.form.saves_by_train else _PROGRAM_POLL_S
         if not every or time.monotonic() < self._looked_at + wait_s:
             return
@@ -161,6 +163,7 @@ class CheckpointFollower:
         if self._resolved.after.every == 0 and self._end() == "done":
             for step, path in checkpoints_of(self._run)[-1:]:
                 self._begin(step, path)
+        self._submit_again(0.0)
 
     def is_judged(self) -> bool:
         """Whether it is known how the attempt has ended, as far as that matters."""
@@ -197,6 +200,19 @@ class CheckpointFollower:
             return
         self._submit(job)
 
+    def _submit_again(self, wait_s: float) -> None:
+        """Submits what was refused, the newest first, at most every `wait_s`; of an answer that was lost the job is
+        found. No more than `most` steps wait for that: each keeps its checkpoint."""
+        most, waiting = self._resolved.after.most, [each for each in list_after(self._run.path) if each.is_refused]
+        for job in waiting[:-most]:
+            self._say(job.step, f"it gets no job any more, as those of {most} newer checkpoints are refused, too")
+            note_left(self._run, job, "refused")
+        if waiting and time.monotonic() >= self._tried_at + wait_s:
+            self._tried_at = time.monotonic()
+            for job in waiting[: -most - 1 : -1]:
+                if len(self._unfinished()) < most:
+                    self._submit(job, again=True)
+
     def _submit(self, job: AfterJob, again: bool = False) -> None:
         try:
             if again and (found := self._queue.find(job)):
@@ -205,12 +221,15 @@ class CheckpointFollower:
             self._queue.submit(job)
         except (UserError, OSError) as fault:
             by_hand = "sbatch" if self._resolved.cluster.scheduler == "slurm" else "bash"
-            self._say(
-                job.step, f"{_words(fault)}; the next attempt tries again, or you: {by_hand} {quote(str(job.script))}"
-            )
+            self._tried_at = time.monotonic()
+            before, words = self._faults.get(job.step), _words(fault)
+            if words != before:
+                self._faults[job.step] = words
+                self._say(job.step, f"{words}; it is tried again, or you: {by_hand} {quote(str(job.script))}")
 
     def _unfinished(self) -> list[AfterJob]:
-        return [job for job in list_after(self._run.path) if not job.is_over]
+        """The jobs that count in `most`."""
+        return [job for job in list_after(self._run.path) if not job.is_over and not job.is_refused]
 
     def _settle(self, wait_s: float) -> None:
         """Notes which jobs have left; asks at most every `wait_s`."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from hpc_gpt.ends.end_policy import shown_as
 from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.errors import ConfigError, JobFailed, SlurmUnreachable, UserError
+from hpc_gpt.files import read_text
 from hpc_gpt.runs.lock import locked, submission_line
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
@@ -30,7 +31,7 @@ from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task
 from hpc_gpt.slurm.environment import job_python, submission_environment
 from hpc_gpt.slurm.hosts import expand_hosts
 from hpc_gpt.watch.control import ask_runs, end_of_wait
-from hpc_gpt.watch.logs import follow_logs
+from hpc_gpt.watch.logs import follow_logs, log_output
 from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import clock, counted, some
 
@@ -151,7 +152,7 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
     allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
     `wait_for`; ConfigError as `place`.
     """
-    nodes = allocation.place(resolved, run.job_script.read_text(encoding="utf-8"))
+    nodes = allocation.place(resolved, read_text(run.job_script))
     with locked(run):
         supervisor = _Supervisor(allocation, run, resolved)
         supervisor.start(_environment(supervisor.start_id, allocation, nodes, run, resolved))
@@ -236,7 +237,7 @@ class _Supervisor:
 
     def _follow(self, number: int) -> None:
         with contextlib.suppress(UserError, OSError):
-            follow_logs(self.run, number, None, sys.stdout.buffer)
+            follow_logs(self.run, number, None, log_output())
 
     def _answer(self, number: int) -> None:
         self.interrupts += number == signal.SIGINT

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import UserError
+from hpc_gpt.files import within_time
 from hpc_gpt.readers.runs.attempts import AttemptRead, read_attempt
 from hpc_gpt.readers.steps import StepTable, time_steps
 from hpc_gpt.runs.run_folder import RunFolder
@@ -57,10 +58,17 @@ class PastTimings:
     def _by_hash(self) -> dict[str, list[RunFolder]]:
         """{speed hash: runs, newest first}."""
         runs: dict[str, list[RunFolder]] = {}
-        for run in list(self._runs())[-_LOOKED_AT:][::-1]:
-            with contextlib.suppress(UserError):  # a damaged folder measures nothing
-                runs.setdefault(speed_hash(run.resolved()), []).append(run)
+        newest = list(self._runs())[-_LOOKED_AT:][::-1]
+        for run, speed in zip(newest, within_time(_speed_of, newest), strict=True):
+            if speed is not None:
+                runs.setdefault(speed, []).append(run)
         return runs
+
+
+def _speed_of(run: RunFolder) -> str | None:
+    with contextlib.suppress(UserError):  # a damaged folder measures nothing
+        return speed_hash(run.resolved())
+    return None
 
 
 def measure_run(run: RunFolder) -> MeasuredRun | None:

@@ -20,6 +20,7 @@ from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import (
     JOB_NAME,
+    after_options,
     allocated_nodes,
     check_after,
     check_job,
@@ -83,9 +84,8 @@ def render_after_job(resolved: Resolved, run: RunFolder, job: AfterJob, checkpoi
     after = resolved.after
     values = {"checkpoint": str(checkpoint), "export": str(job.export), "step": str(job.step), "run": str(run.path)}
     line = fill_line(after.run, values) if isinstance(after.run, str) else None
-    own = [f"--account={resolved.job.account}"] if resolved.job.account is not None else []
     output = str(job.log).replace("%", "%%")  # sbatch reads it as a pattern
-    options = [f"--job-name={job.name}", f"--output={output}", "--open-mode=append", *own, *after.sbatch]
+    options = [f"--job-name={job.name}", f"--output={output}", "--open-mode=append", *after_options(resolved)]
     return (
         _environment()
         .get_template("after-job.sh.j2")

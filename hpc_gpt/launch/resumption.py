@@ -49,7 +49,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.slurm.clients import check_reachable
 from hpc_gpt.slurm.requeue import way_of
-from hpc_gpt.watch.status import read_own_status
+from hpc_gpt.watch.status import await_lost, read_own_status
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def check_not_live(run: RunFolder) -> None:
 
     A run's end is known before the process that started it has left: that is waited for.
     """
+    await_lost(run)
     until = time.monotonic() + _LEAVING_S
     while True:
         try:

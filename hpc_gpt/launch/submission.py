@@ -29,7 +29,7 @@ from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.slurm.requeue import way_of
-from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_start
+from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
 from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.weights.folder import check_weights, read_folder
@@ -255,12 +255,15 @@ def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence
 
 
 def check_start(resolved: Resolved, script: str) -> str:
-    """Why Slurm cannot start a job now, empty if it can. Raises NeverStarts, SlurmUnreachable.
+    """Why Slurm cannot start a job now, empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused for jobs of
+    `[after]` that it would refuse for good.
 
-    What sbatch itself refuses is left to it: the run's folder notes its words.
+    What sbatch itself refuses of the run is left to it: the run's folder notes its words.
     """
     if resolved.cluster.scheduler != "slurm":
         return ""
+    if resolved.after.is_asked:
+        ask_after(resolved)
     try:
         return ask_start(resolved, script).waits
     except NeverStarts:
@@ -278,6 +281,8 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
         return ExpectedStart("no sbatch here to ask; the script is as it would be submitted")
     try:
         check_reachable()  # sbatch itself would retry for 18 s
-        return ask_start(resolved, script)
+        start = ask_start(resolved, script)
+        words = ask_after(resolved) if resolved.after.is_asked else ""
+        return replace(start, answer=f"{start.answer}\n{words}") if words else start
     except SlurmUnreachable as fault:
         return ExpectedStart(f"{fault}: it was not asked; the script is as it would be submitted")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.files import read_bytes, read_text
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.program.work_folder import WORK_ARCHIVE
 from hpc_gpt.program.work_folder import changed_since as changed_in
@@ -173,11 +174,11 @@ def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
 def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
     if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
         raise LookupError("the run's experiment.toml was written from its settings")
-    if (run / "experiment.toml").read_text(encoding="utf-8").startswith(f"# {NO_EXPERIMENT}\n"):
+    if read_text(run / "experiment.toml").startswith(f"# {NO_EXPERIMENT}\n"):
         raise LookupError("no EXPERIMENT was named: there is no file")
     then = Path(str(read_stored(run / "provenance.json").get(EXPERIMENT_FILE)))
     file = then if then.is_file() else find_experiment(resolved.sweep or resolved.name)
-    if file.read_bytes() != (run / "experiment.toml").read_bytes():
+    if read_bytes(file) != read_bytes(run / "experiment.toml"):
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")
 
 
@@ -208,7 +209,7 @@ def _init(run: RunFolder, resolved: Resolved, notes: list[str]) -> Iterator[Diff
 
 
 def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
-    if run.job_script.read_text(encoding="utf-8") != render_script(resolved):
+    if read_text(run.job_script) != render_script(resolved):
         yield Difference("script", "job.sh", "differs from what is rendered now; one of --template's own does, too")
 
 
@@ -216,7 +217,7 @@ def _settings(run: RunFolder) -> Iterator[Difference]:
     carried = run.carried_settings()
     if carried is None:
         raise LookupError("job.sh carries no settings")
-    if carried != (run.path / "resolved.json").read_text(encoding="utf-8"):
+    if carried != read_text(run.path / "resolved.json"):
         yield Difference("settings", "resolved.json", "differs from the settings that job.sh carries")
 
 

@@ -95,6 +95,7 @@ class ForeignRank:
         self._looked = self._followed = 0.0
         self._chunks = 0
         self._hangs = False
+        self._heart = Heartbeat(0, 0)  # as long as nothing is started
         self._inbox = Inbox(attempt)
         self._port = os.environ.get("MASTER_PORT", "")
         self._held: socket.socket | None = None
@@ -238,7 +239,9 @@ class ForeignRank:
         """What this task is asked to end for; None for nothing."""
         asked = set(self._signals.raised)
         if self._place.rank == 0:
-            asked |= self._inbox.look() | limits_reached(self._resolved, lambda: trained_s(self._run))
+            asked |= self._inbox.look() | limits_reached(
+                self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
+            )
         return first_reason(asked)
 
     def _end(self, code: int) -> End:
@@ -292,6 +295,7 @@ class ForeignRank:
                     write_once(self._attempt.stacks / f"{self._place.rank}.txt", stacks)
             os._exit(1)
 
+        self._heart = start.heart
         start.heart.step = start.resumed
         place = self._place
         Watchdog(self._attempt, place.rank, place.size, start.heart, leave, lambda: _find_wait(process.pid)).start()

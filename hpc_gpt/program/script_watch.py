@@ -244,7 +244,9 @@ class ScriptWatch:
                 self._kill()
 
     def _reason(self) -> str | None:
-        asked = set(self._inbox.look()) | limits_reached(self._resolved, lambda: trained_s(self._run))
+        asked = set(self._inbox.look()) | limits_reached(
+            self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
+        )
         for name, reason in ((".limit", "walltime"), (".interrupt", "interrupted")):
             if (self._attempt.folder / name).exists():
                 asked.add(reason)

@@ -6,6 +6,7 @@ through a link.
 """
 
 import contextlib
+import errno
 import functools
 import gzip
 import hashlib
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.files import aside, logs_folder
+from hpc_gpt.files import aside, logs_folder, read_bytes
 from hpc_gpt.runs.checkpoints import WORK
 from hpc_gpt.runs.snapshot import Archive
 from hpc_gpt.runs.stored import read_stored
@@ -33,6 +34,8 @@ WORK_ARCHIVE = "work.tar.gz"
 # In provenance.json: the SHA-256 of the uncompressed archive.
 WORK_KEY = "work_sha256"
 _MOST_BYTES = 64 << 20
+# With the headers of many small files.
+_MOST_UNPACKED = 8 * _MOST_BYTES
 _NEVER = frozenset((".git", "__pycache__"))
 # Seconds in which the sizes of what is not kept are counted.
 _COUNTS_S = 2.0
@@ -184,6 +187,15 @@ def _listed_by_git(root: Path) -> list[str] | None:
     return [name for name in dict.fromkeys(os.fsdecode(found).split("\0")) if name]
 
 
+def _content(run: Path) -> bytes:
+    """The archive of a run, uncompressed. OSError or EOFError if it cannot be read, or is larger than one can be."""
+    with gzip.GzipFile(fileobj=io.BytesIO(read_bytes(run / WORK_ARCHIVE, _MOST_UNPACKED))) as file:
+        found = file.read(_MOST_UNPACKED + 1)
+    if len(found) > _MOST_UNPACKED:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_UNPACKED >> 20} MiB, and none of ours is")
+    return found
+
+
 def unpack_work(run: Path) -> Path:
     """Unpacks a run's archive to work/, completely or not at all; an existing work/ stays. RunFolderError if it cannot
     be read or written."""
@@ -191,7 +203,7 @@ def unpack_work(run: Path) -> Path:
     if folder.is_dir():
         return folder
     try:
-        content = gzip.decompress((run / WORK_ARCHIVE).read_bytes())
+        content = _content(run)
         if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, hashlib.sha256(content).hexdigest()):
             words = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
             raise RunFolderError(words, "submit the experiment again, or put the archive back")
@@ -243,12 +255,12 @@ def missing_in_copy(run: Path, command: Command, text: str) -> str:
 def changed_since(run: Path) -> list[str]:
     """The files of work/ that are not as they were submitted; a program may write over its own files."""
     changed = []
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress((run / WORK_ARCHIVE).read_bytes()))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(_content(run))) as tar:
         for entry in tar:
             path = run / WORK / entry.name
             if entry.isfile() and (file := tar.extractfile(entry)) is not None:
                 try:
-                    same = path.read_bytes() == file.read()
+                    same = read_bytes(path, entry.size) == file.read()
                 except OSError:
                     same = False
                 changed += [] if same else [entry.name]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.files import replace_whole
+from hpc_gpt.files import open_regular, replace_whole
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import metrics_of
@@ -243,7 +243,7 @@ def _new_rows(
 def _whole_lines(attempt: Attempt, offset: int) -> list[bytes]:
     """The next lines that are complete; none if there is no such file."""
     try:
-        with attempt.metrics.open("rb") as file:
+        with open_regular(attempt.metrics) as file:
             file.seek(offset)
             lines = file.readlines(_MOST_BYTES)
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from hpc_gpt.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
 from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.ends.state import Facts, class_of
+from hpc_gpt.files import open_regular
 from hpc_gpt.program.work_folder import link_line, missing_in_copy
 from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import Failure, Part
@@ -41,6 +43,8 @@ _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
 _ATTEMPT_BEGINS = re.compile(r"^run folder .*, attempt (\d{1,9}), output in attempts/\d{1,9}/log$")
+# A line is read in pieces of so many letters: a log without one has no end of a line, either.
+_LONGEST = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -319,8 +323,8 @@ def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, ended: str | 
 def _span(path: Path, number: int) -> tuple[int, int]:
     """(first line, line after the last) of an attempt in Slurm's own output of its job; no lines if it is not there."""
     begins: dict[int, int] = {}
-    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line, text in enumerate(file, 1):
+    with contextlib.suppress(OSError), io.TextIOWrapper(open_regular(path), "utf-8", "replace") as file:
+        for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
             if found := _ATTEMPT_BEGINS.match(text):
                 begins[int(found[1])] = line
     if not begins:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import replace_whole
+from hpc_gpt.files import read_text, replace_whole
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.branches import set_aside_to_delete
 from hpc_gpt.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete, step_in
@@ -61,8 +61,15 @@ class AfterJob:
         return f"after-{self.folder.parent.parent.name}-{self.step}"
 
     def noted(self) -> dict[str, Any]:
-        """job.json: `job_id, time`, and `pid_start` of a process here; empty if it was not submitted."""
-        return read_stored(self.folder / "job.json")
+        """job.json: `job_id, time`, and `pid_start` of a process here; empty if it was not submitted. Of a job whose
+        sbatch got no answer the id is that which it has written at its start."""
+        return read_stored(self.folder / "job.json") or self._started()
+
+    def _started(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError):
+            job_id = read_text(self.folder / "started").strip()
+            return {"job_id": job_id} if job_id.isdigit() else {}
+        return {}
 
     def note(self, job_id: str, pid_start: str | None = None) -> None:
         """Writes job.json. Raises RunFolderError."""
@@ -87,6 +94,11 @@ class AfterJob:
     @property
     def is_over(self) -> bool:
         return self.has_left or bool(self.ended())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was not submitted yet: what submits it was refused, or was killed."""
+        return not self.is_over and not self.noted()
 
     def state(self, slurm: Mapping[str, str] | None = None) -> str:
         """A class of `ends.failures`, pending and running among them, or `unsubmitted`. `slurm`: {job id: class} of

@@ -39,11 +39,14 @@ def reserved_steps(run: Path) -> frozenset[int]:
 
 def _waits(branch: str) -> bool:
     """Whether a branch still needs the checkpoint: it has none, and its folder was not removed. One in a folder that
-    this host does not see may need it."""
+    this host does not see may need it; one that Slurm refused does not, as its retry is another run."""
     folder = Path(branch)
     if not folder.is_dir():
         return not folder.parent.is_dir()
-    return not any(has_all_bytes(path) for path in list_complete(RunFolder(folder).checkpoints))
+    run = RunFolder(folder)
+    if any(line.get("refused") for line in run.submissions()[-1:]) and not run.attempts():
+        return False
+    return not any(has_all_bytes(path) for path in list_complete(run.checkpoints))
 
 
 def set_aside_to_delete(checkpoint: Path) -> Path | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import UserError
+from hpc_gpt.files import read_text
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored, read_stored_lines
 from hpc_gpt.settings.experiment import Command
@@ -190,7 +191,7 @@ def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     if (command := command_of(run)) is not None:
         return [(checkpoint_step(run, command, path), path) for path in own_checkpoints(run, command)]
     with contextlib.suppress(OSError, ValueError):
-        step = int((run.checkpoints / MEGATRON).read_text(encoding="utf-8"))
+        step = int(read_text(run.checkpoints / MEGATRON))
         return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
     return [(step_in(path.name), path) for path in reversed(list_complete(run.checkpoints))]
 

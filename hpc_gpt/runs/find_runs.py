@@ -1,10 +1,13 @@
 """Finding runs: which runs are in a folder, and which run, or runs of a sweep, a name means."""
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.errors import NoSuchRun, RunFolderError
+from hpc_gpt.files import within_time
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.words import some
 
@@ -14,11 +17,44 @@ def list_runs(logs: Path) -> list[RunFolder]:
 
     For the folder of a sweep, or of several, the runs that are linked there.
     """
-    if (logs / "resolved.json").is_file():
-        return [RunFolder(logs.resolve())]
-    found = {path.parent.resolve() for depth in ("*", "*/*") for path in logs.glob(f"{depth}/resolved.json")}
-    found = found or {path.parent.resolve() for path in logs.glob("*/*/*/resolved.json")}
-    return oldest_first(RunFolder(path) for path in found)
+    (top,) = within_time(_look, [logs])
+    if top is None:
+        raise RunFolderError(f"{logs} does not answer", "is its file system mounted? HPC_GPT_LOGS names another folder")
+    if top.begun is not None:
+        return [RunFolder(top.place)]
+    runs: dict[Path, float] = {}
+    below = [logs / name for name in top.names]
+    for depth in range(3):
+        looked = within_time(_look, below)
+        for path, found in zip(below, looked, strict=True):
+            if found is None:  # it may be one
+                runs[path] = 0.0
+            elif found.begun is not None:
+                runs[found.place] = found.begun
+        if depth == 1 and runs:
+            break
+        below = [path / name for path, found in zip(below, looked, strict=True) if found for name in found.names]
+    return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
+
+
+class _Folder(NamedTuple):
+    """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it."""
+
+    place: Path
+    begun: float | None
+    names: list[str]
+
+
+def _look(path: Path) -> _Folder:
+    try:
+        begun = (path / "resolved.json").stat().st_mtime
+    except OSError:
+        begun = None
+    try:
+        names = os.listdir(path) if begun is None else []
+    except OSError:
+        names = []
+    return _Folder(path.resolve() if begun is not None else path, begun, names)
 
 
 def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
@@ -91,7 +127,7 @@ def _matches(name: str, logs: Path) -> list[RunFolder]:
     # A whole job id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
     whole = (
         [run for run in runs if run.run_id == name]
-        or [run for run in runs if name in job_ids(run)]
+        or [run for run, ids in zip(runs, within_time(job_ids, runs), strict=True) if name in (ids or ())]
         or [run for run in runs if run.sweep_id == name or _is_element(run, name)]
     )
     parts = (

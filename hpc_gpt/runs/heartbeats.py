@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpc_gpt.files import read_bytes
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
 from hpc_gpt.settings.resolved import Resolved
@@ -31,7 +32,8 @@ class RankHeartbeat:
     `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
-    it is not measured. `time`: epoch seconds by the node's clock.
+    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, on
+    the host of its script, without the time in which it was suspended.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class RankHeartbeat:
     collective: str = ""
     place: str = ""
     probe_s: float | None = None
+    elapsed_s: float | None = None
 
     def path(self, folder: Path) -> Path:
         return folder / f"{self.rank}.json"
@@ -81,7 +84,7 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
 def read_c_dump(folder: Path, rank: int) -> str:
     """The stacks that the rank's watch in C wrote; empty if there are none."""
     try:
-        return (folder / f"{rank}.json").read_bytes()[LINE_BYTES:].decode(errors="replace")
+        return read_bytes(folder / f"{rank}.json")[LINE_BYTES:].decode(errors="replace")
     except OSError:
         return ""
 
@@ -143,11 +146,24 @@ def end_time_of(attempt: Attempt) -> float | None:
     return max(signs) or None
 
 
-def gpu_seconds(attempt: Attempt, gpus: int, over: float | None) -> float:
+def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
     """What an attempt cost that is `over`; `gpus` unless it states its own. 0 if its start or its end is not known.
 
-    A CPU rank of a run on this machine counts as a GPU: it is what the budget asks for.
+    Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured of it. Only without these it is the
+    difference of two clocks, which may be those of two hosts, and may be set meanwhile. A CPU rank of a run on this
+    machine counts as a GPU: it is what the budget asks for.
     """
     start = attempt.started()
     began = start.get("started")
-    return max(0.0, over - began) * (start.get("gpus") or gpus) if began and over else 0.0
+    if not began or not over:
+        return 0.0
+    span_s = _measured_s(attempt) if elapsed_s is None else elapsed_s
+    return max(0.0, over - began if span_s is None else span_s) * (start.get("gpus") or gpus)
+
+
+def _measured_s(attempt: Attempt) -> float | None:
+    found = attempt.verdict().get("elapsed_s", attempt.ended().get("elapsed_s"))
+    if found is None:
+        known = [each.elapsed_s for each in read_heartbeats(attempt.heartbeats).values() if each.elapsed_s is not None]
+        found = max(known, default=None)
+    return None if found is None else float(found)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import aside, give_name, json_object, replace_whole, write_once
+from hpc_gpt.files import aside, give_name, json_object, read_text, replace_whole, write_once
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.typed_tables import from_tables
@@ -139,7 +139,7 @@ def _set_aside(path: Path, text: str) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except OSError:
         return ""
 

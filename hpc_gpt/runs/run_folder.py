@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.files import append_line, aside, give_name, try_folder, write_once
+from hpc_gpt.files import append_line, aside, give_name, read_text, try_folder, write_once
+from hpc_gpt.process import host_clock
 from hpc_gpt.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
@@ -85,12 +86,21 @@ class Attempt:
         return [path for path in (self.log, self.err, *map(Path.resolve, elsewhere)) if path.is_file()]
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""
+        """attempt.json: `attempt, job_id, restart, node_list, started`, and `boot, uptime` of its host's clock since
+        then; empty if it is missing."""
         return read_stored(self.folder / "attempt.json")
+
+    def elapsed_s(self) -> float | None:
+        """Seconds since the attempt began, by the clock of its host since its boot, which nobody sets; None on another
+        host."""
+        start, (boot, now) = self.started(), host_clock()
+        began = start.get("uptime")
+        return max(0.0, now - began) if began is not None and start.get("boot") == boot else None
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty if the attempt
-        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`)."""
+        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`). `elapsed_s`:
+        how long it had its job."""
         return read_stored(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
@@ -101,7 +111,7 @@ class Attempt:
     def requeue_refused(self) -> str:
         """Slurm's message if it refused the requeue that job.sh asked for after the attempt; empty if it has not."""
         try:
-            text = (self.folder / "requeue-refused").read_text(encoding="utf-8", errors="replace")
+            text = read_text(self.folder / "requeue-refused")
         except OSError:
             return ""
         return plain(" ".join(text.split()), " ")[:300] or "no message"
@@ -134,7 +144,10 @@ class Attempt:
         """
         cause = hide_secrets(cause) if cause else cause
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
-        end |= {key: value for key, value in (("rank", rank), ("node", node)) if value is not None}
+        # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
+        own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
+        known = (("rank", rank), ("node", node), ("elapsed_s", self.elapsed_s() if own else None))
+        end |= {key: value for key, value in known if value is not None}
         write_once(self.folder / "ended.json", json.dumps(end) + "\n")
 
 
@@ -174,7 +187,7 @@ class RunFolder:
     def resolved(self) -> Resolved:
         """The run's settings; ConfigError or RunFolderError if resolved.json is damaged or missing."""
         try:
-            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
+            return Resolved.from_json(read_text(self.path / "resolved.json"))
         except OSError as fault:
             # Ranks that still run may have made the folder anew.
             if not self.path.exists() or (self.attempts() and not self.job_script.exists()):
@@ -188,7 +201,7 @@ class RunFolder:
 
     def carried_settings(self) -> str | None:
         """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
-        found = _CARRIED.search(self.job_script.read_text(encoding="utf-8", errors="replace"))
+        found = _CARRIED.search(read_text(self.job_script))
         return found[1] if found else None
 
     def _restore_hint(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import last_json_line, read_json, read_json_lines
+from hpc_gpt.files import MOST_BYTES, last_json_line, open_regular, read_json, read_json_lines
 from hpc_gpt.typed_tables import fits, from_tables
 
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
@@ -19,14 +19,15 @@ _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 _SENT = {"attempt": int, "bytes": int, "step": int}
 # By the file's name up to its first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
-    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float},
-    "submissions": {
-        "job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "attempts_before": int,
-    },
-    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int},
+    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
+                "uptime": float},
+    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "attempts_before": int,
+                    "lost": str, "element": str, "clusters": str},
+    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
+              "elapsed_s": float},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
-        "saved_step": int, "pause_s": float, "begin": float, "retries": int,
+        "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,
     },
     "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
     "seen": {"step": int, "count": int},
@@ -104,9 +105,7 @@ def read_as(kind: Any, path: Path, first_bytes: int = -1) -> Any:
     """The object of a dataclass in a file, or in its first bytes; None if the file was removed, is damaged or is of
     another version."""
     try:
-        if not path.is_file():  # opening a pipe would block
-            return None
-        with open(path, "rb") as file:
-            return from_tables(kind, json.loads(file.read(first_bytes)))
+        with open_regular(path) as file:
+            return from_tables(kind, json.loads(file.read(first_bytes if first_bytes >= 0 else MOST_BYTES)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

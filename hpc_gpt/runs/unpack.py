@@ -7,6 +7,7 @@ nothing of hpc_gpt. What it refuses is printed on stdout, for the script, with e
 """
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -14,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tarfile
 import time
@@ -26,6 +28,7 @@ FOLDER = "code"
 CODE_KEY = "code_sha256"
 # The first file of the archive: a line for each other file, as sha256sum writes it.
 SUMS = "SHA256SUMS"
+_MOST_BYTES = 64 << 20
 
 
 class UnpackFault(Exception):
@@ -35,7 +38,7 @@ class UnpackFault(Exception):
 def read_code_archive(run: Path) -> tuple[str, dict[str, bytes]]:
     """(SHA-256, {name: content}) of a run's archive. UnpackFault if it is missing or damaged."""
     try:
-        tar = gzip.decompress((run / CODE_ARCHIVE).read_bytes())
+        tar = _read_archive(run / CODE_ARCHIVE)
         with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
             members = [entry for entry in opened if entry.isfile() and _is_inside(entry.name)]
             files = {entry.name: file.read() for entry in members if (file := opened.extractfile(entry))}
@@ -43,6 +46,19 @@ def read_code_archive(run: Path) -> tuple[str, dict[str, bytes]]:
         words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
         raise UnpackFault(f"cannot read {run / CODE_ARCHIVE}: {words}") from None
     return hashlib.sha256(tar).hexdigest(), files
+
+
+def _read_archive(path: Path) -> bytes:
+    """The uncompressed bytes. OSError for a pipe or a device, which has no end, and for more than our code can have."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(number, "rb") as raw:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with gzip.GzipFile(fileobj=raw) as file:
+            found = file.read(_MOST_BYTES + 1)
+    if len(found) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+    return found
 
 
 def _is_inside(name: str) -> bool:

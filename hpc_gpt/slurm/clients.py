@@ -42,6 +42,10 @@ _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
 REVOKED = "REVOKED"
 
 
+class NoAnswer(SlurmUnreachable):
+    """A client that got no answer in time: its request may have been taken."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer of a Slurm client."""
@@ -146,11 +150,11 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     cluster: str | None = None,
 ) -> Answer:
-    """Runs a Slurm client. SlurmUnreachable if it cannot be started, or does not answer in time."""
+    """Runs a Slurm client. SlurmUnreachable if it cannot be started, NoAnswer if it does not answer in time."""
     with Client(command, environment, text, cluster) as client:
         answer = client.answer(timeout_s)
     if answer is None:
-        raise SlurmUnreachable(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
+        raise NoAnswer(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
     return answer
 
 

@@ -176,6 +176,12 @@ def check_after(resolved: Resolved) -> None:
     raise_faults(dict.fromkeys(faults, "change after.sbatch"))
 
 
+def after_options(resolved: Resolved) -> list[str]:
+    """What a job of `[after]` asks Slurm for."""
+    account = resolved.job.account
+    return [*([f"--account={account}"] if account is not None else []), *resolved.after.sbatch]
+
+
 def sbatch_directives(resolved: Resolved) -> list[str]:
     """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
     job, profile = resolved.job, resolved.cluster

@@ -1,7 +1,9 @@
 """submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
 
+import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,18 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import ask, sbatch_failed, scancel_command
-from hpc_gpt.slurm.environment import OF_ONE_JOB, job_python, submission_environment, without_choice
+from hpc_gpt.slurm.clients import NoAnswer, ask, patience_s, sbatch_failed, scancel_command
+from hpc_gpt.slurm.directives import options_of, script_directives
+from hpc_gpt.slurm.environment import CHOOSE_CLUSTER, OF_ONE_JOB, job_python, submission_environment, without_choice
+from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost, is_lost
 from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
 ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # in a folder with a link for each run
+# A job is looked for whose sbatch got no answer, for so many times the patience with Slurm.
+_TIMES = 4
+_POLL_S = 0.5
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -49,11 +57,21 @@ class ScriptExecutor(SlurmExecutor):
         cluster, environment = self.first.slurm_cluster(), self.environment
         if cluster is None and job_ids(self.first):
             environment = without_choice(environment)
+        began, lost = time.time(), ""
         try:
             answer = ask(self.command, environment, cluster=cluster)
+            if is_lost(answer):
+                lost = answer.sentence or f"it ended with {answer.code}"
+        except (NoAnswer, KeyboardInterrupt) as fault:
+            lost = str(fault) or "Ctrl-C"
+            if isinstance(fault, KeyboardInterrupt):
+                self._note({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
+                raise
         except SlurmUnreachable as fault:
             self._note({**entry, "refused": str(fault)})
             raise
+        if lost:
+            return self._look_for({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
         if answer.code != 0:
             self._note({**entry, "refused": answer.words})
             refusal = sbatch_failed(answer)
@@ -71,9 +89,37 @@ class ScriptExecutor(SlurmExecutor):
             ) from None
         return job_id
 
+    def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
+        """By what a job is found whose sbatch gave no answer: its command, and the clusters that may have it."""
+        options, words = read_call(self.command[1:], options_of("sbatch"))
+        chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
+        if chosen is None:
+            text = Path(words[0]).read_text(encoding="utf-8", errors="replace")
+            chosen = chosen_clusters(script_directives(text))
+        return {"script": " ".join(words), "clusters": chosen}
+
+    def _look_for(self, entry: Mapping[str, Any]) -> str:
+        """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
+        self._note(entry)  # first: what follows may be killed
+        until, found = time.monotonic() + _TIMES * patience_s(), ""
+        while not found and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            with contextlib.suppress(SlurmUnreachable), ask_for_lost(entry) as client:
+                if (answer := client.answer(until - time.monotonic())) is not None:
+                    ids = [add_found(run, run.submissions()[-1], answer) for run in self.runs.values()]
+                    found = next(filter(None, ids), "").partition("_")[0]
+        if not found:
+            name = self.first.run_id if len(self.runs) == 1 else self.first.sweep_id or self.first.run_id
+            raise SlurmUnreachable(
+                f"sbatch sent the job and got no answer ({entry['lost']}): it may be queued",
+                f"do not submit it again: hpc-gpt status {name} finds it once Slurm answers",
+            )
+        return found
+
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
         for element, run in self.runs.items():
-            run.add_submission({**entry, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
+            line = {**entry, "element": element} if entry.get("lost") else entry
+            run.add_submission({**line, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
 
 
 def _executor(

@@ -16,7 +16,13 @@ from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed
-from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task, script_directives
+from hpc_gpt.slurm.directives import (
+    after_options,
+    allocated_nodes,
+    cpus_per_task,
+    quote_directive,
+    script_directives,
+)
 from hpc_gpt.slurm.environment import submission_environment
 from hpc_gpt.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.words import clock, counted, some
@@ -26,6 +32,8 @@ _ASK_S = 30.0
 _NO_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
 # sbatch queues a job of which --test-only says this.
 _NOT_NOW = re.compile(r"not available now|required node not available|temporarily", re.IGNORECASE)
+# The partition is drained or inactive: sbatch refuses what it takes another day.
+_CLOSED = re.compile(r"partition not available", re.IGNORECASE)
 _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 # A start that is expected so soon is now.
 _SOON_S = 60.0
@@ -68,6 +76,21 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
     if _NOT_NOW.search(answer.stderr):
         return ExpectedStart(answer.words, answer.sentence)
     raise sbatch_failed(answer)
+
+
+def ask_after(resolved: Resolved) -> str:
+    """What Slurm says of the jobs of `[after]`, before there is a checkpoint; empty if it would take them, or cannot be
+    asked. Raises JobRefused for what it would refuse for good."""
+    script = "\n".join(["#!/bin/bash", *(f"#SBATCH {quote_directive(option)}" for option in after_options(resolved))])
+    try:
+        answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), f"{script}\n", _ASK_S)
+    except SlurmUnreachable:
+        return ""
+    if answer.code == 0 or answer.unreachable:
+        return ""
+    if any(found.search(answer.stderr) for found in (_NO_NODES, _NOT_NOW, _CLOSED)):
+        return f"Slurm would not start the jobs of [after] now: {answer.sentence}"
+    raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
 
 
 def _never(resolved: Resolved, why: str) -> NeverStarts:

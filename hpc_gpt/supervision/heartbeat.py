@@ -50,6 +50,7 @@ class Heartbeat:
         self.step = 0
         self.phase = STARTING
         self.moves = 0
+        self.stopped_s = 0.0  # in which the process was stopped: its job was suspended
         self.probe_s: float | None = None
         self._steps = 0
         self._began = time.monotonic()

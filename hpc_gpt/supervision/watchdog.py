@@ -39,6 +39,8 @@ from hpc_gpt.supervision.heartbeat import (
 from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0
+# A longer gap is no busy machine: the process was stopped.
+_STOPPED_S = 30.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
 _PERIOD_S = 1.0, 15.0
 
@@ -101,6 +103,8 @@ class Watchdog:
             now = time.monotonic()
             # In a longer gap this process was stopped.
             self._awake_s += min(now - last, 2 * _TICK_S)
+            if now - last > _STOPPED_S:
+                self._heart.stopped_s += now - last
             last = now
             try:
                 self._turn()
@@ -126,9 +130,11 @@ class Watchdog:
     def _heartbeat(self) -> RankHeartbeat:
         collective, place = self._wait
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
+        elapsed_s = self._attempt.elapsed_s()
         return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
+            None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
         )  # fmt: skip
 
     def _write(self) -> None:

@@ -19,6 +19,7 @@ from hpc_gpt.supervision.ending import report_failure
 from hpc_gpt.supervision.full_disk import install_patient_output
 from hpc_gpt.supervision.meeting import identify
 from hpc_gpt.supervision.signals import Signals
+from hpc_gpt.train.node_cache import set_caches
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def main() -> None:
         identity = identify(os.environ)
         rank = identity.rank
         os.environ["RANK"] = str(rank)
+        if (why := set_caches(run.path, os.environ)) and identity.local_rank == 0:
+            print(f"note: {why}", file=sys.stderr, flush=True)
         with large_imports():
             from hpc_gpt.train.trainer import Trainer
         gc.freeze()  # it stays, and no later search for garbage goes through it

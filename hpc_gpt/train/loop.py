@@ -22,6 +22,7 @@ from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal
 from hpc_gpt.supervision.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
@@ -68,6 +69,7 @@ class Loop:
         self.step = progress.step
         self._train = resolved.train
         self._resolved = resolved
+        self._attempt = Attempt(metrics.parent)
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
@@ -153,7 +155,8 @@ class Loop:
         )
         asked = set(self._signals.raised)
         if self._ranks.is_first:
-            asked |= self._inbox.look() | limits_reached(self._resolved, self._train_s)
+            asked |= self._inbox.look()
+            asked |= limits_reached(self._resolved, self._train_s, self._attempt, self._heart.stopped_s)
             if 0 < self._train.max_bad_steps <= self._metrics.bad_in_row:
                 asked.add("bad_steps")
             if self._metrics.target.reached is not None:

@@ -77,6 +77,8 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
 
 def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | None = None) -> ControlRequest:
     """Asks one run, by its `status`; a request that is `written` already is not written again."""
+    if newest_submission(run).get("lost"):
+        return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
         return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
@@ -109,7 +111,8 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | Non
 
 def nothing_to(verb: str, status: RunStatus) -> str:
     """Why nothing is asked of a run that is neither queued nor running."""
-    ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
+    why = f": {status.cause}" if status.cause else ""
+    ended = f"it is {status.state}{why}" if status.state == "unknown" else f"it ended as {status.state}"
     return f"nothing to {verb}, {ended}"
 
 
@@ -118,6 +121,8 @@ def _impossible(run: RunFolder, verb: str) -> str:
     resolved = run.resolved()
     if why := engine_named(resolved.engine.name).why_not(verb, resolved):
         return why
+    if verb == "requeue" and newest_submission(run).get("allocation"):
+        return "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
     if verb == "requeue" and (why := cannot_continue(resolved)):
         resumes = can_resume(resolved.engine)
         return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")

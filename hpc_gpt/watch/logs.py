@@ -1,5 +1,6 @@
 """The logs of runs, as they are and as they grow."""
 
+import codecs
 import contextlib
 import math
 import os
@@ -9,19 +10,29 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, Protocol
 
-from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.files import blocks_from_end
+from hpc_gpt.errors import NoSuchRun, OsErrorAs, RunFolderError
+from hpc_gpt.files import MOST_BYTES, blocks_from_end, open_regular
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.words import plain
 
 # Seconds between two reads of a log, and between two of its run's state.
 POLL_S = 0.5
 STATUS_POLL_S = 5.0
 _PIECE_BYTES = 1 << 20
 _LINE_END = re.compile(rb"\r\n?|\n")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+class Output(Protocol):
+    """What a log is copied to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+    def flush(self) -> None: ...
 
 
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
@@ -52,18 +63,22 @@ def with_errors(log: Path) -> list[Path]:
     return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
 
 
-def copy_tail(path: Path, lines: int | None, out: IO[bytes]) -> int:
-    """Copies the last `lines` lines of a file to `out`, or all for None, in pieces; returns the place after them, which
-    was the end when it began to read."""
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        begin, end = (0, file.seek(0, os.SEEK_END)) if lines is None else _place_of_tail(file, lines)
-        return begin + _copy(file, begin, out, end - begin)
+def copy_tail(path: Path, lines: int | None, out: Output) -> int:
+    """Copies the last `lines` lines of a log to `out`, or all for None, in pieces; returns the place after them, which
+    was the end when it began to read. RunFolderError if it is no file; one that is missing is empty."""
+    with OsErrorAs(RunFolderError, f"cannot read {path}", "hpc-gpt logs --path names it"):
+        try:
+            file = open_regular(path)
+        except FileNotFoundError:
+            return 0
+        with file:
+            begin, end = (0, file.seek(0, os.SEEK_END)) if lines is None else _place_of_tail(file, lines)
+            return begin + _copy(file, begin, out, end - begin)
 
 
-def _place_of_tail(file: IO[bytes], lines: int) -> tuple[int, int]:
-    """(where the last `lines` lines of a file begin, its end). A progress bar's carriage returns end lines, too."""
+def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
+    """(where the last `lines` lines of a file begin, its end), of its last 64 MiB. A bar's carriage returns end lines,
+    too."""
     found, size, later = 0, None, b""
     for begin, block in blocks_from_end(file):
         size = begin + len(block) if size is None else size
@@ -77,10 +92,12 @@ def _place_of_tail(file: IO[bytes], lines: int) -> tuple[int, int]:
             if found == lines:
                 return begin + end, size
         later = block[:1]
+        if size - begin > MOST_BYTES:
+            return size - MOST_BYTES, size
     return 0, size or 0
 
 
-def _copy(file: IO[bytes], begin: int, out: IO[bytes], most: float = math.inf) -> int:
+def _copy(file: BinaryIO, begin: int, out: Output, most: float = math.inf) -> int:
     """Copies a file from a place on to `out`, at most so many bytes; returns how many."""
     copied = 0
     file.seek(begin)
@@ -90,7 +107,29 @@ def _copy(file: IO[bytes], begin: int, out: IO[bytes], most: float = math.inf) -
     return copied
 
 
-def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
+class _PlainOutput:
+    """A terminal, which gets the text of what is written without its control sequences: a log is anybody's."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: bytes) -> int:
+        text = _COLOUR.sub("", self._decoder.decode(data)).replace("\r\n", "\n").replace("\r", "\n")
+        lines = ("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
+        self._out.write("\n".join(lines).encode())
+        return len(data)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def log_output() -> Output:
+    """Standard output for a log: a pipe or a file gets its bytes, a terminal their text."""
+    return _PlainOutput(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: Output) -> None:
     """Copies the log to `out` as it grows, and those of later attempts, until the run has ended or nobody reads stdout.
 
     Waits for the first log. The log is copied while Slurm does not answer, too; stderr says so once. Raises NoSuchRun
@@ -137,7 +176,7 @@ class _Shown:
     """What has been copied of a run's logs to `out`, from the last `tail` lines of the first on. A line names the file
     before another one's text."""
 
-    def __init__(self, run: RunFolder, tail: int | None, out: IO[bytes]) -> None:
+    def __init__(self, run: RunFolder, tail: int | None, out: Output) -> None:
         self._run, self._tail, self._out = run, tail, out
         self._places: dict[Path, int] = {}
         self._last: Path | None = None
@@ -152,9 +191,9 @@ class _Shown:
                 self._last = path
             if path == newest and path not in self._places:
                 self._name(path)
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
                 file.seek(self._places.setdefault(path, 0))
-                while piece := file.read(1 << 20):
+                while piece := file.read(_PIECE_BYTES):
                     self._name(path)
                     self._out.write(piece)
                     self._places[path] += len(piece)

@@ -1,5 +1,6 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from hpc_gpt.ends.run_state import (
 )
 from hpc_gpt.ends.state import SLURM_SUSPENDS, job_state
 from hpc_gpt.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.files import within_time
 from hpc_gpt.runs.after_jobs import after_table
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
@@ -45,6 +47,7 @@ from hpc_gpt.slurm.clients import (
     squeue,
 )
 from hpc_gpt.slurm.environment import PATIENCE
+from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost
 from hpc_gpt.slurm.start_check import reason_text
 from hpc_gpt.watch.restarts import read_restarts
 from hpc_gpt.words import counted
@@ -55,6 +58,8 @@ Words = Mapping[str, tuple[str, str]]
 ClusterWords = Mapping[str | None, Words | None]
 # The first states in `count_states`; others follow by name.
 _ORDER = ("done", "running", "pending")
+# A job that was sent to a controller that stood still is queued so soon after that answers again.
+_ARRIVES_S = 10.0
 # Slurm's answer within this time is waited for before anything is shown.
 EARLY_S = 0.5
 # Of a job's output, of which an attempt has a log of its own.
@@ -142,6 +147,13 @@ def ask_status(
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
+    # What a folder says is read now, and kept.
+    answers = within_time(_read_ahead, seen)
+    if None in answers:
+        rest = [run for run, said in zip(runs, answers, strict=True) if said]
+        rows, silence = ask_status(rest, early, limit_s)
+        left = iter(rows)
+        return [next(left) if said else _silent(run) for run, said in zip(runs, answers, strict=True)], silence
     of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     if not of_slurm:
         return _rows(seen, {None: {}}), ""
@@ -160,6 +172,7 @@ def ask_status(
             raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
         return answer
 
+    seen = _with_found(seen, wait)
     opened = [open_jobs(run) for run in seen]
     words: dict[str | None, Words | None] = {}
     silence = ""
@@ -174,6 +187,49 @@ def ask_status(
     # What a live run has written since Slurm was asked counts.
     seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
     return _rows(seen, words), silence
+
+
+def _read_ahead(run: CachedRun) -> bool:
+    with contextlib.suppress(UserError):
+        run.resolved()
+    for attempt in run.attempts():
+        for read in (attempt.started, attempt.ended, attempt.verdict, attempt.last_metrics):
+            read()
+    run.submissions()
+    return True
+
+
+def _silent(run: RunFolder) -> RunStatus:
+    """The row of a run whose folder does not answer."""
+    cause = "its folder does not answer: is the file system of another host down?"
+    folder = str(run.path)
+    return RunStatus(run.run_id, run.path.parent.name, "unknown", cause, None, None, attempts=0, folder=folder)
+
+
+def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list[CachedRun]:
+    """The runs, read again if a job was found whose sbatch had got no answer."""
+    after = []
+    for run in runs:
+        line, found = newest_submission(run), ""
+        if line.get("lost"):
+            with contextlib.suppress(SlurmUnreachable, RunFolderError), ask_for_lost(line) as client:
+                found = add_found(run, line, wait(client))
+        after.append(CachedRun(run.path) if found else run)
+    return after
+
+
+def await_lost(run: RunFolder) -> RunStatus | None:
+    """The status of a run whose sbatch got no answer, once its job is known or cannot come any more; None if that is
+    not so. A controller that goes on after it stood still takes what was sent to it. Raises SlurmUnreachable."""
+    status, until = None, time.monotonic() + _ARRIVES_S
+    while newest_submission(run).get("lost") and time.monotonic() < until:
+        if status is not None:
+            time.sleep(1.0)
+        (status,), silence = ask_status([run])
+        if silence and status.cause == NO_ANSWER:
+            words = f"run {run.run_id} may have a job, as sbatch got no answer: {silence}"
+            raise SlurmUnreachable(words, f"hpc-gpt status {run.run_id} finds the job once Slurm answers")
+    return status
 
 
 def _slurm_states(
@@ -303,6 +359,9 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
     slurm, reason = (words or {}).get(job_id or "", ("", ""))
     if cancelled := cancel_cause(run, run_state):
         return cancelled
+    if run_state.facts.lost:
+        lost = f"sbatch sent its job and got no answer ({run_state.line['lost']})"
+        return NO_ANSWER if words is None else f"{lost}; Slurm shows no job of it"
     if state.by == "submission":
         return "; ".join(str(run_state.line["refused"]).splitlines())
     if state.by in ("next", "ended") and state.ended not in LIVE:

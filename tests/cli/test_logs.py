@@ -19,6 +19,7 @@ from hpc_gpt.watch.logs import follow_logs, log_path
 from hpc_gpt.watch.status import NO_ANSWER, PATIENCE, read_status
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
+from tests.terminal import on_a_terminal
 
 # The command, which leaves a file once it has found no log and is about to look again.
 FOLLOW = """
@@ -258,3 +259,13 @@ def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
         f"run {made_run.run_id} ended without a log",
         f"hpc-gpt status {made_run.run_id} says how",
     )
+
+
+def test_a_terminal_gets_no_control_sequence_and_a_pipe_the_bytes(made_run):
+    hidden = "\x1b]0;title\x07\x1b[2J\x9b31mloss\x1b[31m 3\x1b[0m\tü\rstep 2\n"
+    add_log(made_run, hidden)
+    assert hpc_gpt("logs", made_run.run_id).stdout == hidden.replace("\r", "\n")
+    shown = "?]0;title??[2J?31mloss 3\tü\nstep 2\n"
+    assert on_a_terminal("-m", "hpc_gpt", "logs", made_run.run_id) == (0, shown)
+    (made_run.attempts()[-1].folder / "ended.json").write_text('{"ended": "done", "step": 2, "time": 1}')
+    assert on_a_terminal("-m", "hpc_gpt", "logs", made_run.run_id, "-f") == (0, shown)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,22 @@ def test_a_chain_of_none_and_a_cancel_stop() -> None:
     cancelled = slurm_run()
     cancelled.cancelled_mark("7").touch()
     assert after(cancelled, start(cancelled, "walltime"))[0] == "stop"
+
+
+def test_two_runs_in_one_allocation_have_two_ports_and_no_other_attempt_as_it_is_the_users(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ports = set()
+    for pid in (1200, 1201):
+        monkeypatch.setenv("HPC_GPT_START", f"7-{pid}")
+        monkeypatch.setattr("sys.stdin", StringIO())
+        run = slurm_run(f"7-{pid}", chain="none")
+        ask_to_start([str(run.path), str(start(run, job_id=f"7-{pid}").number), "1", "asked"], read_cause)
+        ports.add(capsys.readouterr().out.split()[-1])
+    assert len(ports) == 2
+    after(run, start(run, "port_taken", job_id="7-1201"))
+    why = run.attempts()[-1].verdict()["why"]
+    assert "profile" not in why
+    assert "it is in an allocation of yours, of submit --here" in why
 
 
 def test_the_links_of_a_chain_are_named() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -128,6 +129,19 @@ def test_a_command_that_fails_is_a_line(command: Any, said: str, capsys: pytest.
     run = run_that_tells(command)
     send_event(run, run.resolved(), judged(run, "error"), "failed")
     assert capsys.readouterr().out == said
+
+
+def test_of_what_a_command_prints_the_end_is_kept_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_that_tells("yes of this | head -c 64M || exit 9; echo its end >&2; sleep 60 & exit 3", on=["ended"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # a larger file ends its writer
+    try:
+        began = time.monotonic()
+        send_event(run, run.resolved(), judged(run, "done"), "ended")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert time.monotonic() - began < 40, "it waits for no process that the command leaves behind"
+    assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(

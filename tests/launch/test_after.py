@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, JobRefused
 from hpc_gpt.launch.after import CheckpointFollower, ProcessQueue
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.after_jobs import AfterJob, after_table, list_after
+from hpc_gpt.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -78,6 +78,38 @@ def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
     add_checkpoint(run, 4)
     follower.finish()
     assert steps(run) == [1, 2, 4]
+
+
+class Refusing(ProcessQueue):
+    """Takes nothing until it is open."""
+
+    is_open = False
+
+    def submit(self, job: AfterJob) -> None:
+        if not self.is_open:
+            raise JobRefused("the partition is drained")
+        super().submit(job)
+
+
+def test_what_is_refused_counts_for_nothing_and_is_tried_again_newest_first(tmp_path, capfd):
+    run = make_run(tmp_path, after__run="true", after__most=2)
+    queue = Refusing()
+    follower = CheckpointFollower(run, add_attempt(run, []), run.resolved(), queue)
+    for step in range(1, 6):
+        add_checkpoint(run, step)
+    follower.look()
+    follower._submit_again(0.0)
+    said = capfd.readouterr().err
+    assert said.count("the partition is drained; it is tried again, or you: bash") == 5
+    assert said.count("it gets no job any more, as those of 2 newer checkpoints are refused, too") == 3
+    assert [row["state"] for row in after_table(run.path)] == ["refused"] * 3 + ["unsubmitted"] * 2
+    assert held_steps(run.path, range(1, 6)) == {4, 5}
+    queue.is_open = True
+    follower.finish()
+    wait_until(lambda: [row["state"] for row in after_table(run.path)] == ["refused"] * 3 + ["done"] * 2)
+    first, second = (AfterJob(run.path / "after" / f"step-{step}").noted()["time"] for step in (5, 4))
+    assert first < second
+    assert capfd.readouterr().err == ""
 
 
 def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
@@ -215,7 +247,7 @@ def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_i
     said = ask_script(run, tmp_path)
     assert said == (
         "after: step 1: sbatch refused the job: Batch job submission failed: Invalid qos specification; "
-        f"the next attempt tries again, or you: sbatch '{script}'\n"
+        f"it is tried again, or you: sbatch '{script}'\n"
     )
     assert after_table(run.path) == [{"step": 1, "job": None, "state": "unsubmitted", "code": None}]
     (tmp_path / "allow").touch()

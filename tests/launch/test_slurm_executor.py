@@ -60,7 +60,7 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
     run.new_attempt()
     slurm_executor.submit_to_slurm(run, resolved)
     assert run.submissions()[-1]["attempts_before"] == 1
-    assert all("--dependency=singleton" in line for line in lines)
+    assert all("--dependency=singleton" in line for line in lines[:-1])
 
 
 def test_the_cluster_that_took_the_first_job_takes_all(run, monkeypatch):

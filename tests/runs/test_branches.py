@@ -162,6 +162,18 @@ def test_what_is_half_removed_is_not_given_its_name_again(tmp_path, knowing):
     assert sorted(path.name for path in knowing.checkpoints.iterdir()) == ["step-00000008", "step-00000012"]
 
 
+def test_a_branch_that_slurm_refused_needs_none_until_it_is_submitted_again(tmp_path, knowing):
+    own = begun_from(tmp_path, None)
+    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
+    line = {"scheduler": "slurm", "job_id": None, "refused": None}
+    own.add_submission({**line, "lost": "Socket timed out on send/recv operation"})
+    assert reserved_steps(knowing.path) == {4}, "it may be queued"
+    own.add_submission({**line, "refused": "Invalid qos specification"})
+    assert reserved_steps(knowing.path) == set()
+    own.add_submission({**line, "job_id": "4711"})
+    assert reserved_steps(knowing.path) == {4}
+
+
 def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
     own = begun_from(tmp_path, None)
     CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)

@@ -64,3 +64,19 @@ def test_the_cluster_that_took_a_job_gets_every_command(far: Cluster, ledger_lau
     launcher.run("cancel", name)
     launcher.run("cancel", other.run.run_id, SLURM_CLUSTERS="far")
     other.wait_end("CANCELLED")
+
+
+@pytest.mark.long
+def test_a_job_whose_sbatch_got_no_answer_is_found_on_its_cluster(
+    far: Cluster, ledger_launcher: Launcher, deaf: dict[str, str]
+) -> None:
+    launcher = ledger_launcher
+    script = launcher.folder / "lost.slurm"
+    script.write_text(SCRIPT)
+    said, _ = launcher.run("submit", "-M", "far", "--hold", str(script), **deaf)
+    _, name, *_, job_id, _, _, cluster = said.split()
+    assert cluster == "far"
+    (path,) = launcher.logs.glob(f"*/{name}")
+    assert RunFolder(path).slurm_cluster() == "far"
+    launcher.run("cancel", name)
+    Job(far, RunFolder(path), job_id).wait_end("CANCELLED")

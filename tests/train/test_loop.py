@@ -237,6 +237,7 @@ def test_a_budget_that_runs_out_ends_a_link_saved(tmp_path: Path, monkeypatch: p
     """The lead of the signal is what saving may take: so much earlier it begins."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr("hpc_gpt.ends.end_policy.time", clock)
+    monkeypatch.setattr("hpc_gpt.ends.end_policy.host_clock", lambda: ("this boot", clock.now))
     begun = Begun(tmp_path, steps=1000)
     begun.loop._resolved = replace(begun.loop._resolved, job=replace(begun.loop._resolved.job, max_gpu_hours=9.0))
     lead = begun.loop._resolved.job.signal_lead_s

@@ -9,18 +9,20 @@ import platform
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from hpc_gpt import files
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.slurm.clients import Answer
+from hpc_gpt.slurm.lost_replies import add_found
 from hpc_gpt.watch import status
-from hpc_gpt.watch.control import await_measurements
+from hpc_gpt.watch.control import ask_runs, await_measurements
 from hpc_gpt.watch.restarts import Restarts
-from hpc_gpt.watch.status import read_own_status, read_status
+from hpc_gpt.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
 
@@ -279,13 +281,13 @@ def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, c
     run = make_run(logs_dir()) if cluster == "local" else slurm_run(ended="done")
     if cluster == "local":
         add_attempt(run, [metrics_line(1)], "error")
-    opened, plain_open = Counter(), Path.open
+    opened, plain_open = Counter(), files.open_regular
 
-    def count(path, *args, **kwargs):
+    def count(path):
         opened[str(path.relative_to(run.path))] += 1
-        return plain_open(path, *args, **kwargs)
+        return plain_open(path)
 
-    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(files, "open_regular", count)
     read_status([run])
     assert {"resolved.json", "submissions.jsonl", "attempts/1/ended.json"} <= opened.keys()
     assert [name for name, times in opened.items() if times > 1] == []
@@ -624,3 +626,23 @@ def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_r
         threading.Timer(0.5, attempt.measured.write_text, ["{}"]).start()
     await_measurements(run)
     assert attempt.measured.exists() == (code is None)
+
+
+def test_a_run_whose_sbatch_got_no_answer_is_unknown_until_its_job_is_found(slurm_says):
+    run = unsubmitted_run("generic-slurm")
+    line = {"scheduler": "slurm", "job_id": None, "refused": None, "script": str(run.job_script)}
+    run.add_submission({**line, "lost": "Socket timed out on send/recv operation"})
+    slurm_says(None)
+    (row,) = read_status([run])
+    assert (row.state, row.cause, row.is_over) == ("unknown", NO_ANSWER, False)
+    (asked,) = ask_runs([run], "stop")
+    assert (asked.refused, asked.words) == (True, f"its job is not known yet: {NO_ANSWER}")
+    slurm_says({})
+    (row,) = read_status([run])
+    cause = "sbatch sent its job and got no answer (Socket timed out on send/recv operation); Slurm shows no job of it"
+    assert (row.state, row.cause) == ("unknown", cause)
+    answer = Answer(0, f"41|{run.job_script}\n42|{run.job_script}\n43|{run.job_script} x\n44|/other/job.sh\n", "")
+    assert add_found(run, run.submissions()[-1], answer) == "42", "the newest of its command"
+    slurm_says({"42": ("PENDING", "Priority")})
+    (row,) = read_status([run])
+    assert (row.state, row.job_id) == ("pending", "42")

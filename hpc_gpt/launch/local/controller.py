@@ -33,7 +33,7 @@ from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.files import read_json, replace_whole, write_once
 from hpc_gpt.launch.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
-from hpc_gpt.process import die_with_parent, interrupts_wait, start_time
+from hpc_gpt.process import die_with_parent, host_clock, interrupts_wait, start_time
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -278,6 +278,7 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
     """Writes attempt.json and the line of submissions.jsonl by which status and cancels find the process."""
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
+    start["boot"], start["uptime"] = host_clock()
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
     run.add_submission(lock.submission_line(pid, str(pid), command, cluster))
 

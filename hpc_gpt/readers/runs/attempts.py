@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.files import open_regular
 from hpc_gpt.readers.logs.kept import kept_file
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.readers.steps import NOT_FINITE, Places, StepColumn, StepTable
@@ -31,6 +32,7 @@ _SAME = (
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 22  # bytes of lines that are parsed at once
+_MOST_BYTES = 4 << 30  # ten million steps
 _LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 
 
@@ -128,10 +130,10 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
 
 def _read(path: Path) -> _Lines:
     lines = _Lines()
-    if not path.is_file():  # opening a pipe would wait
-        return lines
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open_regular(path) as file:
         found = os.fstat(file.fileno())
+        if found.st_size > _MOST_BYTES:
+            return lines
         about = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         kept = kept_file(path, about, lambda start, size: os.pread(file.fileno(), size, start), _LEAST_KEPT)
         if kept is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpc_gpt.files import read_text
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.slurm.directives import options_of
@@ -88,7 +89,7 @@ def read_script(path: Path) -> Script | None:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             return None
-        text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+        text = read_text(path, most=_LARGEST_FILE).replace("\0", "")
     except OSError:
         return None
     directives: dict[str, tuple[str, int]] = {}

@@ -37,8 +37,6 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 # A hang becomes an error, and the flight recorder writes every rank's last collectives.
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
-# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
 
 main() {
   make_run_folder    # $HPC_GPT_RUN, or logs/demo/<job id> by plain sbatch: it keeps this script and its settings
@@ -104,9 +102,10 @@ start_attempt() { # makes attempts/<n>, $attempt, and sends all output there
   attempt="$HPC_GPT_RUN/attempts/$n"
   export HPC_GPT_ATTEMPT=$n TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
   mkdir -- "$attempt/flight"
-  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d}\n' \
+  printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus": %d, "started": %d, "boot": "%s", "uptime": %s}\n' \
     "$n" "$HPC_GPT_JOB" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" \
-    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" >"$attempt/attempt.json"
+    $((SLURM_JOB_NUM_NODES * 4)) "$(date +%s)" \
+    "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null || echo 0)" >"$attempt/attempt.json"
   echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
   exec >>"$attempt/log" 2>&1
   trap : TERM INT USR2 # signals are for the ranks: this script continues the run after them
@@ -244,6 +243,7 @@ is_put_back() { # Slurm has requeued the job: by hand, after a preemption that d
 }
 requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
   local try said
+  [ ! -e "$attempt/requeue-refused" ] || return 1
   for ((try = 0; try < 20; try++)); do
     said=$(within 60 scontrol requeue "$HPC_GPT_JOB" 2>&1) && return
     echo "$said"
@@ -277,7 +277,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
   ask_slurm # again: a requeue after scancel would revive a cancelled job
   state=$(shown_as JobState)
   [ -n "$state" ] || die "Slurm does not answer, so job $HPC_GPT_JOB is not continued" "$resume"
-  if ! is_put_back; then
+  if [ ! -e "$attempt/put-back" ] && ! is_put_back; then
     if [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
       echo "job $HPC_GPT_JOB is $state, so the run does not continue by itself"
       return

@@ -43,8 +43,6 @@ if [ -z "${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ]; then
     fi
   done
 fi
-# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
 
 main() {
   if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then

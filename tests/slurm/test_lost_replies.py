@@ -1,0 +1,172 @@
+"""sbatch whose answer is lost: the job may be queued, and is found again. The real sbatch and controller."""
+
+import contextlib
+import json
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.after_jobs import after_table, list_after
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.slurm.conftest import sbatch_in
+from tests.slurm.launcher import HELD, SAVED, SINGLE, Job, Launcher, paused
+
+# The controller stands still just as the request is sent. sbatch waits for 2 s.
+HUNG = """#!/bin/bash
+case " $* " in *" --test-only "*) exec {sbatch} "$@" ;; esac
+kill -STOP {controller}
+SLURM_CONF={conf} exec {sbatch} "$@"
+"""
+
+
+def jobs_of(launcher: Launcher, folder: Path) -> list[str]:
+    """The jobs in the queue whose script is in the folder."""
+    listed = launcher.cluster.run("squeue", "-h", "-t", "pending,running", "--array", "-o", "%i|%o").stdout
+    return [line.partition("|")[0] for line in listed.splitlines() if f"{folder}/" in line]
+
+
+def newest(launcher: Launcher) -> RunFolder:
+    return RunFolder(max(launcher.logs.glob("*/20*"), key=lambda path: path.name))
+
+
+def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher, tmp_path: Path) -> None:
+    launcher, cluster = bare_launcher, bare_launcher.cluster
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(cluster.conf.read_text() + "\nMessageTimeout=2\n")
+    controller = cluster._controller
+    assert controller is not None
+    own = sbatch_in(tmp_path / "hung", HUNG.format(sbatch=shutil.which("sbatch"), controller=controller.pid, conf=conf))
+    quick = {"HPC_GPT_SLURM_S": "1"}
+    try:
+        _, words = launcher.run("submit", *SINGLE, *HELD, code=4, **own)
+        assert "it may be queued" in words
+        assert "do not submit it again" in words
+        run = newest(launcher)
+        (row,) = json.loads(launcher.run("status", str(run.path), "--json", **quick)[0])["runs"]
+        assert (row["state"], row["cause"]) == ("unknown", "Slurm does not answer")
+    finally:
+        controller.send_signal(signal.SIGCONT)
+    job = Job(cluster, run, "")
+    job.wait("the job to be found", lambda: launcher.state(job) == "pending")
+    (job.id,) = jobs_of(launcher, run.path)
+    assert run.submissions()[-1]["job_id"] == job.id
+    _, words = launcher.run("submit", "--resume", run.run_id, code=1)
+    assert "is pending" in words
+    said, _ = launcher.run("cancel", run.run_id)
+    assert said == f"cancelled {run.run_id}, job {job.id}\n"
+    assert not jobs_of(launcher, run.path)
+
+
+def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
+    """A run, its resumption, an array, and a script of the user's own."""
+    launcher = bare_launcher
+    first = launcher.submit(*SINGLE, *HELD, **deaf)
+    assert jobs_of(launcher, first.run.path) == [first.id]
+    launcher.run("cancel", first.run.run_id)
+    again = launcher.run("submit", "--resume", first.run.run_id, **deaf)[0]
+    (second,) = jobs_of(launcher, first.run.path)
+    assert again == f"submitted {first.run.run_id} as job {second}\n"
+    launcher.run("cancel", first.run.run_id)
+    assert not jobs_of(launcher, first.run.path)
+
+    script = launcher.folder / "lost.slurm"
+    script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour\n#SBATCH --ntasks=1\nsleep 9\n")
+    own = launcher.submit(str(script), **deaf)
+    assert jobs_of(launcher, own.run.path) == [own.id]
+    launcher.run("cancel", own.run.run_id)
+    said, _ = launcher.run("submit", "--array=3,5", str(script), **deaf)
+    base = said.split()[-1]
+    runs = [RunFolder(path.resolve()) for path in launcher.logs.glob("lost/*/1/[35]")]
+    assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_3", f"{base}_5"}
+    for run in runs:
+        launcher.run("cancel", run.run_id)
+
+
+CHAINED = """#!/bin/bash
+#SBATCH --ntasks=1 --job-name=chain-{name}
+[ "$HPC_GPT_ATTEMPT" = 2 ] || exit 4
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
+def test_the_next_job_of_a_chain_is_sent_once(bare_launcher, deaf, words, request) -> None:
+    launcher, name = bare_launcher, request.node.callspec.id
+    script = launcher.folder / f"chain-{name}.slurm"
+    script.write_text(CHAINED.format(name=name))
+    chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
+    said, _ = launcher.run("submit", *chain, *words, str(script), **deaf)
+    (path,) = {path.parent.resolve() for path in launcher.logs.glob(f"chain-{name}/*/resolved.json")}
+    job = Job(launcher.cluster, RunFolder(path), said.split()[-1])
+    job.wait("the second end", lambda: job.run.attempt(2).verdict())
+    assert job.ended() == ["error", "done"], job.log()
+    listed = launcher.cluster.run("squeue", "-h", "-t", "all", "--array", "-o", "%i|%o").stdout.splitlines()
+    assert sum(f"/chain-{name}/" in line for line in listed) <= 2, listed
+    assert [line["job_id"] for line in job.run.submissions()][-1] == job.run.attempt(2).started()["job_id"]
+
+
+ROWS = '"a" = { train.lr = 1e-3 }\n"b" = { train.lr = 1e-4 }\n'
+
+
+def test_the_rows_of_a_sweep_are_found(bare_launcher: Launcher, deaf: dict[str, str], tmp_path: Path) -> None:
+    launcher = bare_launcher
+    sweep = tmp_path / "rates.toml"
+    sweep.write_text(f'extends = "{launcher.experiment}"\nname = "rates"\n[rows]\n{ROWS}')
+    said, _ = launcher.run("submit", str(sweep), "--sweep", *SINGLE, *HELD, **deaf)
+    base = said.split()[-1]
+    runs = [RunFolder(path.parent) for path in launcher.logs.glob("rates*/*/resolved.json")]
+    assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_0", f"{base}_1"}
+    assert sorted(jobs_of(launcher, launcher.logs)) == [f"{base}_0", f"{base}_1"]
+    launcher.run("cancel", *(run.run_id for run in runs))
+
+
+def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
+    launcher = bare_launcher
+    job = launcher.submit(*SINGLE, "--set", "after.run=echo {step}", **deaf)
+    job.wait("its jobs", lambda: [row["state"] for row in after_table(job.run.path)] == ["done"] * 3)
+    assert "Socket timed out" in job.log()
+    listed = launcher.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").stdout.split()
+    assert not [name for name, times in Counter(listed).items() if name.startswith("after-") and times > 1]
+
+
+def test_what_slurm_would_refuse_of_the_jobs_after_checkpoints_is_known_at_submit(bare_launcher: Launcher) -> None:
+    asked = (*SINGLE, "--set", "after.run=echo {step}", "--set", 'after.sbatch=["--partition=nowhere"]')
+    before = list(bare_launcher.logs.glob("tiny/*"))
+    for words in ((), ("--dry-run",)):
+        _, said = bare_launcher.run("submit", *asked, *words, code=1)
+        assert "Slurm would refuse the jobs of [after]: " in said
+        assert "invalid partition" in said
+    assert list(bare_launcher.logs.glob("tiny/*")) == before
+
+
+@contextlib.contextmanager
+def closed(launcher: Launcher) -> Iterator[None]:
+    """The partition takes no jobs for a while."""
+    change = ("scontrol", "update", "partitionname=main")
+    launcher.cluster.run(*change, "state=drain", check=True)
+    try:
+        yield
+    finally:
+        launcher.cluster.run(*change, "state=up", check=True)
+
+
+@pytest.mark.long
+def test_checkpoints_get_their_jobs_once_the_partition_is_up_again(bare_launcher: Launcher) -> None:
+    launcher = bare_launcher
+    keys = ("after.run=echo {step}", "after.most=9", "train.save_every=5", "train.steps=60")
+    asked = [word for key in keys for word in ("--set", key)]
+    job = launcher.submit(*SINGLE, *SAVED, *asked, **paused(8))
+    job.wait_paused()
+    job.wait("its first job", lambda: [row["state"] for row in after_table(job.run.path)] == ["done"])
+    with closed(launcher):
+        job.resume()
+        job.wait("refusals", lambda: len(list_after(job.run.path)) > 4)
+        waiting = {each.step for each in list_after(job.run.path) if each.is_refused}
+    job.wait("its jobs", lambda: after_table(job.run.path)[-1]["state"] == "done")
+    job.wait_end()
+    done = {row["step"] for row in after_table(job.run.path) if row["state"] == "done"}
+    assert waiting & done, "what was refused is tried again"
+    assert 60 in done, "they do not count"
