@@ -65,9 +65,9 @@ class Fp8Product(nn.Module):
     With the weight's copies, which `WeightsOnce` makes, `forward` uses these, and else casts the weight.
     """
 
-    def __init__(self, along: int, fast: bool = False) -> None:
+    def __init__(self, along: int) -> None:
         super().__init__()
-        self.along, self.fast = along, fast
+        self.along = along
         self.small: Tensor | None
         self.turned: Tensor | None
         self.inverse: Tensor | None
@@ -76,7 +76,7 @@ class Fp8Product(nn.Module):
 
     def forward(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """[..., inputs], [outputs, inputs], [outputs] -> [..., outputs]."""
-        return apply(_Linear, hidden, weight, bias, self.small, self.turned, self.inverse, self.along, self.fast)
+        return apply(_Linear, hidden, weight, bias, self.small, self.turned, self.inverse, self.along)
 
     def make_room(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Buffers for the copies of such a weight."""
@@ -90,7 +90,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None, kept: Tensor | None,
-        inverse: Tensor | None, along: int, fast: bool,
+        inverse: Tensor | None, along: int,
     ) -> Tensor:  # fmt: skip
         scale = None
         if small is None or inverse is None:
@@ -105,7 +105,7 @@ class _Linear(torch.autograd.Function):
         inputs = turned(cast(rows, of_rows, FORWARD))
         of_rows = of_rows.reciprocal()
         ctx.save_for_backward(inputs, of_rows, kept, inverse, scale)
-        ctx.has_bias, ctx.along, ctx.fast = bias is not None, along, fast
+        ctx.has_bias, ctx.along = bias is not None, along
         outputs = product(turned(inputs), small, of_rows, inverse, hidden.dtype, bias, fast=True)
         return outputs.view(*hidden.shape[:-1], -1)
 
@@ -117,20 +117,20 @@ class _Linear(torch.autograd.Function):
         slope = gradients[0].flatten(0, -2)
         scale = scale_of(slope, BACKWARD, ctx.along)
         small, inverse = cast(slope, scale, BACKWARD), scale.reciprocal()
-        of_hidden = product(small, weight, inverse, of_weight, slope.dtype, fast=ctx.fast)
-        of_weights = product(turned(small), inputs, inverse, of_inputs, slope.dtype, fast=ctx.fast)
+        of_hidden = product(small, weight, inverse, of_weight, slope.dtype)
+        of_weights = product(turned(small), inputs, inverse, of_inputs, slope.dtype)
         of_bias = slope.sum(0) if ctx.has_bias else None
-        return of_hidden.view(*gradients[0].shape[:-1], -1), of_weights, of_bias, None, None, None, None, None
+        return of_hidden.view(*gradients[0].shape[:-1], -1), of_weights, of_bias, None, None, None, None
 
 
-def multiply_in_fp8(block: nn.Module, fast: bool = False) -> None:
+def multiply_in_fp8(block: nn.Module) -> None:
     """Makes the linear layers of a block multiply in FP8.
 
     The gradient of a bias comes with the cast, so `engine.fused_bias_gradients` has nothing to fuse.
     """
     for layer in _layers(block):
         assert layer.tiles is None, "the settings' check refuses tiles"
-        layer.multiply = Fp8Product(-1 if layer.bias is None else 0, fast)
+        layer.multiply = Fp8Product(-1 if layer.bias is None else 0)
         layer.then = None
 
 

@@ -113,7 +113,7 @@ class Block(nn.Module):
         self.norm2 = build_norm(f"{name}.norm2", shape, tp)
         self.feed_forward = build_mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
         if techniques.matmul != "none":
-            multiply_in_fp8(self, techniques.matmul == "mxfp8")  # for one measurement
+            multiply_in_fp8(self)
 
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] (or this rank's positions), and the documents of the whole -> the same shape."""

@@ -59,8 +59,7 @@ class Ddp(TorchEngine):
         self._parameters = [parameter for part in owners for parameter in part]
         optimizers = _build_optimizers(resolved, owners, self._masters)
         compile_model(self.module, engine)
-        cast_once = train.matmul not in ("none", "nvfp4")  # nvfp4: for one measurement
-        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if cast_once else None
+        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if train.matmul != "none" else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
