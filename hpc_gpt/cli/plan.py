@@ -170,9 +170,11 @@ def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | N
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
-    if asked.question.matmul != "none":
-        command = ""  # no run is made with them
-        click.echo("note: only plan knows train.matmul: no engine here trains with such products", err=True)
+    if (matmul := asked.question.matmul) != "none":
+        engine = searched.best.training.engine if searched.best is not None else asked.base.engine.name
+        if matmul not in engine_named(engine).matmuls:
+            command = ""  # no run is made with them
+            click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if asked.stands_in:
         command = "hpc-gpt profile list"
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""

@@ -99,6 +99,7 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "params": model.params,
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
+        "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
     }
     return found | dict.fromkeys(resolved.form.unknown)
 

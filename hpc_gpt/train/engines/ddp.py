@@ -59,7 +59,8 @@ class Ddp(TorchEngine):
         self._parameters = [parameter for part in owners for parameter in part]
         optimizers = _build_optimizers(resolved, owners, self._masters)
         compile_model(self.module, engine)
-        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if train.matmul != "none" else None
+        once = train.matmul != "none" and not engine.overlap_update
+        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if once else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
@@ -76,7 +77,9 @@ class Ddp(TorchEngine):
         All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
         looks for no unused ones, so `static_graph` would save nothing.
         """
-        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(
+            self.module, gradient_as_bucket_view=True, init_sync=False, broadcast_buffers=False
+        )
         if self._masters is not None:
             # A lambda, because DDP compares a hook's annotations, which are strings in this module, with types.
             wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
