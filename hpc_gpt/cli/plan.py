@@ -11,6 +11,7 @@ import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
+from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan

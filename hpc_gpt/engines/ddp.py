@@ -34,6 +34,9 @@ class Ddp(EngineFacts):
         bucket = 2 if dp > 1 else 0
         return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
 
+    def buckets(self, training: Training, params: float) -> float:
+        return self.lasting_bucket(training)
+
     def lasting_bucket(self, training: Training) -> float:
         """The FP8 copies of the layers' weights, a byte a number each (model/fp8.py: WeightsOnce)."""
         return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
