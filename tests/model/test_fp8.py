@@ -240,3 +240,20 @@ def test_a_compiled_block_keeps_the_inputs_of_its_products_in_8_bits_and_compute
     # Of 3 x 32 tokens, which is the width of no weight, by the width of what is kept.
     found = Counter((one.dtype, one.numel() // 96) for one in kept if 96 in one.shape and one.dim() == 2)
     assert (found[(FORWARD, 64)], found[(FORWARD, 256)], found[(torch.bfloat16, 256)]) == (3, 1, 1)
+
+
+@pytest.mark.gpu
+def test_fp8_on_a_gpu_compiled_makes_both_copies_alike_and_the_products_of_its_operands():
+    """(triton-lang/triton#11111: garbage in a cast's turned copy.)"""
+
+    def both(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale = scale_of(values, FORWARD)
+        small = cast(values, scale, FORWARD)
+        return small, turned(small), scale.reciprocal()
+
+    left, right = drawn(512, 1600).cuda(), drawn(4800, 1600, seed=1).cuda()
+    (one, _, inverse), (other, around, second) = (torch.compile(both, dynamic=False)(each) for each in (left, right))
+    assert torch.equal(around.view(torch.uint8), other.view(torch.uint8).t())
+    found = product(one, other, inverse, second, torch.bfloat16).float()
+    exact = (one.float() * inverse) @ (other.float() * second).t()
+    assert (found - exact).norm() < 1e-2 * exact.norm()
