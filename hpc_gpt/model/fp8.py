@@ -76,7 +76,10 @@ class Fp8Product(nn.Module):
 
     def forward(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """[..., inputs], [outputs, inputs], [outputs] -> [..., outputs]."""
-        return apply(_Linear, hidden, weight, bias, self.small, self.turned, self.inverse, self.along)
+        rows = hidden.flatten(0, -2)
+        outputs = apply(_Linear, rows, weight, bias, self.small, self.turned, self.inverse, self.along)
+        # Viewed here, because tensor parallelism sums outputs in place, and no view that was made within a function.
+        return outputs.view(*hidden.shape[:-1], -1)
 
     def make_room(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Buffers for the copies of such a weight."""
@@ -89,7 +92,7 @@ class Fp8Product(nn.Module):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None, kept: Tensor | None,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None, kept: Tensor | None,
         inverse: Tensor | None, along: int,
     ) -> Tensor:  # fmt: skip
         scale = None
@@ -98,7 +101,6 @@ class _Linear(torch.autograd.Function):
             small, inverse = cast(weight, scale, FORWARD), scale.reciprocal()
             # Not the turned copy: engines free gathered weights, and gather them again.
             kept = weight
-        rows = hidden.flatten(0, -2)
         of_rows = scale_of(rows, FORWARD)
         # Turned twice, so that the forward pass has both copies: the compiler keeps the one that the backward pass
         # needs only if the forward pass needs it, too, and else makes it again from the layer's residuals.
@@ -106,21 +108,20 @@ class _Linear(torch.autograd.Function):
         of_rows = of_rows.reciprocal()
         ctx.save_for_backward(inputs, of_rows, kept, inverse, scale)
         ctx.has_bias, ctx.along = bias is not None, along
-        outputs = product(turned(inputs), small, of_rows, inverse, hidden.dtype, bias, fast=True)
-        return outputs.view(*hidden.shape[:-1], -1)
+        return product(turned(inputs), small, of_rows, inverse, rows.dtype, bias, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, of_inputs, weight, of_weight, scale = ctx.saved_tensors
         if scale is not None:
             weight = turned(cast(weight, scale, FORWARD))
-        slope = gradients[0].flatten(0, -2)
+        slope = gradients[0]
         scale = scale_of(slope, BACKWARD, ctx.along)
         small, inverse = cast(slope, scale, BACKWARD), scale.reciprocal()
         of_hidden = product(small, weight, inverse, of_weight, slope.dtype)
         of_weights = product(turned(small), inputs, inverse, of_inputs, slope.dtype)
         of_bias = slope.sum(0) if ctx.has_bias else None
-        return of_hidden.view(*gradients[0].shape[:-1], -1), of_weights, of_bias, None, None, None, None
+        return of_hidden, of_weights, of_bias, None, None, None, None
 
 
 def multiply_in_fp8(block: nn.Module) -> None:

@@ -243,6 +243,7 @@ def test_a_compiled_block_keeps_the_inputs_of_its_products_in_8_bits_and_compute
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_fp8_on_a_gpu_compiled_makes_both_copies_alike_and_the_products_of_its_operands():
     """(triton-lang/triton#11111: garbage in a cast's turned copy.)"""
 

@@ -77,9 +77,10 @@ class Ddp(TorchEngine):
         All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
         looks for no unused ones, so `static_graph` would save nothing.
         """
-        wrapped = DistributedDataParallel(
-            self.module, gradient_as_bucket_view=True, init_sync=False, broadcast_buffers=False
-        )
+        # Buffers are each rank's own copies of its weights; torch 2.13 has renamed the switch.
+        takes = inspect.signature(DistributedDataParallel).parameters
+        buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
+        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
         if self._masters is not None:
             # A lambda, because DDP compares a hook's annotations, which are strings in this module, with types.
             wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
