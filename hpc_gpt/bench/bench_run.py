@@ -134,7 +134,7 @@ class Bench:
     def hints(self) -> list[str]:
         """What the user can do about missing figures."""
         without = [row.record for row in self.rows if row.record.tflops_model and row.record.mfu is None]
-        named = dict.fromkeys((record.device, record.dtype) for record in without if record.device)
+        named = dict.fromkeys((record.device, record.units) for record in without if record.device)
         known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
         hints = [
             f"MFU is empty, as no dense {dtype} peak of device {device} is known: give it as peak_tflops in [machine] "

@@ -183,12 +183,12 @@ def _flags(measured: Sequence[Measurement]) -> list[str]:
 
 def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
     """The record with mfu and hfu by the peak of the user's profile, if our table of devices has none."""
-    peak = peaks.get(record.dtype or "")
+    peak = peaks.get(record.units or "")
     if not peak or record.mfu is not None or record.device is None:
         return record
     shares = (("mfu", mfu, record.tflops_model), ("hfu", hfu, record.tflops_hardware))
     figures: dict[str, Any] = {name: share(rate, peak) for name, share, rate in shares if rate is not None}
-    source = f"over {peak:g} dense {record.dtype} TFLOP/s, peak_tflops of the profile's [machine]"
+    source = f"over {peak:g} dense {record.units} TFLOP/s, peak_tflops of the profile's [machine]"
     flags = [flag for flag in record.flags if not flag.endswith("mfu and hfu are null")]
     return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})
 

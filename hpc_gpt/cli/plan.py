@@ -11,6 +11,7 @@ import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
+from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan
@@ -170,9 +171,11 @@ def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | N
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
-    if asked.question.matmul != "none":
-        command = ""  # no run is made with them
-        click.echo("note: only plan knows train.matmul: no engine here trains with such products", err=True)
+    if (matmul := asked.question.matmul) != "none":
+        engine = searched.best.training.engine if searched.best is not None else asked.base.engine.name
+        if matmul not in engine_named(engine).matmuls:
+            command = ""  # no run is made with them
+            click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if asked.stands_in:
         command = "hpc-gpt profile list"
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""

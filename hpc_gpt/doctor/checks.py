@@ -187,7 +187,7 @@ def check_network(resolved: Resolved) -> Check:
 
 def check_files(resolved: Resolved) -> list[Check]:
     """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known."""
-    if resolved.command is not None:
+    if not resolved.form.needs_files:
         return []
     try:
         return [Check("files", "ok", check_open_files(resolved.gpus))]

@@ -129,7 +129,7 @@ def may_start(
     left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
     if why:
         return refuse("budget", why, 0)
-    if resolved.command is None:
+    if resolved.form.needs_files:
         try:
             check_open_files(resolved.gpus)
         except ConfigError as fault:

@@ -13,6 +13,7 @@ class Ddp(EngineFacts):
         "offload": "use --engine deepspeed-zero",
     }
     compiles_update = True
+    matmuls = frozenset({"none", "fp8-tensor"})
     converts = frozenset({"layout.cp", "layout.dp"})
     overlaps_reduction = True
     synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
@@ -32,6 +33,13 @@ class Ddp(EngineFacts):
         dp = training.data_ranks
         bucket = 2 if dp > 1 else 0
         return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
+
+    def buckets(self, training: Training, params: float) -> float:
+        return self.lasting_bucket(training)
+
+    def lasting_bucket(self, training: Training) -> float:
+        """The FP8 copies of the layers' weights, a byte a number each (model/fp8.py: WeightsOnce)."""
+        return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
 
     def copies_by_layer(self, training: Training) -> bool:
         """train/engines/master_weights.py. With more ranks the last micro-batch's are in DistributedDataParallel's

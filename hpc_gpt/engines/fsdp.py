@@ -18,6 +18,7 @@ class Fsdp(EngineFacts):
     }
     converts = frozenset({"layout.tp", "layout.cp", "layout.dp"})
     selects_operators = True
+    matmuls = frozenset({"none", "fp8-tensor"})
     overlaps_reduction = True
     pads_vocabulary = False
 

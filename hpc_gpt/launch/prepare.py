@@ -31,7 +31,7 @@ from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_s
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.engines import can_resume, check_products
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
@@ -262,12 +262,8 @@ def finish(
     predicted not to fit. `data_from`: the step of a branch to other data. Raises LayoutError, ConfigError and
     RenderError as `resolve` and `render_script` do.
     """
-    if (matmul := experiment.train.matmul) != "none":
-        raise ConfigError(
-            f"train.matmul is {matmul}, but no engine trains with such products: only plan knows them",
-            "leave train.matmul out, or use hpc-gpt plan",
-        )
     trial = resolve(experiment, profile, data_from=data_from)
+    check_products(trial)
     prediction, forecast = predict(trial, planner or profile, refuse), None
     if inputs is not None and wants_forecast(trial, inputs.until):
         forecast = forecast_chain(trial, prediction, inputs)

@@ -188,7 +188,7 @@ def check_inputs(
     Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
-        if resolved.command is None:
+        if resolved.form.needs_files:
             check_open_files(resolved.gpus)
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):

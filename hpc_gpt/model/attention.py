@@ -181,7 +181,8 @@ class ProjectionLinear(RowParallelLinear):
 
     def product(self, mixed: Tensor) -> Tensor:
         context = self.tp.context
-        if self.tiles is None:
+        # (A product in FP8 keeps a copy of its own of its input.)
+        if self.tiles is None and self.multiply is F.linear:
             return context.linear(mixed, self.weight)
         return super().product(context.to_positions(mixed))
 

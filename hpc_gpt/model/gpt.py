@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from hpc_gpt.model import bias_gradients
 from hpc_gpt.model.attention import Attention
 from hpc_gpt.model.documents import Documents
+from hpc_gpt.model.fp8 import multiply_in_fp8
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import build_norm
@@ -111,6 +112,8 @@ class Block(nn.Module):
         self.attention = Attention(layer, shape, tp, initial, techniques)
         self.norm2 = build_norm(f"{name}.norm2", shape, tp)
         self.feed_forward = build_mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
+        if techniques.matmul != "none":
+            multiply_in_fp8(self)
 
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] (or this rank's positions), and the documents of the whole -> the same shape."""

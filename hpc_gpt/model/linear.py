@@ -35,6 +35,7 @@ class SplitLinear(nn.Module):
         super().__init__()
         self.tp = tp
         self.split = split
+        self.multiply: Callable[..., Tensor] = F.linear
         if tiles == 1:
             self.tiles = None
             self.weight = tp.parameter(name, drawn, split)
@@ -48,7 +49,7 @@ class SplitLinear(nn.Module):
     def product(self, hidden: Tensor) -> Tensor:
         """[..., inputs of this rank] -> [..., outputs of this rank], without bias."""
         if self.tiles is None:
-            return F.linear(hidden, self.weight)
+            return self.multiply(hidden, self.weight)
         return torch.cat([tile(hidden) for tile in self.tiles], -1)
 
 
@@ -80,7 +81,7 @@ class ColumnParallelLinear(SplitLinear):
     def forward(self, hidden: Tensor) -> Any:
         bias = self.bias if self.bias is None or self.then is None else self.bias.detach()
         if self.tiles is None:
-            outputs = self.tp.column_linear(hidden, *self.rows_used(self.weight, bias))
+            outputs = self.tp.column_linear(hidden, *self.rows_used(self.weight, bias), self.multiply)
         else:
             outputs = self.product(self.tp.enter(hidden))
             outputs = outputs if bias is None else outputs + bias

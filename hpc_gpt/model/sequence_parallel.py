@@ -5,6 +5,7 @@ of tensor parallelism become an all-gather before each column-parallel layer and
 row-parallel one, which together send as many bytes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ class SequenceParallel(TensorParallel):
     def leave(self, partial: Tensor) -> Tensor:
         return apply(_Scatter, partial, self)
 
-    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def column_linear(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor] = F.linear
+    ) -> Tensor:
+        assert multiply is F.linear, "the settings' check refuses FP8 with sequence parallelism"
         return apply(_GatherLinear, hidden, weight, bias, self)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:

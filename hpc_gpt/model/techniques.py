@@ -19,7 +19,7 @@ from hpc_gpt.formulas import Recompute
 from hpc_gpt.model.collectives import apply
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
 from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.experiment import Engine, Matmul
 
 # fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
 # 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale comes in the backward pass, in fp32.
@@ -35,7 +35,8 @@ class Techniques:
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
     the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
     `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
-    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`).
+    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`). `matmul`, of
+    `[train]`: the format in which the blocks' linear layers multiply (`fp8`).
     """
 
     recompute: Recompute = "none"
@@ -45,11 +46,13 @@ class Techniques:
     loss_chunks: int = 1
     one_pass_loss: bool = False
     fused_bias_gradients: bool = False
+    matmul: Matmul = "none"
 
     @staticmethod
-    def of(engine: Engine) -> Techniques:
+    def of(engine: Engine, matmul: Matmul = "none") -> Techniques:
         """The techniques of an experiment."""
-        return Techniques(**{entry.name: getattr(engine, entry.name) for entry in fields(Techniques)})
+        names = {entry.name for entry in fields(Techniques)} - {"matmul"}
+        return Techniques(**{name: getattr(engine, name) for name in names}, matmul=matmul)
 
 
 class ActivationOffload(saved_tensors_hooks):
@@ -57,13 +60,13 @@ class ActivationOffload(saved_tensors_hooks):
 
     `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
     so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
-    pinned and the copies run in the stream's order, so nothing waits for them. So are the tensors `shared`, which all
-    layers of a micro-batch read: they are there as long as one layer's are.
+    pinned and the copies run in the stream's order, so nothing waits for them. Kept by reference are buffers, too, and
+    the tensors `shared`, which all layers of a micro-batch read: they are there as long as one layer's are.
     """
 
     def __init__(self, module: nn.Module, shared: Sequence[Tensor] = ()) -> None:
         self._module = module
-        self._shared = {tensor.untyped_storage().data_ptr() for tensor in shared}
+        self._shared = {tensor.untyped_storage().data_ptr() for tensor in (*shared, *module.buffers())}
         super().__init__(self._pack, _unpack)
 
     def _pack(self, tensor: Tensor) -> Any:

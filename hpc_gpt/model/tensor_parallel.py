@@ -174,9 +174,11 @@ class TensorParallel:
         """A row-parallel layer's product on this rank (overwritten) -> its sum over the ranks, between blocks."""
         return self.sum_forward(partial)
 
-    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`enter`, then the column-parallel layer's product."""
-        return F.linear(self.enter(hidden), weight, bias)
+    def column_linear(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor] = F.linear
+    ) -> Tensor:
+        """`enter`, then the column-parallel layer's product, by `multiply`."""
+        return multiply(self.enter(hidden), weight, bias)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
         """The given parameters, which every rank holds whole, for use between blocks."""

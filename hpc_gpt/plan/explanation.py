@@ -8,7 +8,7 @@ from typing import Any
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.constants import constant_lines
-from hpc_gpt.plan.machine import Machine, generation_of
+from hpc_gpt.plan.machine import Machine, generation_of, units_of
 from hpc_gpt.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.table import (
@@ -194,10 +194,11 @@ def _how(part: str, run: Training) -> str:
 
 def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[str]:
     tokens = run.global_batch * run.shape.seq
-    peak = machine.peak_tflops[run.dtype]
+    peak = machine.peak_tflops[units_of(run)]
+    of = f" of {units_of(run)}" * (run.matmul != "none")
     yield ""
     yield f"tokens/s         {tokens:,} / {figures.step_s:.4g} s = {figures.tokens_per_s:,.0f}"
-    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g} = {100 * figures.mfu:.1f} %"
+    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g}{of} = {100 * figures.mfu:.1f} %"
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
     cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"

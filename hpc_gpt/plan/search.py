@@ -17,7 +17,7 @@ from hpc_gpt import formulas
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, units_of
 from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
 from hpc_gpt.plan.step_time import StepTime, predict_step
@@ -335,7 +335,7 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         attention_width=shape.query_width,
         **counted,
     )
-    peak = machine.peak_tflops[training.dtype]  # of 16 bits, if products are in 8, as published figures have it
+    peak = machine.peak_tflops[units_of(training)]
     tokens_per_s = training.global_batch * shape.seq / step_s
     seconds = budget_tokens / tokens_per_s
     return Figures(

@@ -311,16 +311,17 @@ def _kinship(
 # Keys of a record that are settings, those that decide speed first. The keys of `settings` come after them.
 SETTING_KEYS = (
     "device", "gpus", "nodes", "engine", *AXES, "zero_stage", "micro_batch", "micro_batches",
-    "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "attention_used",
+    "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "matmul",
+    "attention_used",
 )  # fmt: skip
 # Our own runs have these in `settings` as well.
-_TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype"))
+_TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype", "train.matmul"))
 # Measured figures that other programs' logs have among their settings.
 _FIGURES = frozenset(("timers_ms",))
 # A key that matches _FAST affects speed; a key with a word of _NAMING only names something.
 _FAST = re.compile(
     r"parallel|zero|stage|offload|recompute|checkpoint_activ|checkpoint_num|attention|flash|compile|fus|overlap|bucket"
-    r"|prefetch|batch|accumulation|nccl|precision|bf16|fp16|fp8|tf32|worker|reshard|optimizer|experts|capacity"
+    r"|prefetch|batch|accumulation|nccl|precision|matmul$|bf16|fp16|fp8|tf32|worker|reshard|optimizer|experts|capacity"
 )
 _NAMING = (
     "path", "paths", "dir", "folder", "file", "files", "save", "load", "name", "project", "entity", "wandb",

@@ -233,7 +233,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("tokens/s", show_whole(record.tokens_per_s)),
         ("tokens", show_whole(record.tokens_total)),
         *((key, _flops(record, key)) for key in ("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed")),
-        ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
+        ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.units}"),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),

@@ -75,6 +75,8 @@ class Record:
     "Activations recomputed: none, selective, full."
     dtype: str | None = None
     "Data type of the matrix products."
+    matmul: str | None = None
+    "Format of the layers' products, if it is not dtype's: train.matmul."
     settings: dict[str, Any] = field(default_factory=dict)
     "Every other switch; settings.engine.compile reaches inside."
     started: str | None = None
@@ -186,6 +188,11 @@ class Record:
     "What looks wrong, in words."
     sources: dict[str, str] = field(default_factory=dict)
     "For each key the file and line, or how it was inferred."
+
+    @property
+    def units(self) -> str | None:
+        """Of which of the device's units mfu and hfu are shares: those of FP8 products, else the dtype's."""
+        return self.dtype if self.matmul is None else "fp8"
 
     def to_tables(self) -> dict[str, Any]:
         """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""

@@ -6,9 +6,14 @@ from dataclasses import fields, replace
 from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.errors import ConfigError, LayoutError, raise_faults
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolved import Resolved
+
+_FP8_MULTIPLE = 16  # each dimension of an FP8 product (torch._scaled_mm)
+_OTHER_FP8 = frozenset({"mi300x"})  # whose FP8 is fnuz: other largest values, not tested here
 
 
 def can_resume(engine: Engine) -> bool:
@@ -155,6 +160,46 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
         yield Fault("train.optimizer_mode is compiled, which updates all of a model in one pass, but "
                     "engine.sharded_optimizer gives each rank a share",
                     "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
+
+
+def check_products(resolved: Resolved) -> None:
+    """ConfigError if a run cannot train with the products that `train.matmul` asks for, which `plan` may know."""
+    raise_faults({fault.message: fault.hint for fault in _matmul_faults(resolved)}, ConfigError)
+
+
+def _matmul_faults(resolved: Resolved) -> Iterator[Fault]:
+    train, engine, layout, shape = resolved.train, resolved.engine, resolved.layout, resolved.model
+    words = f"train.matmul is {train.matmul}"
+    if train.matmul in engine_named(engine.name).matmuls:
+        if train.matmul == "none":
+            return
+    elif takers := [name for name, facts in trainers().items() if train.matmul in facts.matmuls]:
+        yield Fault(f"{words}, which engine {engine.name} does not have",
+                    f"leave it out, or use --engine {' or '.join(takers)}")  # fmt: skip
+        return
+    else:
+        yield Fault(f"{words}, but no engine trains with such products: only plan knows them",
+                    'leave train.matmul out, use "fp8-tensor", or use hpc-gpt plan')  # fmt: skip
+        return
+    device = DEVICES.get(resolved.cluster.device or "")
+    if device is not None and not device.nominal and ("fp8" not in device.peaks or device.name in _OTHER_FP8):
+        lacks = "has FP8 in a format of its own" if "fp8" in device.peaks else "has no FP8 units"
+        able = ", ".join(name for name, other in DEVICES.items() if "fp8" in other.peaks and name not in _OTHER_FP8)
+        yield Fault(f"{words}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
+    if train.dtype != "bf16":
+        yield Fault(f"{words}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
+    tokens = resolved.batch.micro_batch * shape.seq // layout.cp
+    sizes = {f"model.hidden {shape.hidden}": (shape.hidden, 1), f"ffn {shape.mlp_width}": (shape.mlp_width, layout.tp)}
+    for name, heads in (("heads", shape.heads), ("kv_heads", shape.key_heads)):
+        width = heads * shape.head_width
+        sizes[f"the {heads} {name} x {shape.head_width} = {width}"] = (width, layout.tp)
+    sizes[f"a micro-batch's {tokens * layout.cp} tokens"] = (tokens * layout.cp, layout.cp)
+    for name, (size, ranks) in sizes.items():
+        if size % (_FP8_MULTIPLE * ranks):
+            of = f" over {'cp' if 'tokens' in name else 'tp'} {ranks}" if ranks > 1 else ""
+            yield Fault(f"{words}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
+                        f"{'are' if name[-1] == 's' else 'is'} {size / ranks:g} on a rank, no multiple of it",
+                        "use other sizes, or leave train.matmul out")  # fmt: skip
 
 
 def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:

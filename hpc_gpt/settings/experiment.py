@@ -234,7 +234,7 @@ class Train:
     dtype: Dtype = key("bf16", resume="never", decides="speed")
     "Arithmetic of the matrix products; bf16 and fp16 have fp32 master weights."
     matmul: Matmul = key("none", resume="never", decides="speed", added=True)
-    "Format of the layers' products; only plan knows other ones than dtype's, and no run is made with them."
+    "Format of the blocks' products, beside dtype bf16; ddp and fsdp train with fp8-tensor, only plan knows the others."
     seed: int = key(1, resume="never", decides="schedule")
     "Seed of the initial weights and of the order of the data; for example 1."
     init: str | None = key(None, resume="never", decides="schedule", added=True, of_our_loop=True)

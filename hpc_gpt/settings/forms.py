@@ -91,6 +91,7 @@ class OurModel(_Sizes):
     inputs: ClassVar[str] = "random tokens"  # without a file or folder of ours
     data_lines: ClassVar[tuple[str, ...]] = ("data: random tokens, to measure speed; nothing is learnt from them",)
     copied: ClassVar[str] = ""  # a folder of which the run keeps a copy
+    needs_files: ClassVar[bool] = True  # whether how many files its rank 0 has open is known
     command_lines: ClassVar[list[str]] = []
     stop_signal: ClassVar[str] = ""
 
@@ -125,6 +126,7 @@ class OwnProgram(_Sizes):
     saves_by_train: ClassVar[bool] = False
     no_prediction: ClassVar[str] = "a program of your own"
     inputs: ClassVar[str] = "the program of your own reads them"
+    needs_files: ClassVar[bool] = False
     data_lines: ClassVar[tuple[str, ...]] = ()
 
     @property

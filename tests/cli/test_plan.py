@@ -206,14 +206,20 @@ def test_the_longest_sequence_fits_with_room_and_the_next_does_not(words):
     assert longer.code == 2 or all(each["tight"] for each in json.loads(longer.stdout)["candidates"])
 
 
-def test_products_in_8_bits_are_planned_where_the_card_has_them_and_no_run_is_made():
+def test_products_in_8_bits_are_planned_and_submitted_if_an_engine_has_them():
     words = ("--model", "llama3.1-8b", "--gpus", "8", "--engine", "fsdp", "--cluster", "h100-80g-8")
     done = in_process("plan", *words, "--set", "train.matmul=fp8-tensor")
-    assert (done.code, done.stderr) == (
-        0, "note: only plan knows train.matmul: no engine here trains with such products\n"
-    )  # fmt: skip
+    assert (done.code, done.stderr.split(": ")[0]) == (0, "next")
     assert "bf16 with fp8-tensor products" in done.stdout
-    assert planned(*words, "--set", "train.matmul=fp8-row")["candidates"][0]["matmul"] == "fp8-row"
+    of_16, of_8 = planned(*words), planned(*words, "--set", "train.matmul=fp8-tensor")
+    assert ("matmul=fp8-tensor" in of_8["next"], "matmul" in of_16["next"]) == (True, False)
+    figures = [page["candidates"][0]["figures"] for page in (of_16, of_8)]
+    shares = [each["mfu"] / each["tflops_model"] for each in figures]
+    assert shares[0] == pytest.approx(2 * shares[1], rel=1e-2)  # of twice the peak
+    done = in_process("plan", *words, "--set", "train.matmul=fp8-row")
+    assert done.stderr == "note: engine fsdp does not train with train.matmul fp8-row: only plan knows it\n"
+    page = planned(*words, "--set", "train.matmul=fp8-row")
+    assert (page["candidates"][0]["matmul"], page["next"]) == ("fp8-row", "")
 
 
 def test_a_plan_compiles_splits_the_loss_and_offloads_activations_where_that_helps():

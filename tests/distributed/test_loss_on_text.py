@@ -1,4 +1,5 @@
-"""200 steps on real text in bf16: every engine's loss stays within 0.5 % of a plain fp32-master autocast run's."""
+"""200 steps on real text in bf16: every engine's loss stays within 0.5 % of a plain fp32-master autocast run's; with
+products in FP8 the last 20 steps' is within 1 % of the same engine's without."""
 
 import json
 import os
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("loss-on-text")]
 
 ENGINES = ["ddp", "ddp, compiled", "deepspeed-zero 1", "deepspeed-zero 3", "deepspeed-3d", "fsdp"]
 LIMIT = 0.005
+IN_FP8 = ["ddp, fp8", "ddp, compiled, fp8", "fsdp, fp8"]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: Cal
     folder = tmp_path_factory.mktemp("loss-on-text")
     compiler = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.loss_on_text", "--json", folder / "rows", *ENGINES, CONTROL],
+        [sys.executable, "-m", "tests.benchmarks.loss_on_text", "--json", folder / "rows", *ENGINES, *IN_FP8, CONTROL],
         env={**os.environ, **compiler, "HPC_GPT_DATA": str(data_folder)},
         cwd=HERE.parent.parent,
         capture_output=True,
@@ -46,6 +48,16 @@ def test_the_loss_on_text_is_a_plain_autocast_runs(rows: dict[str, Row], name: s
     assert row.deviation(plain) <= LIMIT
     # And they learn.
     assert row.means()[-1] < 0.6 * row.losses[0]
+
+
+@pytest.mark.parametrize("name", IN_FP8)
+def test_the_loss_on_text_in_fp8_is_that_in_bf16(rows: dict[str, Row], name: str) -> None:
+    if "compiled" in name and shutil.which("g++") is None:
+        pytest.skip("Inductor compiles with g++, which is not here")
+    row, of_16 = rows[name], rows[name.removesuffix(", fp8")]
+    # At the end; a mean on the way was 1.5 % off (why is not known), compiled 0.13 %.
+    assert abs(row.means()[-1] / of_16.means()[-1] - 1) <= 2 * LIMIT
+    assert row.losses != of_16.losses
 
 
 def test_masters_in_bf16_would_be_seen(rows: dict[str, Row]) -> None:

@@ -12,7 +12,7 @@ from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Train
+from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -67,6 +67,7 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
+    matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0
     fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
@@ -102,6 +103,11 @@ class EngineFacts(States):
     def trainer(self) -> str:
         """The module that trains."""
         return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
+
+    @property
+    def writes_metrics(self) -> bool:
+        """Whether our loop writes the metrics, a loss in each line; those of another program are read from its log."""
+        return not self.is_program
 
     @property
     def sets_allocator(self) -> bool:

@@ -189,12 +189,13 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
     names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
     if record.device is None:
         return {name: (getattr(record, name), "null: no device is named") for name in names}, []
-    peak = peak_tflops(record.device, record.dtype or "")
+    units = record.units
+    peak = peak_tflops(record.device, units or "")
     if peak is None:
         if record.device not in DEVICES:
             lack = "no peaks known"
         else:
-            lack = f"no dense {record.dtype} peak known" if record.dtype else "no dtype is named"
+            lack = f"no dense {units} peak known" if units else "no dtype is named"
         lack = f"{lack} for device {record.device}"
         null = {name: (getattr(record, name), f"null: {lack}") for name in names}
         return null, [f"{lack}: mfu and hfu are null"]
@@ -202,6 +203,6 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
     for name, (of, formula) in names.items():
         rate = flops[of][0] if of in flops else getattr(record, of)
         share = getattr(record, name) if rate is None else formula(rate, peak)
-        found[name] = (share, f"{of} / {peak} dense {record.dtype} TFLOP/s of {record.device}")
+        found[name] = (share, f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
     over = max(share or 0.0 for share, _ in found.values()) > 1
     return found, [f"faster than the peak of {record.device}: the device or a size is wrong"] if over else []

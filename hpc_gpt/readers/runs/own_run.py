@@ -56,8 +56,8 @@ def read_own(run: RunFolder) -> RunRead:
     first_steps = {read.attempt.number: read.first_step for read in attempts}
     steps.counts = steps_that_count(steps["step"], steps.attempt, first_steps)
     # A trainer may write NaN as null; another program may print its loss now and then.
-    is_program = engine_named(resolved.engine.name).is_program
-    steps.mark_nan(log_interval(steps) if is_program else 1, always=not is_program)
+    has_each_loss = engine_named(resolved.engine.name).writes_metrics
+    steps.mark_nan(1 if has_each_loss else log_interval(steps), always=has_each_loss)
     # Our clock restarts after an evaluation or a save: no step time includes one.
     times = time_steps(steps, steps["step_s"], steps.is_skipped | steps.nan)
     evaluated = steps.counts & ~np.isnan(steps["loss_eval"])
@@ -103,6 +103,7 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "params": model.params,
         "recompute": resolved.engine.recompute,
         "dtype": resolved.train.dtype,
+        "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
     }
     return found | dict.fromkeys(resolved.form.unknown)
 

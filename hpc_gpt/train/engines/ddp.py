@@ -27,12 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_gpt.model.fp8 import WeightsOnce
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_weights
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.train.engines.kernels import compile_model, compiler
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
 from hpc_gpt.train.engines.private_parts import for_each
@@ -47,7 +48,7 @@ class Ddp(TorchEngine):
         assert layout.tp == layout.pp == 1, "the settings' check of the engine refuses the others"
         super().__init__(resolved, device)
         tp = TensorParallel(given=self.given, device=device, context=self.context)
-        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine)).to(device)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
         parts = self.module.parts()
         self._masters = _masters_of(resolved, parts)
         # What one update updates: a part, or the whole model.
@@ -58,6 +59,8 @@ class Ddp(TorchEngine):
         self._parameters = [parameter for part in owners for parameter in part]
         optimizers = _build_optimizers(resolved, owners, self._masters)
         compile_model(self.module, engine)
+        once = train.matmul != "none" and not engine.overlap_update
+        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if once else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
@@ -74,7 +77,10 @@ class Ddp(TorchEngine):
         All ranks draw the same weights from the seed, so none are sent. Every parameter is used in every step and DDP
         looks for no unused ones, so `static_graph` would save nothing.
         """
-        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False)
+        # Buffers are each rank's own copies of its weights; torch 2.13 has renamed the switch.
+        takes = inspect.signature(DistributedDataParallel).parameters
+        buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
+        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False, **buffers)  # type: ignore[arg-type]
         if self._masters is not None:
             # A lambda, because DDP compares a hook's annotations, which are strings in this module, with types.
             wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
@@ -98,6 +104,7 @@ class Ddp(TorchEngine):
             for number in range(len(self._parts)):
                 self._update_part(number)
                 self._drop_gradients(number)
+            self._weights_changed()
         return updated
 
     def _update_part(self, number: int) -> None:
@@ -124,6 +131,11 @@ class Ddp(TorchEngine):
     def _weights_are_loaded(self) -> None:
         if self._masters is not None:
             self._masters.copy_back()
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        if self._cast_weights is not None:
+            self._cast_weights()
 
 
 build = Ddp

@@ -154,7 +154,7 @@ def build_sharded_gpt(
     tp = TensorParallel(
         mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), given, empty=later, context=context
     )
-    techniques, initial = Techniques.of(engine), tp.initial(resolved.train.seed, shape.layers)
+    techniques, initial = Techniques.of(engine, resolved.train.matmul), tp.initial(resolved.train.seed, shape.layers)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = OffloadPolicy()

@@ -4,7 +4,8 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +62,13 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
                 block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
     for one in forwards:
         one.forward = torch.compile(one.forward, **how)
+
+
+def compiler(engine: Engine) -> Callable[..., Any]:
+    """What compiles a function beside the model, with tensors of fixed sizes; nothing if the engine compiles none."""
+    if engine.compile == "none":
+        return lambda function: function
+    return partial(torch.compile, backend=engine.compile_backend, dynamic=False, fullgraph=True)
 
 
 def check_compilers(engine: Engine, device: torch.device, cp: int = 1) -> None:

@@ -90,6 +90,7 @@ COALESCED = Use(
     {"torch.distributed.ProcessGroup": "allreduce_coalesced"},
     "each gradient has an all-reduce of its own",
 )
+SCALED = Use("torch", "train.matmul in FP8", {"torch": "_scaled_mm"})
 COMPILE_TIME = Use(
     "torch",
     "the time that compiling took",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -221,6 +222,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     cannot do the arithmetic, or a compiler for it is missing.
     """
     check_dtype_on(resolved.train.dtype, device, resolved.engine.name)
+    check_matmul_on(resolved.train.matmul, device)
     check_compilers(resolved.engine, device, resolved.layout.cp)
     private_parts.check_torch()
     if resolved.train.deterministic:
@@ -250,6 +252,27 @@ def check_dtype_on(dtype: str, device: torch.device, engine: str) -> None:
                 f"{major}.{minor}) has no bf16 arithmetic; it came with 8.0",
                 'use train.dtype = "fp16"',
             )
+
+
+def check_matmul_on(matmul: str, device: torch.device) -> None:
+    """Raises ConfigError for products that the device has no units for: FP8 before sm_89. On a CPU it says that they
+    are slow."""
+    if matmul == "none":
+        return
+    private_parts.require(private_parts.SCALED)
+    if device.type != "cuda":
+        if dist.get_rank() == 0:
+            print(
+                f"note: train.matmul is {matmul}: a CPU computes it, to try it, more slowly than bf16", file=sys.stderr
+            )
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9) or torch.version.hip is not None:
+        raise ConfigError(
+            f"train.matmul is {matmul}, but {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) "
+            "has no units for its FP8 (e4m3fn, e5m2), which came with 8.9",
+            "leave train.matmul out",
+        )
 
 
 def make_deterministic() -> None:

@@ -9,6 +9,7 @@ from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.formulas import memory_seed003_gib, tflops_hardware
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.readers.runs.own_run import read_run
+from hpc_gpt.report.compare import SETTING_KEYS
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.made_runs import unsubmitted_run
@@ -86,3 +87,12 @@ def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():
     resolved["model"] |= {"kv_heads": 2, "norm": "rmsnorm"}
     replace_whole(run.path / "resolved.json", json.dumps(resolved))
     assert read_run(run).settings["model"] == {**plain, "kv_heads": 2, "norm": "rmsnorm"}
+
+
+def test_shares_of_a_run_with_fp8_products_are_of_fp8s_peak_and_compare_names_the_format():
+    sizes = {"step_s": 1.0, "gpus": 1, "global_batch": 8, "seq": 1024, "layers": 12, "hidden": 768, "vocab": 50304,
+             "params": 124_000_000, "recompute": "none", "device": "h100-80g", "dtype": "bf16"}  # fmt: skip
+    of_16, of_8 = (add_figures(Record(**sizes, matmul=matmul)) for matmul in (None, "fp8-tensor"))
+    assert (of_16.mfu, of_16.hfu) == pytest.approx((2 * of_8.mfu, 2 * of_8.hfu), rel=1e-2)
+    assert "dense fp8 TFLOP/s of h100-80g" in of_8.sources["mfu"]
+    assert "matmul" in SETTING_KEYS
