@@ -56,7 +56,7 @@ def test_bytes_of_model_and_optimizer_are_those_of_the_engine(name, states):
 def _counted(shape: ModelShape, batch: int = 1) -> int:
     """FLOPs of a forward and backward pass, as torch counts them: no numbers, only shapes; attention written out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InitialWeights, "normal", lambda self, name, size, std=0.0: torch.empty(size, device="meta"))
+        patch.setattr(InitialWeights, "normal", lambda self, name, size, std=0.0, **_: torch.empty(size, device="meta"))
         model = Gpt(shape, seed=1).to("meta")
     tokens = torch.zeros(batch, shape.seq, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
