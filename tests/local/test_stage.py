@@ -26,7 +26,7 @@ def start(folder: Path, archive: Path, *words: object) -> RunFolder:
 
 
 def removed(folder: Path) -> None:
-    wait_until(lambda: not list((folder / "tmp").glob("hpc-gpt-*")))
+    wait_until(lambda: not list((folder / "tmp").glob("hpc-gpt-[0-9]*")))
 
 
 def test_a_program_of_ones_own_finds_the_unpacked_python_first(tmp_path):

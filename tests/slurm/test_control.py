@@ -97,7 +97,7 @@ def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
     # Taken up again it goes on from there, however it was ended.
     again = launcher.submit("--resume", job.run.run_id)
     again.wait_step(end["step"] + 1, attempt=2)
-    launcher.run("stop", again.id, "--wait")
+    launcher.run("stop", again.run.run_id, "--wait")
     assert min(again.metrics(2)) == end["step"] + 1
     again.wait("its end in the books", lambda: again.history() == ["COMPLETED"])
 
