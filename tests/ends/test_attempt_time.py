@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 
 def begun(run: RunFolder, ago_s: float, clock_s: float = 0.0, boot: str = "") -> Attempt:
-    """An attempt on this host that began so long ago, when its clock was `clock_s` behind of what it is now."""
+    """An attempt on this host that began so long ago, when its clock was `clock_s` earlier than it is now."""
     attempt = add_attempt(run, [metrics_line(1)], None, started=time.time() - ago_s - clock_s)
     this, uptime = host_clock()
     path = attempt.folder / "attempt.json"

@@ -73,7 +73,7 @@ class EngineFacts(States):
     fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
     no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
 
-    # Keys of a config.json that decide a training alone, and that it does not follow: its user is told.
+    # Keys of a config.json that decide a training alone, and that it does not follow: `submit` and `doctor` name them.
     unfollowed: ClassVar[frozenset[str]] = frozenset({"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"})
 
     # --- its checkpoints
