@@ -8,7 +8,7 @@ others and the total in a third kind, so they are not read. `eval_accuracy` is t
 and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`. A whole number may end in `.0`.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later
 
 _EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
 # The first of them that is a number: `"step": [2, 3321]` is not.
@@ -41,7 +41,7 @@ def _platform(name: str, **facts: int) -> Pattern:
 
 
 def _tracked(key: str, group: str) -> str:
-    return rf"(?=(?:[^{{}}\n]{{0,1000}}?\"{key}\": (?P<{group}>{NUMBER})(?=[,}}]))?)"
+    return later(rf"\"{key}\": ", group, "(?=[,}])", within=r"[^{}\n]{0,1000}?")
 
 
 DIALECT = Dialect(

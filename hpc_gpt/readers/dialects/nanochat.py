@@ -3,7 +3,7 @@
 `total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """
 
-from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect, Pattern, later, named
 
 DIALECT = Dialect(
     name="nanochat",
@@ -12,10 +12,13 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| lrm: ",
-            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))? \({NUMBER}%\) \| loss: (?P<loss>{NUMBER}) \|"
-            rf"(?: grad norm: (?P<grad_norm>{NUMBER}) \|)? lrm: {NUMBER} \| dt: (?P<step_ms>{NUMBER})ms \| "
-            rf"tok/sec: (?P<tokens_per_s>{INT})(?: \| (?:bf16_)?mfu: (?P<mfu_percent>{NUMBER})(?= \|))?(?= \|)",
+            "tok/sec: ",
+            # What tells it from build-nanogpt is the share that is done, or the multiplier of the learning rate.
+            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
+            rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
+            + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:bf16_)?mfu: ")
+            + later(" dt: ", "step_ms", "(?= ?ms)")
+            + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
         ),
         Pattern(
             "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
@@ -53,6 +56,7 @@ DIALECT = Dialect(
     specimen="""\
 step 00175/21400 (0.05%) | loss: 9.223193 | grad norm: 1.5082 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | mfu: 48.15 | total time: 0.00m
 step 00175/21400 (0.05%) | loss: 9.223193 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | bf16_mfu: 48.15 | epoch: 1 | total time: 0.00m | eta: 12.3m
+step 00160 (1.5%) | loss: 4.912288 | lrm: 1.00 | lr(adamw:2.7e-02, muon:5.9e-04) | dt: 290ms | tok/sec: 1,683,812 | mfu: 41.3% | epoch: 1 pq: 0 rg: 4 | remaining: 214s
 Vocab size: 65,662
 num_layers: 20
 model_dim: 1280

@@ -3,11 +3,11 @@
 A step also generates and scores its samples. The tokens of a step vary.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, later
 
 
 def _metric(key: str, group: str, end: str = "(?= - )") -> str:
-    return rf"(?=(?:[^\n]{{0,20000}}? - {key}:(?:np\.\w{{1,12}}\()?(?P<{group}>{NUMBER})\)?{end})?)"
+    return later(rf" - {key}:(?:np\.\w{{1,12}}\()?", group, rf"\)?{end}", within=r"[^\n]{0,20000}?")
 
 
 DIALECT = Dialect(
