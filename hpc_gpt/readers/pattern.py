@@ -280,6 +280,7 @@ TEXT_FIELDS = frozenset(
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(?!\d{3}(?!\d))(?=\d+(?:[eE]|$))")
 # 1h 22m 38s, of which any unit may be missing.
 _SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
@@ -300,6 +301,8 @@ def figure(text: str) -> float | None:
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
+    >>> [figure(text) for text in ("9,8765", "9,876", "1234,5e-2")]  # one comma, and not before three digits: a decimal
+    [9.8765, 9876.0, 12.345]
     >>> [figure(text) for text in ("1h 22m 38s", "14s", "1h 3s", "2d")]
     [4958.0, 14.0, 3603.0, 172800.0]
     """
@@ -320,7 +323,8 @@ def figure(text: str) -> float | None:
     if rest not in SIZES:
         return None
     try:
-        return _in_range(float(found[0].replace(",", "").replace("_", "")) * SIZES[rest], text)
+        plain = _DECIMAL_COMMA.sub(r"\1.", found[0]).replace(",", "").replace("_", "")
+        return _in_range(float(plain) * SIZES[rest], text)
     except ValueError:
         return None
 

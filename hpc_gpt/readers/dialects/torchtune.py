@@ -18,11 +18,11 @@ DIALECT = Dialect(
                 memory_reserved_gib=" peak_memory_reserved:",
             ),
         ),
-        # The label of its bar: the epoch and the step. Some recipes count the batches of the epoch.
+        # The label of its bar: the epoch and the step, in some versions that of the epoch.
         Pattern(
             "step",
             "|Loss: ",
-            rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? )",
+            rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)",
         ),
         Pattern("fact", "torchtune.utils", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
         *(

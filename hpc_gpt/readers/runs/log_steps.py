@@ -57,15 +57,14 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
 
 
 def _is_training(part: Part, name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least
-    or have two that are alike in what is no output of tests."""
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least,
+    or name their epoch, or have two that are alike in what is no output of tests."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
-    return (
-        ((steps.alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC)
-        and len(numbers) > 1
-        and bool((np.diff(numbers) > 0).all())
+    alike = (steps.alike and len(numbers) > 1) or np.isfinite(steps["epoch"]).any()
+    return ((alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC) and bool(
+        (np.diff(numbers) > 0).all()
     )
 
 

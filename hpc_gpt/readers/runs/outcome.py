@@ -254,7 +254,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
-    if not max(runtime, samples, rounded, runtime * samples, runtime * rounded) < _MOST_TOKENS:
+    if not all(each < _MOST_TOKENS for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
