@@ -52,10 +52,16 @@ def _header(text: str, group: str) -> Pattern:
     return Pattern("fact", text, rf"(?<!\| )(?<!\|    )\b{text}(?P<{group}>{INT})" + END)
 
 
-def _shape(literal: str) -> Pattern:
+def _shape(literal: str, weak: bool = False) -> Pattern:
     """A line of the model's configuration as JSON. The key keeps its quotes: other dumps use the bare name. The keys are
-    sorted, so only the vocabulary can be last and have no comma."""
-    return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,)")
+    sorted, so only the vocabulary can be last and have no comma. GPT-2's are also those of programs after nanoGPT."""
+    return Pattern(
+        "argument",
+        literal,
+        rf"(?P<key>\"(?{'=' if weak else '!'}n_(?:embd|layer|head|kv_head)\")(?:{_KEYS})\"): "
+        r"(?P<value>\d{1,12}|true|false)(?=,)",
+        weak=weak,
+    )
 
 
 def _interpret(arguments: Mapping[str, str]) -> Fields:
@@ -249,8 +255,10 @@ DIALECT = Dialect(
             for literal in ("--config_overrides", "Overriding config: ")
         ),
         _shape('"n_'),
+        _shape('"n_', weak=True),
         _shape('"num_'),
-        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END),
+        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, weak=True),
+        Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", weak=True),
         _shape('_size": '),
         _shape('"gradient_checkpointing'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),

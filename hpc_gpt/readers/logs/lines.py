@@ -54,6 +54,7 @@ OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 OTHER_BARS = "bars with another goal than the steps"
 BARS, GENERIC = "tqdm", "generic"
+_MOST_OF_HEADER = 4000
 
 
 class LineReader:
@@ -70,6 +71,9 @@ class LineReader:
         self.kept = 0  # rows of the file
         self.taken: dict[str, int] = {}  # by key of _MOST
         self.timer_lines: dict[str, int] = {}  # of this part, by name of the timer if each timer has its own lines
+        # What a program said after the last line of a step, `after`: of the next part if its steps begin again.
+        self.header: list[tuple[bool, str, Fact]] = []  # whether an argument, its name, the text or value
+        self.after = 0
 
     def look(self, piece: str) -> tuple[str, list[Found]]:
         """A line or a piece of one, cut to what is looked at, and what is found in it."""
@@ -147,9 +151,11 @@ class LineReader:
                     self.fact(name, value, place, each)
             case "argument":
                 key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
-                wanted = key and "value" in values and key not in part.arguments and not is_secret(key, value)
-                if wanted and self._room("arguments", len(part.arguments)):
-                    part.arguments[key] = (cut_value(value), place)
+                if key and "value" in values and not is_secret(key, value):
+                    given = Fact(cut_value(value), place, each.dialect.name)
+                    self._add_to_header(True, key, given)
+                    if key not in part.arguments and self._room("arguments", len(part.arguments)):
+                        part.arguments[key] = (given.value, place)
             case "total":
                 for name, value in values.items():
                     if not pattern.weak or each.dialect.name in part.dialects:
@@ -245,6 +251,37 @@ class LineReader:
         self.rows.append({})
         self.timer_lines = {}
 
+    def _begin_again(self, number: int) -> None:
+        """Opens a part as the steps go back. What was said since the last step is of the part that begins."""
+        before, header = self.parts[-1], self.header if self.after == self._last_step_line() else []
+        self._next_part(min([number, *(fact.place.line for _, _, fact in header)]))
+        part = self.parts[-1]
+        for is_argument, name, fact in header if part is not before else ():
+            part.dialects[fact.dialect] = part.dialects.get(fact.dialect, 0) + 1
+            if is_argument:
+                part.arguments.setdefault(name, (fact.value, fact.place))
+                if before.arguments.get(name) == (fact.value, fact.place):
+                    del before.arguments[name]
+                continue
+            known = part.facts.setdefault(name, [])
+            if all(each.value != fact.value for each in known):
+                known.append(fact)
+            if kept := [each for each in before.facts.get(name, ()) if each.place != fact.place]:
+                before.facts[name] = kept
+            else:
+                before.facts.pop(name, None)
+
+    def _add_to_header(self, is_argument: bool, name: str, fact: Fact) -> None:
+        last = self._last_step_line()
+        if last and fact.place.line > last:
+            self.header = self.header if self.after == last else []
+            self.after = last
+            if len(self.header) < _MOST_OF_HEADER:
+                self.header.append((is_argument, name, fact))
+
+    def _last_step_line(self) -> int:
+        return max((rows.open_line for rows in self.rows[-1].values()), default=0)
+
     def _step(
         self,
         number: int,
@@ -283,7 +320,7 @@ class LineReader:
             ):
                 return self.leave_out(PRINTED_BEFORE)
             if step is not None and last is not None and step < last:
-                self._next_part(number)
+                self._begin_again(number)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
@@ -359,6 +396,7 @@ class LineReader:
                 return self.leave_out(f"impossible figures of {name}")
             value = int(value) if value.is_integer() else value
         value = cut_value(value)
+        self._add_to_header(False, name, Fact(value, place, each.dialect.name))
         known = part.facts.setdefault(name, [])
         if name == "steps_planned":
             self._drop_bars(value, each)

@@ -44,7 +44,7 @@ _SETTINGS = (
     *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
 # Dialects whose lines many programs print.
-_NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
+_NO_ENGINE = frozenset(("tqdm", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
@@ -205,6 +205,8 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
     found = {each.name: each for part in parts for each in dialects_of(part)}
     own = found.get(dialect or "")
+    if own is not None and own.last_resort:
+        return  # what else is in the log is not what trained
     if own is not None and own.engine is not None:
         draft.infer("engine", own.engine, f"the lines are {own.name}'s")
     else:
@@ -213,6 +215,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif own is not None and own.name not in _NO_ENGINE:
             draft.infer("engine", own.name, "the program of these lines")
+    return
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:

@@ -312,7 +312,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
     if engine == "hf" or (facts is not None and facts.any_model):
         # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
-        like_gpt2 = any("n_embd" in key for key in arguments)
+        like_gpt2 = arguments.get('"model_type"', "gpt2") == "gpt2" and any("n_embd" in key for key in arguments)
     known = like_gpt2 or gated or rotary
     if not known:
         return None, "it is not known whether the model is like GPT-2"

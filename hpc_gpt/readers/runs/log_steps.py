@@ -57,8 +57,8 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
 
 
 def _is_training(part: Part, name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least,
-    or name their epoch, or have two that are alike in what is no output of tests."""
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, and they are five at
+    least, or name their epoch, or two are alike in what is no output of tests."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
