@@ -52,6 +52,7 @@ MOST_RANKS = 100_000
 JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
+_TASK = re.compile(r"\s*\d{1,7}: ")  # the label of `srun --label`
 OTHER_BARS = "bars with another goal than the steps"
 BARS, GENERIC = "tqdm", "generic"
 _MOST_OF_HEADER = 4000
@@ -74,6 +75,7 @@ class LineReader:
         # What a program said after the last line of a step, `after`: of the next part if its steps begin again.
         self.header: list[tuple[bool, str, Fact]] = []  # whether an argument, its name, the text or value
         self.after = 0
+        self.own_line = ""  # the last line of a step with the label of the rank that is read
 
     def look(self, piece: str) -> tuple[str, list[Found]]:
         """A line or a piece of one, cut to what is looked at, and what is found in it."""
@@ -114,6 +116,8 @@ class LineReader:
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
+            if part.tasks:  # which say nothing of the number of ranks
+                part.other_ranks = dict.fromkeys(part.other_ranks, False)
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
@@ -302,16 +306,25 @@ class LineReader:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
                 self.saw_rank(rank, line)
-                if rows.count == 1 and "loss" in row and step is not None and step == rows.last_step:
-                    if rows.lacks_first_loss:
-                        # Only the last stage of a pipeline has the loss: its lines are read from here on.
-                        rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
-                    elif rank < self.parts[-1].step_rank:
+                if "loss" not in row or step is None:
+                    return self.leave_out(OTHER_RANKS)
+                if rows.lacks_loss and not (row["loss"] <= 0 and rows.no_loss == row["loss"]):
+                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
+                    self.parts[-1].step_rank = rank
+                    if step == rows.last_step:
+                        rows.open_row["loss"] = row["loss"]
+                        return self.leave_out(OTHER_RANKS)
+                    self.leave_out(OTHER_RANKS, rows.count)
+                    self.kept -= min(rows.count, self.most_rows)
+                    rows = self.rows[-1][each.dialect.name] = StepRows()
+                else:
+                    if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
                         # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
                         rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
-                return self.leave_out(OTHER_RANKS)
+                    return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:
+                self.saw_again(line, self.own_line)
                 return self.leave_out(PRINTED_BEFORE)
             if (
                 step is None
@@ -325,11 +338,17 @@ class LineReader:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
+        self.own_line = line
         if each.dialect.last_resort:
             rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None
+
+    def saw_again(self, line: str, before: str) -> None:
+        """Notes that a line is as the one before it: under a label of srun several ranks of a task printed it."""
+        if line == before and _TASK.match(line):
+            self.parts[-1].tasks = True
 
     def saw_rank(self, rank: int, line: str) -> None:
         """Notes another rank that prints lines of steps, such as this one."""

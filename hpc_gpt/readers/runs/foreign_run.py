@@ -10,6 +10,7 @@ import numpy as np
 
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, PeakMemory
+from hpc_gpt.readers.logs.lines import BARS
 from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
@@ -27,7 +28,14 @@ from hpc_gpt.readers.runs.inferred import (
     is_on,
     step_tokens,
 )
-from hpc_gpt.readers.runs.log_steps import LogSteps, has_steps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.log_steps import (
+    BARS_OF_OTHERS,
+    LogSteps,
+    drop_other_bars,
+    has_steps,
+    run_steps,
+    steps_to_show,
+)
 from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.runs.record import Record
@@ -67,7 +75,7 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             if held > _MOST_ROWS:
                 held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
-    runs = _grouped(logs, silent, found)
+    runs = [run for run in _grouped(logs, silent, found) if not _is_bars_alone(run, found)]
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     found_runs = []
     for run, name in zip(runs, _names(runs), strict=True):
@@ -81,6 +89,17 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             for path in run.files:
                 found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs
+
+
+def _is_bars_alone(run: RunParts, found: DiscoveredFiles) -> bool:
+    """Drops bars that count no steps, and says whether the logs of a run have nothing else."""
+    drop_other_bars(run.parts)
+    alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
+        part.dialects.keys() <= {BARS} for part in run.parts
+    )
+    for path in run.files if alone else ():
+        found.skip(f"has only {BARS_OF_OTHERS}", path)
+    return alone
 
 
 def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], found: DiscoveredFiles) -> list[RunParts]:

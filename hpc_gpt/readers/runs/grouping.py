@@ -29,6 +29,7 @@ from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
 from hpc_gpt.readers.runs.log_steps import (
+    add_losses_beside,
     has_steps,
     is_next_epoch,
     join_epochs,
@@ -113,6 +114,7 @@ def _merged(
 def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
+        add_losses_beside(part)
         last, own = runs[-1] if runs else None, marks(part)
         before = last.attempts[-1][0] if last else part
         if last is None or contradict(last.marks, own) or _of_another_training(before, part):
