@@ -197,9 +197,9 @@ def joined_by_step(one: StepTable, other: StepTable) -> StepTable:
         for name, column in table.columns.items():
             known = np.isfinite(column)
             columns[name][places[known]] = column[known]
-    return replace(
-        one, columns=columns, line=line, count=len(steps), **{name: () for name in _BESIDE if name != "line"}
-    )
+    found = StepTable(columns, line, files=one.files, count=len(steps), totals=one.totals)
+    found.alike = one.alike
+    return found
 
 
 def _lost(has_loss: Mask) -> Mask:

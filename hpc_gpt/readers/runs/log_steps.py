@@ -19,7 +19,8 @@ from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, joined_by
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars of which nothing says that they count steps"
-_TRAINS = frozenset(("deepspeed", "deepspeed_config"))  # dialects of lines that only a training prints, of any program
+# Dialects of lines that only a training prints, of any program.
+_TRAINS = frozenset(("deepspeed", "deepspeed_config", "deepspeed_overflow", "training_stopped"))
 _MOST_STEPS = 1e15  # no run trains as many
 _LARGEST = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier

@@ -102,12 +102,14 @@ def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
-    if len(steps) > reach:
-        same = steps.attempt[reach:] == steps.attempt[:-reach]
-        apart = steps["step"][reach:] - steps["step"][:-reach]
+    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between may have no clock
+    if len(rows) > reach:
+        here, before = rows[reach:], rows[:-reach]
+        apart = steps["step"][here] - steps["step"][before]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            each = (clock[reach:] - clock[:-reach]) / apart
-        seconds[reach:] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+            each = (clock[here] - clock[before]) / apart
+        same = steps.attempt[here] == steps.attempt[before]
+        seconds[here] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
     return seconds
 
 
