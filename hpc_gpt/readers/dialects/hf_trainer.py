@@ -25,6 +25,7 @@ _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
 )
+_BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
@@ -76,8 +77,8 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
-    blocks = [arguments.get(f"--{name}") for name in ("block_size", "max_seq_length", "cutoff_len")]
-    block = next((each for each in blocks if each is not None), None)
+    blocks = [arguments.get(form) for name in _BLOCKS for form in (f"--{name}", name)]
+    block = next((each for each in blocks if each is not None and each.isdecimal()), None)
     if block is not None:
         facts["seq"] = int(block)
     elif (positions := value("n_positions")) is not None and positions.isdecimal():
@@ -92,6 +93,8 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         ("per_device_train_batch_size", "micro_batch"),
         ("gradient_accumulation_steps", "micro_batches"),
         ("logging_steps", "log_interval"),
+        ("zero_stage", "zero_stage"),
+        ("max_steps", "steps_planned"),
     ):
         text = arguments.get(f"--{name}", arguments.get(name))
         if text is not None and text.isdecimal():
@@ -118,6 +121,7 @@ DIALECT = Dialect(
             + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
             + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
             + _entry("step_tokens_per_second", "tokens_per_s")
+            + _entry("step_time", "step_s")
             + _PROGRESS,
         ),
         # ms-swift's own log.
@@ -264,13 +268,13 @@ DIALECT = Dialect(
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),
+        _settings("max_seq_length=", "max_seq_length"),
         _settings("16=", "fp16|bf16"),
-        _option("block_size"),
-        _option("max_seq_length"),
-        _option("cutoff_len"),
-        _option("logging_steps"),
-        _option("per_device_train_batch_size"),
-        _option("gradient_accumulation_steps"),
+        *map(
+            _option,
+            (*_BLOCKS, "logging_steps", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
+        ),
+        _option("zero_stage"),
     ),
     specimen="""\
 [INFO|trainer.py:1144] 2024-05-01 06:12:17,693 >>   Num examples = 1200

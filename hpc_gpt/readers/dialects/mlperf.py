@@ -78,6 +78,7 @@ DIALECT = Dialect(
             )
             for key in ("start", "stop")
         ),
+        Pattern("step", '"key": "run_stop"', _event("run_stop", timed=True) + r"\"value\": [\w.\"]{1,40}, " + _COUNT),
         Pattern("step", '"key": "run_start"', _event("run_start", timed=True), facts={"consumed": 0}),
         Pattern("start", '"key": "init_start"', _event("init_start")),
         Pattern(

@@ -32,7 +32,6 @@ from hpc_gpt.readers.runs.log_steps import (
     BARS_OF_OTHERS,
     LogSteps,
     drop_other_bars,
-    has_steps,
     run_steps,
     steps_to_show,
 )
@@ -340,8 +339,8 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
     """
     parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    # What was printed before the first step is no peak of training if anything was printed after it.
-    seen = [(rank, memory) for rank, memory in seen if not memory.at_start] or seen
+    # What was printed before the first step is no peak of training.
+    seen = [(rank, memory) for rank, memory in seen if not memory.at_start]
     if not seen:
         return
     stages = _stage_of(draft, arguments)
@@ -352,8 +351,6 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         if not figures:
             continue
         _, highest, memory = max(figures, key=lambda each: each[1])
-        if memory.at_start and any(map(has_steps, parts)):
-            draft.flag(f"memory was printed before the first step ({memory.place}): training may take more")
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
             if rank is not None and stages is not None and (stage := stages(rank)) is not None:

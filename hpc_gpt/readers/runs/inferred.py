@@ -28,7 +28,7 @@ _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
-_ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
+_ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
 
 
 def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:

@@ -19,8 +19,7 @@ from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, joined_by
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars of which nothing says that they count steps"
-# Dialects of lines that only a training prints, of any program.
-_TRAINS = frozenset(("deepspeed", "deepspeed_config", "deepspeed_overflow", "training_stopped"))
+_SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
 _MOST_STEPS = 1e15  # no run trains as many
 _LARGEST = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
@@ -107,13 +106,16 @@ def has_steps(part: Part) -> bool:
 
 
 def drop_other_bars(parts: Sequence[Part]) -> None:
-    """Drops the bars of a run that shows no training otherwise: those of an evaluation, or of files, look the same."""
+    """Drops the bars of a run that shows no training otherwise: those of an evaluation, or of files, look the same.
+
+    A Trainer's bar has no name either: one whose items take longer than a second is kept, as steps do.
+    """
+    engines = {dialect.name for dialect in dialects() if dialect.engine}
     for part in parts:
-        if part.totals or BAR_OF_TRAINING in part.facts or any(map(len, part.steps.values())):
+        if part.totals or BAR_OF_TRAINING in part.facts or part.steps or engines & part.dialects.keys():
             return
-        for dialect in dialects():
-            if dialect.name in part.dialects and (dialect.engine or dialect.name in _TRAINS):
-                return
+        if any(step and elapsed and elapsed / step > _SLOW_ITEM_S for step, elapsed, _ in part.progress[-1:]):
+            return
     for part in parts:
         if part.progress:
             part.left_out[BARS_OF_OTHERS] = part.left_out.get(BARS_OF_OTHERS, 0) + len(part.progress)
