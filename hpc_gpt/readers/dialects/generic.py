@@ -108,11 +108,7 @@ DIALECT = Dialect(
             rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
         ),
-        Pattern(
-            "step",
-            "oss",
-            rf"(?i){LOSS}[^\n]{{0,100}}?{_OF}(?P<step>{INT}){_END}",
-        ),
+        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_OF}(?P<step>{INT}){_END}"),
         *(
             Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
             for literal, regex in (

@@ -230,9 +230,7 @@ DIALECT = Dialect(
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
         Pattern(
-            "fact",
-            "|| all params: ",
-            rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
+            "fact", "|| all params: ", rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%"
         ),
         _header("Continuing training from global step ", "resumed_step"),
         Pattern(
@@ -251,11 +249,7 @@ DIALECT = Dialect(
             facts={"engine": "hf-deepspeed"},
         ),
         *(
-            Pattern(
-                "argument",
-                literal,
-                rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])",
-            )
+            Pattern("argument", literal, rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])")
             for literal in ("--config_overrides", "Overriding config: ")
         ),
         _shape('"n_'),

@@ -65,9 +65,7 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
-            "argument",
-            "Config param ",
-            r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)",
+            "argument", "Config param ", r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)"
         ),
         Pattern(
             "argument",

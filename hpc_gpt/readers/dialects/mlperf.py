@@ -33,10 +33,7 @@ _DEVICE = r"(?:GB|GH|[ABH])\d{3}|L40S?|MI3\d{2}X|RTXPro\d{4}"
 
 def _platform(name: str, **facts: int) -> Pattern:
     return Pattern(
-        "fact",
-        '"key": "submission_platform"',
-        _event("submission_platform") + rf"\"value\": \"{name}\"",
-        facts=facts,
+        "fact", '"key": "submission_platform"', _event("submission_platform") + rf"\"value\": \"{name}\"", facts=facts
     )
 
 
@@ -82,16 +79,10 @@ DIALECT = Dialect(
         Pattern("step", '"key": "run_start"', _event("run_start", timed=True), facts={"consumed": 0}),
         Pattern("start", '"key": "init_start"', _event("init_start")),
         Pattern(
-            "end",
-            '"key": "run_stop"',
-            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"",
-            ended="done",
+            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"", ended="done"
         ),
         Pattern(
-            "end",
-            '"key": "run_stop"',
-            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"",
-            ended="stopped",
+            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"", ended="stopped"
         ),
         _value("global_batch_size", "global_batch"),
         _value("micro_batch_size", "micro_batch"),

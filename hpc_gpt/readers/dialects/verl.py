@@ -20,7 +20,7 @@ def _interpret(texts: Mapping[str, str]) -> Fields:
             "micro_batch": given.whole("ppo_micro_batch_size_per_gpu"),
             "gpus_per_node": given.whole("n_gpus_per_node"),
             "nodes": given.whole("nnodes"),
-            "recompute": {True: "full", False: "none"}.get(given.true("enable_gradient_checkpointing")),
+            "recompute": {True: "full", False: "none", None: None}[given.true("enable_gradient_checkpointing")],
         }
     )
 

@@ -31,7 +31,6 @@ from hpc_gpt.readers.runs.inferred import (
 from hpc_gpt.readers.runs.log_steps import (
     BARS_OF_OTHERS,
     LogSteps,
-    drop_other_bars,
     run_steps,
     steps_to_show,
 )
@@ -91,8 +90,7 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
 
 
 def _is_bars_alone(run: RunParts, found: DiscoveredFiles) -> bool:
-    """Drops bars that count no steps, and says whether the logs of a run have nothing else."""
-    drop_other_bars(run.parts)
+    """Whether the logs of a run have nothing but bars that count no steps; says so."""
     alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
         part.dialects.keys() <= {BARS} for part in run.parts
     )

@@ -30,6 +30,7 @@ from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, wi
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
 from hpc_gpt.readers.runs.log_steps import (
     add_losses_beside,
+    drop_other_bars,
     has_steps,
     is_next_epoch,
     join_epochs,
@@ -93,8 +94,10 @@ def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Pat
     runs = [run for path, parts in logs for run in _of_one_file(log_name(path), parts)]
     runs = _merged(runs, lambda run: run.names[0].family, _join_family)
     runs = _merged(runs, _numbered, lambda bucket: _join_numbered(bucket, names[_numbered(bucket[0])]))
-    runs = _merged(runs, lambda run: run.names[0].shape, _join_attempts)
-    return _join_wrappers(runs)
+    runs = _join_wrappers(_merged(runs, lambda run: run.names[0].shape, _join_attempts))
+    for run in runs:
+        drop_other_bars(run.parts)
+    return runs
 
 
 def _numbered(run: RunParts) -> Hashable:
