@@ -19,12 +19,14 @@ _VALIDATION = "val|valid|validation|eval|evaluation|test|dev"
 _OTHER_LOSS = "".join(
     rf"(?<!{word}[ _/-])" for word in (*_VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
 )
-_ANY_LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
+_ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
 LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
 _BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
 # The number of a step, and before it that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
-_EPOCH = r"(?<![\w./-])epoch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
-_OF = rf"(?<![\w./-])(?:global_?)?(?:step|iter(?:ation)?|batch(?=[^\n/]{{1,24}}/)){_IS}"
+# A search for a few first letters is fast: what follows them asks which it was.
+_FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
+_EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
+_OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
 _COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
 
 
@@ -86,21 +88,24 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "oss",
-            rf"(?i)(?:{_EPOCH}[^\n]{{0,24}}?)?{_OF}{_COUNT}" + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})"),
+            rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT}"
+            + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
+            + ")",
         ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
         Pattern(
             "step",
-            "oss",
-            rf"(?i){_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
-            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()"),
+            "poch",
+            rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
+            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
+            + ")",
         ),
         # In bits a character.
         Pattern(
             "step",
             "oss",
-            rf"(?i){_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
-            rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?",
+            rf"{_FIRST}(?i:{_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
+            rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?)",
         ),
         Pattern(
             "step",
@@ -108,7 +113,7 @@ DIALECT = Dialect(
             rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
         ),
-        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_OF}(?P<step>{INT}){_END}"),
+        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}"),
         *(
             Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
             for literal, regex in (

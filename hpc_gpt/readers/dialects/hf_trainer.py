@@ -115,6 +115,8 @@ DIALECT = Dialect(
             + _entry("grad_norm", "grad_norm")
             + _entry("learning_rate", "lr")
             + _entry("epoch", "epoch")
+            # One search tells most lines that have none of these.
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|global_step))"
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
             + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
@@ -122,7 +124,8 @@ DIALECT = Dialect(
             + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
             + _entry("step_tokens_per_second", "tokens_per_s")
             + _entry("step_time", "step_s")
-            + _PROGRESS,
+            + _PROGRESS
+            + ")?",
         ),
         # ms-swift's own log.
         Pattern(

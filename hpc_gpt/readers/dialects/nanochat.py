@@ -43,7 +43,7 @@ DIALECT = Dialect(
             # What tells it from build-nanogpt is the share that is done, or the multiplier of the learning rate.
             rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
             rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
-            + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:bf16_)?mfu: ")
+            + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
             + later(" dt: ", "step_ms", "(?= ?ms)")
             + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
         ),
