@@ -321,6 +321,7 @@ class LineReader:
                     if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
                         # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
                         rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
+                        self.own_line = line
                     return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:
