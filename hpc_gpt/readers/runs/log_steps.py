@@ -181,10 +181,10 @@ def _losses(part: Part, steps: StepTable) -> StepColumn:
 
 def join_epochs(one: Part, other: Part) -> Part:
     """Both parts as one; the steps of the second continue the count of the first."""
-    span, begun, table = step_span(one), step_span(other), main_steps(one)
+    span, begun, whole = step_span(one), step_span(other), main_steps(one)
     assert span is not None
     # If steps count from 0, the next step is one line later.
-    offset = span[1] + (log_interval(table[1]) if table and begun and begun[0] == 0 == span[0] else 0)
+    offset = span[1] + (log_interval(whole[1]) if whole and begun and begun[0] == 0 == span[0] else 0)
     facts = {name: list(found) for name, found in one.facts.items()}
     for name, found in other.facts.items():
         known = facts.setdefault(name, [])
