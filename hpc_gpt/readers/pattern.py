@@ -120,6 +120,21 @@ START = r"(?<![^\s\]:>])"  # of a program's own text: what launchers and loggers
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
 LINE_START = r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: ){0,3} {0,8}"
 
+STOP = r"(?=[\s,;|)\]}%])"
+STOP_OR_END = r"(?=[\s,;|)\]}%]|$)"
+
+
+def later(name: str, group: str, end: str = STOP, number: str = NUMBER, within: str = r"[^\n]{0,1000}?") -> str:
+    """A lookahead for a figure after its name, a regex with what separates them, if the line has it: fields are found
+    in any order, with others between."""
+    return rf"(?=(?:{within}{name}(?P<{group}>{number}){end})?)"
+
+
+def named(end: str = STOP, **names: str) -> str:
+    """A lookahead for each field, the group of its keyword, after its name."""
+    return "".join(later(name, group, end) for group, name in names.items())
+
+
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
 # name and the message of the exception decide the class of a failure.
 # What launchers put before it: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
@@ -265,6 +280,7 @@ TEXT_FIELDS = frozenset(
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(?!\d{3}(?!\d))(?=\d+(?:[eE]|$))")
 # 1h 22m 38s, of which any unit may be missing.
 _SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
@@ -285,6 +301,8 @@ def figure(text: str) -> float | None:
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
+    >>> [figure(text) for text in ("9,8765", "9,876", "1234,5e-2")]  # one comma, and not before three digits: a decimal
+    [9.8765, 9876.0, 12.345]
     >>> [figure(text) for text in ("1h 22m 38s", "14s", "1h 3s", "2d")]
     [4958.0, 14.0, 3603.0, 172800.0]
     """
@@ -305,7 +323,8 @@ def figure(text: str) -> float | None:
     if rest not in SIZES:
         return None
     try:
-        return _in_range(float(found[0].replace(",", "").replace("_", "")) * SIZES[rest], text)
+        plain = _DECIMAL_COMMA.sub(r"\1.", found[0]).replace(",", "").replace("_", "")
+        return _in_range(float(plain) * SIZES[rest], text)
     except ValueError:
         return None
 

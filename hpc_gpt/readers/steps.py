@@ -186,6 +186,22 @@ class StepTable:
         )
 
 
+def joined_by_step(one: StepTable, other: StepTable) -> StepTable:
+    """The steps of both tables, each with the fields that either has; those of `one` count. Steps rise in both."""
+    steps = np.union1d(one["step"], other["step"])
+    columns = {name: np.full(len(steps), np.nan) for name in STEP_COLUMNS if name in one or name in other}
+    line = np.zeros(len(steps), np.int64)
+    for table in (other, one):
+        places = np.searchsorted(steps, table["step"])
+        line[places] = table.line
+        for name, column in table.columns.items():
+            known = np.isfinite(column)
+            columns[name][places[known]] = column[known]
+    found = StepTable(columns, line, files=one.files, count=len(steps), totals=one.totals)
+    found.alike = one.alike
+    return found
+
+
 def _lost(has_loss: Mask) -> Mask:
     """Which lines of one form lost the loss that every earlier one had: not those of a program that prints it now and
     then."""
@@ -217,6 +233,8 @@ class StepRows:
     totals: dict[str, float] = field(default_factory=dict)
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
+    has_loss: bool = False
+    no_loss: float | None = None  # what may stand for one
     closed: int = -1  # the last line that is in the columns, or was skipped
     shapes: set[str] = field(default_factory=set)  # of the lines of an unknown program, until two are alike
     alike: bool = False
@@ -229,15 +247,21 @@ class StepRows:
         return self.open_row.get("step")
 
     @property
-    def lacks_first_loss(self) -> bool:
-        """Whether there is one line, and it has no loss."""
-        return self.count == 1 and "loss" not in self.open_row
+    def lacks_loss(self) -> bool:
+        """Whether no line so far has a loss but what stands for none: the same figure, not above 0, in every line."""
+        self._see_losses([self.open_row["loss"]] if "loss" in self.open_row else [])
+        return not self.has_loss
 
     def add(self, row: dict[str, float], line: int) -> None:
         """Adds one line."""
         self._close()
         self.open_row, self.open_line = row, line
         self.count += 1
+
+    def _see_losses(self, losses: Sequence[float] | StepColumn) -> None:
+        if not self.has_loss and len(losses):
+            self.no_loss = float(losses[0]) if self.no_loss is None else self.no_loss
+            self.has_loss = bool((~(np.asarray(losses) <= 0) | (np.asarray(losses) != self.no_loss)).any())
 
     def see_shape(self, line: str) -> None:
         """Notes the shape of a line: the line without its figures."""
@@ -264,6 +288,8 @@ class StepRows:
         """
         self._close()
         self._join_pending()
+        if "loss" in columns:
+            self._see_losses(columns["loss"][np.isfinite(columns["loss"])])
         if len(line):
             self.blocks.append(StepTable(columns, line))
         self.count += count
@@ -310,6 +336,7 @@ class StepRows:
         if not self.count or self.closed == ordinal:
             return
         self.closed = ordinal
+        self._see_losses([row["loss"]] if "loss" in row else [])
         if bad := max((each for name, each in NOT_FINITE.items() if not math.isfinite(row.get(name, 0.0))), default=0):
             row["not_finite"] = float(bad)
         if ordinal % self.stride == 0:

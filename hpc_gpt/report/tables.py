@@ -64,9 +64,13 @@ def show_name(record: Record) -> str:
 
 
 def show_losses(record: Record) -> str:
-    """The loss of the first step -> of the last."""
+    """The loss of the first step -> of the last; without them that of the last evaluation, marked.
+
+    >>> show_losses(Record(loss_first=10.9, loss_last=3.2, loss_eval=3.3)), show_losses(Record(loss_eval=3.3))
+    ('10.900 -> 3.200', '3.300 (eval)')
+    """
     if record.loss_first is None or record.loss_last is None:
-        return NOTHING
+        return NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f} (eval)"
     return f"{record.loss_first:.3f} -> {record.loss_last:.3f}"
 
 

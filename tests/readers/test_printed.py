@@ -5,7 +5,8 @@ them all that is read from them, to be read in review. `>1..20 ` is a line for e
 that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump of arguments with some changed,
 `>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`,
 `families.txt` and `threads.txt` it is the first cause over the block's files, `>>>` if all planned steps were trained;
-in `records.txt` and `mlperf.txt` the record of each run; in `grouping.txt` which files and attempts are one run.
+in `records.txt`, `one_run.txt`, `fields.txt` and `mlperf.txt` the record of each run; in `grouping.txt` which files and
+attempts are one run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
@@ -53,6 +54,8 @@ def test_all_that_is_read(file: Path, tmp_path: Path, request: pytest.FixtureReq
         **dict.fromkeys(("causes", "families", "threads"), causes),
         "records": records,
         "mlperf": records,
+        "one_run": records,
+        "fields": records,
         "grouping": partial(grouped, tmp_path),
     }
     said = ways.get(file.stem, facts_and_figures)

@@ -1,6 +1,6 @@
 """NVIDIA NeMo Automodel: tokens/s of the job, and of one GPU in brackets."""
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, later, named
 
 DIALECT = Dialect(
     name="automodel",
@@ -9,9 +9,11 @@ DIALECT = Dialect(
         Pattern(
             "step",
             " | num_label_tokens ",
-            rf"\bstep (?P<step>\d{{1,12}}) \| epoch (?P<epoch>\d{{1,9}}) \| loss (?P<loss>{NUMBER}) \| grad_norm (?P<grad_norm>{NUMBER}) \| "
-            rf"lr (?P<lr>{NUMBER}) \| mem (?P<memory_allocated_gib>{NUMBER}) GiB \| tps (?P<tokens_per_s>{NUMBER})"
-            rf"\((?P<tokens_per_s_gpu>{NUMBER})/gpu\) \| num_label_tokens ",
+            r"\bstep (?P<step>\d{1,12})(?= \|[^\n]{0,400}? loss )"
+            + named(epoch=r"\| epoch ", loss=r"\| loss ", grad_norm=r"\| grad_norm ", lr=r"\| lr ")
+            + named(memory_allocated_gib=r"\| mem ")
+            + later(r"\| tps ", "tokens_per_s", r"(?=\()")
+            + later(rf"\| tps {NUMBER}\(", "tokens_per_s_gpu", r"(?=/gpu\))"),
         ),
     ),
     specimen="""\

@@ -6,9 +6,7 @@ DIALECT = Dialect(
     name="bandwidth",
     patterns=(
         Pattern(
-            "fact",
-            "algo throughput: ",
-            rf"\balgo throughput: {NUMBER} bps, (?P<allreduce_gbit_per_s>{NUMBER}) Gbps",
+            "fact", "algo throughput: ", rf"\balgo throughput: {NUMBER} bps, (?P<allreduce_gbit_per_s>{NUMBER}) Gbps"
         ),
         Pattern("fact", "busbw: ", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
         Pattern("fact", "Avg bus bandwidth", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),

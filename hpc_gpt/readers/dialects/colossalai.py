@@ -9,9 +9,7 @@ DIALECT = Dialect(
         Pattern("step", "Step time: ", rf"\bcolossalai - INFO: Step time: (?P<step_s>{NUMBER})" + END),
         Pattern("fact", "colossalai - INFO: ", r"\bcolossalai - colossalai - INFO: ", facts={"engine": "colossalai"}),
         Pattern(
-            "memory",
-            "Max CUDA memory usage: ",
-            rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b",
+            "memory", "Max CUDA memory usage: ", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"
         ),
     ),
     specimen="""\

@@ -1,11 +1,26 @@
-"""DeepSpeed's own lines: memory, timers, progress, checkpoints, versions, FLOPs profile."""
+"""DeepSpeed's own lines: its launcher's command, memory, timers, progress, checkpoints, versions, FLOPs profile."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+import base64
+import json
+from collections.abc import Mapping
+
+from hpc_gpt.readers.pattern import Dialect, Fields, Pattern
 
 _GB = r"\d{1,6}(?:\.\d{1,6})?"
 
+
+def _interpret(arguments: Mapping[str, str]) -> Fields:
+    """The GPUs of the launcher's `--world_info`: base64 of `{"node": [0, 1, …], …}`."""
+    try:
+        nodes = json.loads(base64.urlsafe_b64decode(arguments.get("--world_info", "")))
+        return {"nodes": len(nodes), "gpus": sum(map(len, nodes.values()))}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
 DIALECT = Dialect(
     name="deepspeed",
+    interpret=_interpret,
     patterns=(
         Pattern(
             "memory",
@@ -26,6 +41,9 @@ DIALECT = Dialect(
         ),
         Pattern(
             "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"
+        ),
+        Pattern(
+            "argument", "--world_info=", r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)"
         ),
         Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
         Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
@@ -53,6 +71,7 @@ DIALECT = Dialect(
 [2024-05-01 22:03:44,053] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
 [2024-06-13 20:21:42,054] [INFO] [utils.py:628:see_memory_usage] MA 1.17 GB         Max_MA 1.17 GB         CA 1.12 GB         Max_CA 2 GB\x20
 [2024-05-03 04:36:53,474] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.8772318518864529e-05, 3.8772318518864529e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
+[2024-07-01 21:35:00,592] [INFO] [runner.py:630:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=eyJuMSI6IFswLCAxLCAyLCAzXSwgIm4yIjogWzAsIDEsIDIsIDNdfQ== --master_addr=n1 main.py
 [2024-07-01 21:37:08,592] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.04 | bwd_microstep: 90.53 | step_microstep: 12.67
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; the last two lines made from deepspeed/runtime/"

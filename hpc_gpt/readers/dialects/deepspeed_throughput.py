@@ -1,6 +1,6 @@
 """DeepSpeed's throughput timer since 2022: samples/s of the whole job, at the last step."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, later
 
 DIALECT = Dialect(
     name="deepspeed_throughput",
@@ -9,9 +9,9 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "CurrSamplesPerSec=",
-            r"\bglobal_step=(?P<step>\d{1,12}), RunningAvgSamplesPerSec=[^,\s]{1,32}, "
-            r"CurrSamplesPerSec=(?P<samples_per_s>[^,\s]{1,32}),"
-            r"(?: MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<memory_allocated_gib>[\d.]{1,12})GB)?",
+            r"\bglobal_step=(?P<step>\d{1,12}),"
+            + later(r"\bCurrSamplesPerSec=", "samples_per_s", "(?=,)")
+            + later(r"\bMaxMemAllocated=", "memory_allocated_gib", "(?=GB)"),
         ),
     ),
     specimen="""\

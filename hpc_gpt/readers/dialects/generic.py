@@ -7,29 +7,40 @@ Read are the step, the loss, the learning rate, the gradient norm, a time whose 
 and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern, later
 
 TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
-_IS = r"(?:['\"]?[:=] {0,8}| {1,8})"
-_STEP = r"(?<![\w./-])(?:global_?)?(?:step|iter|iteration)" + _IS
+_IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
+# `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read as such where that can be.
+_DECIMAL = r"[-+]?\d{1,24},(?!\d{3}(?!\d))\d{1,24}(?:[eE][-+]?\d{1,4})?"
+_NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
+_END = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
+_VALIDATION = "val|valid|validation|eval|evaluation|test|dev"
 _OTHER_LOSS = "".join(
-    rf"(?<!{word}[ _/-])"
-    for word in ("val", "eval", "valid", "validation", "test", "dev", "best", "aux", "avg", "min", "ema", "balancing")
+    rf"(?<!{word}[ _/-])" for word in (*_VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
 )
-LOSS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss>{NUMBER})(?=[\s,;|)\]}}]|$)(?! ?(?:bp|bits?\b))"
-_BITS = rf"(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?loss{_IS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
+_ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{_IS}"
+LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){_END}(?! ?(?:bp|bits?\b))"
+_BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
+# The number of a step, and before it that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
+# A search for a few first letters is fast: what follows them asks which it was.
+_FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
+_EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
+_OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
+_COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
 
 
 def _later(names: str, group: str, unit: str = "") -> str:
-    return rf"(?=(?:[^\n]{{0,300}}?(?<![\w./-])(?:{names}){_IS}(?P<{group}>{NUMBER}){unit}(?=[\s,;|)\]}}]|$))?)"
+    return later(rf"(?<![\w./-])(?:{names}){_IS}", group, unit + _END, _NUMBER, r"[^\n]{0,300}?")
 
 
 def _rate(names: str, group: str) -> str:
     """A figure after its name, or before it at the begin of a column: `tok/s 1000`, `| 1000 tok/s`."""
-    return (
-        rf"(?=(?:[^\n]{{0,300}}?(?:(?<![\w./-])(?:{names}){_IS}(?={NUMBER}(?:[\s,;|)\]}}]|$))"
-        rf"|[|,;(\[] {{0,8}}(?={NUMBER} ?(?:{names})(?!{_IS}{NUMBER})(?:[\s,;|)\]}}]|$)))(?P<{group}>{NUMBER}))?)"
+    before, after = (
+        rf"(?<![\w./-])(?:{names}){_IS}",
+        rf"[|,;(\[] {{0,8}}(?={_NUMBER} ?(?:{names})(?!{_IS}{NUMBER}){_END})",
     )
+    return later(rf"(?:{before}(?={_NUMBER}{_END})|{after})", group, "", _NUMBER, r"[^\n]{0,300}?")
 
 
 _STEPS = "(?:steps?|iter(?:ation)?s?|it)"
@@ -39,11 +50,35 @@ _GPU = rf"{_PER}(?:gpu|device|rank)"
 _TIME = "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)|dt"
 _TIME_MS = "(?:step|iter|iteration)[_ ]time[_ ]ms|(?:step|iter)[_ ]ms"
 # The unit is in the name, or after the figure.
-_MILLISECONDS = (
-    rf"(?=(?:[^\n]{{0,300}}?(?<![\w./-])(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={NUMBER} ?ms))"
-    rf"(?P<step_ms>{NUMBER})"
-    r"(?: ?ms)?(?=[\s,;|)\]}]|$))?)"
+_MILLISECONDS = later(
+    rf"(?<![\w./-])(?:(?:{_TIME_MS}){_IS}|(?:{_TIME}|(?<![a-z][ _-])time){_IS}(?={_NUMBER} ?ms))",
+    "step_ms",
+    rf"(?: ?ms)?{_END}",
+    _NUMBER,
+    r"[^\n]{0,300}?",
 )
+
+
+def _fields(seconds: str) -> str:
+    """The fields of a line of steps after the step, in any order. `seconds`: how the time of a step is named.
+
+    A line that names an evaluation is of one, unless it names the loss of training.
+    """
+    return (
+        rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{_VALIDATION})\b))"
+        rf"(?=[^\n]{{0,300}}?{LOSS})"
+        + _later("lr|learning[_ ]rate", "lr")
+        + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
+        + _later(f"(?:{_VALIDATION})[_ /-]loss", "loss_eval")
+        + later(rf"(?<![\w./-])(?:{seconds})", "step_s", "", _NUMBER, r"[^\n]{0,300}?")
+        + _MILLISECONDS
+        + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
+        + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
+        + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}", "tokens_per_s")
+        + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}{_GPU}", "tokens_per_s_gpu")
+        + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s")
+    )
+
 
 DIALECT = Dialect(
     name="generic",
@@ -53,24 +88,24 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "oss",
-            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ {{0,8}}\d{{1,12}})?(?=[\s,;:|)\]}}])"
-            rf"(?![^\n]{{0,200}}\b(?:val|valid|validation|eval|evaluation|test)\b)[^\n]{{0,200}}?{LOSS}"
-            + _later("lr|learning[_ ]rate", "lr")
-            + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
-            + _later(_TIME, "step_s", " ?s")
-            + _MILLISECONDS
-            + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
-            + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
-            + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}", "tokens_per_s")
-            + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}{_GPU}", "tokens_per_s_gpu")
-            + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s"),
+            rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT}"
+            + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
+            + ")",
+        ),
+        # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
+        Pattern(
+            "step",
+            "poch",
+            rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
+            + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
+            + ")",
         ),
         # In bits a character.
         Pattern(
             "step",
             "oss",
-            rf"(?i){_STEP}(?P<step>\d{{1,12}})(?: ?/ {{0,8}}\d{{1,12}})?(?=[\s,;:|)\]}}])[^\n]{{0,100}}?{_BITS}"
-            rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?",
+            rf"{_FIRST}(?i:{_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
+            rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?)",
         ),
         Pattern(
             "step",
@@ -78,11 +113,7 @@ DIALECT = Dialect(
             rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
         ),
-        Pattern(
-            "step",
-            "oss",
-            rf"(?i){LOSS}[^\n]{{0,100}}?{_STEP}(?P<step>\d{{1,12}})(?=[\s,;|)\]}}]|$)",
-        ),
+        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}"),
         *(
             Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
             for literal, regex in (
@@ -101,6 +132,8 @@ step=20 loss=4.9602 dt=262.34ms tok/sec=18476.1
 step 20 | loss 4.960 | 103 tok/s | dt 498ms
 epoch 0 step 20/500 train_loss=4.960 tokens_per_sec=18476 sec_per_step=0.277
 step 20/500 loss 4.960 time 270.0 ms tok/s 18476
+Epoch: [0][ 1230/9500]\tTime  4.590 ( 5.257)\tData  0.003 ( 0.058)\tLoss 3.8073e+00 (4.0405e+00)
+Ep 1 (Step 000120): Train loss 5.110, Val loss 5.338
 ============================= test session starts ==============================
 Ran 12 tests in 0.104s
 === RUN   TestLoss

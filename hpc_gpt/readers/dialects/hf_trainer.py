@@ -25,6 +25,7 @@ _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
 )
+_BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
@@ -52,10 +53,16 @@ def _header(text: str, group: str) -> Pattern:
     return Pattern("fact", text, rf"(?<!\| )(?<!\|    )\b{text}(?P<{group}>{INT})" + END)
 
 
-def _shape(literal: str) -> Pattern:
+def _shape(literal: str, weak: bool = False) -> Pattern:
     """A line of the model's configuration as JSON. The key keeps its quotes: other dumps use the bare name. The keys are
-    sorted, so only the vocabulary can be last and have no comma."""
-    return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,)")
+    sorted, so only the vocabulary can be last and have no comma. GPT-2's are also those of programs after nanoGPT."""
+    return Pattern(
+        "argument",
+        literal,
+        rf"(?P<key>\"(?{'=' if weak else '!'}n_(?:embd|layer|head|kv_head)\")(?:{_KEYS})\"): "
+        r"(?P<value>\d{1,12}|true|false)(?=,)",
+        weak=weak,
+    )
 
 
 def _interpret(arguments: Mapping[str, str]) -> Fields:
@@ -70,8 +77,8 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
-    blocks = [arguments.get(f"--{name}") for name in ("block_size", "max_seq_length", "cutoff_len")]
-    block = next((each for each in blocks if each is not None), None)
+    blocks = [arguments.get(form) for name in _BLOCKS for form in (f"--{name}", name)]
+    block = next((each for each in blocks if each is not None and each.isdecimal()), None)
     if block is not None:
         facts["seq"] = int(block)
     elif (positions := value("n_positions")) is not None and positions.isdecimal():
@@ -86,6 +93,8 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         ("per_device_train_batch_size", "micro_batch"),
         ("gradient_accumulation_steps", "micro_batches"),
         ("logging_steps", "log_interval"),
+        ("zero_stage", "zero_stage"),
+        ("max_steps", "steps_planned"),
     ):
         text = arguments.get(f"--{name}", arguments.get(name))
         if text is not None and text.isdecimal():
@@ -106,13 +115,17 @@ DIALECT = Dialect(
             + _entry("grad_norm", "grad_norm")
             + _entry("learning_rate", "lr")
             + _entry("epoch", "epoch")
+            # One search tells most lines that have none of these.
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|global_step))"
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
             + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
             + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
             + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
             + _entry("step_tokens_per_second", "tokens_per_s")
-            + _PROGRESS,
+            + _entry("step_time", "step_s")
+            + _PROGRESS
+            + ")?",
         ),
         # ms-swift's own log.
         Pattern(
@@ -220,9 +233,7 @@ DIALECT = Dialect(
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
         Pattern(
-            "fact",
-            "|| all params: ",
-            rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
+            "fact", "|| all params: ", rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%"
         ),
         _header("Continuing training from global step ", "resumed_step"),
         Pattern(
@@ -241,28 +252,26 @@ DIALECT = Dialect(
             facts={"engine": "hf-deepspeed"},
         ),
         *(
-            Pattern(
-                "argument",
-                literal,
-                rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])",
-            )
+            Pattern("argument", literal, rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])")
             for literal in ("--config_overrides", "Overriding config: ")
         ),
         _shape('"n_'),
+        _shape('"n_', weak=True),
         _shape('"num_'),
-        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END),
+        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, weak=True),
+        Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", weak=True),
         _shape('_size": '),
         _shape('"gradient_checkpointing'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),
+        _settings("max_seq_length=", "max_seq_length"),
         _settings("16=", "fp16|bf16"),
-        _option("block_size"),
-        _option("max_seq_length"),
-        _option("cutoff_len"),
-        _option("logging_steps"),
-        _option("per_device_train_batch_size"),
-        _option("gradient_accumulation_steps"),
+        *map(
+            _option,
+            (*_BLOCKS, "logging_steps", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
+        ),
+        _option("zero_stage"),
     ),
     specimen="""\
 [INFO|trainer.py:1144] 2024-05-01 06:12:17,693 >>   Num examples = 1200

@@ -24,11 +24,7 @@ DIALECT = Dialect(
     engine="lightning",
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
-        Pattern(
-            "step",
-            "v_num=",
-            _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX,
-        ),
+        Pattern("step", "v_num=", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX),
         Pattern(
             "progress",
             "v_num=",

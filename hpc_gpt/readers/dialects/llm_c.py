@@ -1,6 +1,6 @@
 """llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern, later
 
 _STEP = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
 _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
@@ -17,10 +17,14 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| norm ",
-            rf"{_STEP} \| (?:train )?loss {{1,12}}(?P<loss>{NUMBER}){_Z} ?\| norm {{1,12}}(?P<grad_norm>{NUMBER}){_Z} ?\| "
-            rf"lr (?P<lr>{NUMBER}) \| \(? {{0,8}}(?P<step_ms>{NUMBER}) ms \|"
-            rf"(?: {{1,8}}(?:-100\.0|-?nan|(?P<mfu_percent>\d{{1,3}}\.\d))% [\w ]{{1,20}} MFU \|)? {{1,8}}(?P<tokens_per_s>{NUMBER}) tok/s",
+            " tok/s",
+            rf"{_STEP} \|(?=[^\n]{{0,400}}\d tok/s)"
+            + later(r" loss {1,12}", "loss", rf"(?={_Z} ?\|)")
+            + later(r"\| norm {1,12}", "grad_norm", rf"(?={_Z} ?\|)")
+            + later(r"\| lr ", "lr")
+            + later(r"\| \(? {0,8}", "step_ms", r"(?= ms \|)")
+            + later(r"\| {1,8}", "mfu_percent", r"(?=% [\w ]{1,20} MFU \|)", r"\d{1,3}\.\d")
+            + later(r"\| {1,8}", "tokens_per_s", "(?= tok/s)"),
         ),
         Pattern(
             "step",

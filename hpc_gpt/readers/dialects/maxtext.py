@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern, later, named
 
 _SETTINGS = {
     "max_target_length": "seq",
@@ -39,10 +39,9 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "completed step: ",
-            rf"\bcompleted step: (?P<step>\d{{1,12}}), seconds: (?P<step_s>{NUMBER}),"
-            rf"(?: live slice count: \d{{1,6}},)?(?: TFLOP/s(?:/device)?: (?P<tflops>{NUMBER}),)?"
-            rf"(?: Tokens/s/device: (?P<tokens_per_s_gpu>{NUMBER}),)?(?: total_weights: \d{{1,20}}(?:\.0)?,)?"
-            rf"(?: loss:? (?P<loss>\d{{1,9}}\.\d{{3}}|nan|inf)(?=,|\s*$))?",
+            r"\bcompleted step: (?P<step>\d{1,12}),"
+            + named(step_s=" seconds: ", tflops=" TFLOP/s(?:/device)?: ", tokens_per_s_gpu=" Tokens/s/device: ")
+            + later(", loss:? ", "loss", r"(?=,|\s*$)", r"(?:\d{1,9}\.\d{3}|nan|inf)"),
         ),
         Pattern(
             "eval",
@@ -66,9 +65,7 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
-            "argument",
-            "Config param ",
-            r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)",
+            "argument", "Config param ", r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)"
         ),
         Pattern(
             "argument",

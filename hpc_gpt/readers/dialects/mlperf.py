@@ -8,7 +8,7 @@ others and the total in a third kind, so they are not read. `eval_accuracy` is t
 and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`. A whole number may end in `.0`.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later
 
 _EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
 # The first of them that is a number: `"step": [2, 3321]` is not.
@@ -33,15 +33,12 @@ _DEVICE = r"(?:GB|GH|[ABH])\d{3}|L40S?|MI3\d{2}X|RTXPro\d{4}"
 
 def _platform(name: str, **facts: int) -> Pattern:
     return Pattern(
-        "fact",
-        '"key": "submission_platform"',
-        _event("submission_platform") + rf"\"value\": \"{name}\"",
-        facts=facts,
+        "fact", '"key": "submission_platform"', _event("submission_platform") + rf"\"value\": \"{name}\"", facts=facts
     )
 
 
 def _tracked(key: str, group: str) -> str:
-    return rf"(?=(?:[^{{}}\n]{{0,1000}}?\"{key}\": (?P<{group}>{NUMBER})(?=[,}}]))?)"
+    return later(rf"\"{key}\": ", group, "(?=[,}])", within=r"[^{}\n]{0,1000}?")
 
 
 DIALECT = Dialect(
@@ -78,19 +75,14 @@ DIALECT = Dialect(
             )
             for key in ("start", "stop")
         ),
+        Pattern("step", '"key": "run_stop"', _event("run_stop", timed=True) + r"\"value\": [\w.\"]{1,40}, " + _COUNT),
         Pattern("step", '"key": "run_start"', _event("run_start", timed=True), facts={"consumed": 0}),
         Pattern("start", '"key": "init_start"', _event("init_start")),
         Pattern(
-            "end",
-            '"key": "run_stop"',
-            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"",
-            ended="done",
+            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"", ended="done"
         ),
         Pattern(
-            "end",
-            '"key": "run_stop"',
-            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"",
-            ended="stopped",
+            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"", ended="stopped"
         ),
         _value("global_batch_size", "global_batch"),
         _value("micro_batch_size", "micro_batch"),

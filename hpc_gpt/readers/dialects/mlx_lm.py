@@ -1,6 +1,6 @@
 """mlx-lm and its descendants, on Apple's GPUs: iterations, rates since the line before, memory in units of 1e9 bytes."""
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, named
 
 DIALECT = Dialect(
     name="mlx_lm",
@@ -9,9 +9,9 @@ DIALECT = Dialect(
         Pattern(
             "step",
             ": Train loss ",
-            rf"\bIter (?P<step>\d{{1,12}}): Train loss (?P<loss>{NUMBER}), Learning Rate (?P<lr>{NUMBER}), "
-            rf"It/sec (?P<steps_per_s>{NUMBER}), Tokens/sec (?P<tokens_per_s>{NUMBER}), "
-            rf"Trained Tokens (?:(?P<consumed_tokens>{NUMBER}), Peak mem (?P<memory_allocated_gb>{NUMBER}) GB)?",
+            r"\bIter (?P<step>\d{1,12}): "
+            + named("(?=,)", loss="Train loss ", lr="Learning Rate ", steps_per_s="It/sec ", tokens_per_s="Tokens/sec ")
+            + named("(?=,| GB)", consumed_tokens="Trained Tokens ", memory_allocated_gb="Peak mem "),
         ),
         Pattern(
             "eval", ": Val loss ", rf"\bIter (?P<step>\d{{1,12}}): Val loss (?P<loss_eval>{NUMBER}), Val took {NUMBER}s"

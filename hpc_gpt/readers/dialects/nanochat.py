@@ -3,20 +3,60 @@
 `total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """
 
-from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect, Pattern
+from collections.abc import Mapping
+
+from hpc_gpt.readers.pattern import (
+    END,
+    INT,
+    LINE_START,
+    NUMBER,
+    START,
+    Arguments,
+    Dialect,
+    Fields,
+    Pattern,
+    later,
+    named,
+    without_unknown,
+)
+
+_MODEL = {"sequence_len": "seq", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"}
+
+
+def _interpret(texts: Mapping[str, str]) -> Fields:
+    """The model's configuration, printed as JSON."""
+    given = Arguments(texts)
+    return without_unknown(
+        {field: given.whole(f'"{name}"') for name, field in {**_MODEL, "vocab_size": "vocab"}.items()}
+    )
+
 
 DIALECT = Dialect(
     name="nanochat",
     engine="nanochat",
+    interpret=_interpret,
     flags=("nanochat's printed loss is smoothed over steps",),
     patterns=(
         Pattern(
             "step",
-            "| lrm: ",
-            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))? \({NUMBER}%\) \| loss: (?P<loss>{NUMBER}) \|"
-            rf"(?: grad norm: (?P<grad_norm>{NUMBER}) \|)? lrm: {NUMBER} \| dt: (?P<step_ms>{NUMBER})ms \| "
-            rf"tok/sec: (?P<tokens_per_s>{INT})(?: \| (?:bf16_)?mfu: (?P<mfu_percent>{NUMBER})(?= \|))?(?= \|)",
+            "tok/sec: ",
+            # What tells it from build-nanogpt is the share that is done, or the multiplier of the learning rate.
+            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
+            rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
+            + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
+            + later(" dt: ", "step_ms", "(?= ?ms)")
+            + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
         ),
+        *(
+            Pattern(
+                "argument",
+                f'"{name}": ',
+                LINE_START + rf"(?P<key>\"{name}\"): (?P<value>\d{{1,9}})(?=,?\s*$)",
+                weak=True,
+            )
+            for name in _MODEL
+        ),
+        Pattern("fact", "total          ", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, weak=True),
         Pattern(
             "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
         ),
@@ -53,6 +93,10 @@ DIALECT = Dialect(
     specimen="""\
 step 00175/21400 (0.05%) | loss: 9.223193 | grad norm: 1.5082 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | mfu: 48.15 | total time: 0.00m
 step 00175/21400 (0.05%) | loss: 9.223193 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | bf16_mfu: 48.15 | epoch: 1 | total time: 0.00m | eta: 12.3m
+step 00160 (1.5%) | loss: 4.912288 | lrm: 1.00 | lr(adamw:2.7e-02, muon:5.9e-04) | dt: 290ms | tok/sec: 1,683,812 | mfu: 41.3% | epoch: 1 pq: 0 rg: 4 | remaining: 214s
+  "sequence_len": 2048,
+  "n_embd": 768
+total                   : 287,262,424
 Vocab size: 65,662
 num_layers: 20
 model_dim: 1280

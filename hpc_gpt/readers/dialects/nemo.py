@@ -5,19 +5,19 @@ as `nan.0`. The configuration is printed as YAML, one setting per line. `train_s
 step, after a synchronisation.
 """
 
-from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
 
 
 def _entry(key: str, group: str) -> str:
-    return rf"(?=(?:[^\]\n]{{0,3000}}?[ ,]{key}=(?P<{group}>{_NUMBER})(?=[,\]]))?)"
+    return later(f"[ ,]{key}=", group, r"(?=[,\]])", _NUMBER, r"[^\]\n]{0,3000}?")
 
 
 def _column(key: str, group: str) -> str:
     """A column. The step time and the validation loss can end the line, where a cut cannot be noticed."""
     end = r"(?= \||\s*$)" if group in ("step_s", "loss_eval") else r"(?= \|)"
-    return rf"(?=(?:[^\n]{{0,3000}}?\| {key}: (?P<{group}>{_NUMBER}){end})?)"
+    return later(rf"\| {key}: ", group, end, _NUMBER, r"[^\n]{0,3000}?")
 
 
 DIALECT = Dialect(

@@ -4,7 +4,7 @@ OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too
 its line.
 """
 
-from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern, later
 
 
 def _metric(name: str, group: str) -> Pattern:
@@ -37,6 +37,28 @@ DIALECT = Dialect(
             r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END,
             weak=True,
         ),
+        # The whole configuration on one line. A `d_model` of another program has no such batch.
+        Pattern(
+            "fact",
+            "device_train_microbatch_size=",
+            r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
+            + "".join(
+                later(rf"[(, ]{name}=", group, "(?=[,)])", r"\d{1,9}", r"[^\n]{0,20000}?")
+                for name, group in (
+                    ("d_model", "hidden"),
+                    ("n_layers", "layers"),
+                    ("n_heads", "heads"),
+                    ("n_kv_heads", "kv_heads"),
+                    ("max_sequence_length", "seq"),
+                    ("vocab_size", "vocab_unpadded"),
+                    ("embedding_size", "vocab"),
+                    ("global_train_batch_size", "global_batch"),
+                    ("device_train_microbatch_size", "micro_batch"),
+                    ("device_train_grad_accum", "micro_batches"),
+                )
+            )
+            + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
+        ),
         Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
     ),
     specimen="""\
@@ -49,6 +71,7 @@ DIALECT = Dialect(
     throughput/device/TPS=11,628
     gpu_memory/GPU reserved mem (GiB)=61.35
 Total number of parameters: 1,158,336,550
+TrainConfig(run_name='ours', seed=6198, model=ModelConfig(d_model=1024, n_heads=16, n_kv_heads=None, n_layers=12, max_sequence_length=1024, vocab_size=50100, embedding_size=50176), global_train_batch_size=512, device_train_batch_size=64, device_train_microbatch_size=8, precision='amp_bf16', device_train_grad_accum=8)
 [2024-04-20 09:16:29] INFO     [olmo.train:816, rank=0] [step=2/739328]
     System/Peak GPU Memory (MB)=43,916
 """,

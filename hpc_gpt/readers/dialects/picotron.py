@@ -1,6 +1,6 @@
 """picotron. Its global batch is of tokens a step; memory is what the allocator has reserved, in 10^9 bytes."""
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import START, Dialect, Pattern, later, named
 
 _SHORT = r"\d{1,12}(?:\.\d{1,4})?[KMBT]?"
 
@@ -12,11 +12,17 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "| Tokens/s/GPU: ",
-            rf"\bStep: (?P<step>\d{{1,12}}) *\| Loss: *(?P<loss>{NUMBER}) \| Global batch size: *{_SHORT} \| "
-            rf"Tokens/s: *(?P<tokens_per_s>{_SHORT}) \| Tokens/s/GPU: *(?P<tokens_per_s_gpu>{_SHORT}) \| "
-            rf"Tokens: *(?P<consumed_tokens>{_SHORT})(?:/ *{_SHORT})?"
-            rf"(?: \| MFU: *(?P<mfu_percent>{NUMBER})%)?(?= \|)"
-            rf"(?:[^\n]{{0,200}}? \| Memory usage: *(?P<memory_reserved_gb>{NUMBER})GB)?",
+            r"\bStep: (?P<step>\d{1,12})(?= *\|)"
+            + named(loss=r"\| Loss: *", mfu_percent=r"\| MFU: *")
+            + "".join(
+                later(rf"\| {name}: *", group, "(?= |/)", _SHORT)
+                for name, group in (
+                    ("Tokens/s", "tokens_per_s"),
+                    ("Tokens/s/GPU", "tokens_per_s_gpu"),
+                    ("Tokens", "consumed_tokens"),
+                )
+            )
+            + later(r"\| Memory usage: *", "memory_reserved_gb", "(?=GB)"),
         ),
         Pattern(
             "fact",

@@ -33,11 +33,7 @@ DIALECT = Dialect(
             START + r"(?:BS=(?P<global_batch>\d{1,7})|(?:DP|GPUS)=(?P<gpus_said>\d{1,5})|SEQLEN=(?P<seq>\d{1,7}))(?=\s)"
             r"(?=[^\n]{0,600} examples/mlperf/model_train\.py)",
         ),
-        Pattern(
-            "fact",
-            " ms run, ",
-            rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), ",
-        ),
+        Pattern("fact", " ms run, ", rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), "),
         Pattern(
             "fact",
             " for one epoch with ",

@@ -4,11 +4,9 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later, named
 
-_LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss
-_NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"
-_MEMORY = rf"memory: {{1,8}}(?P<memory_reserved_gib>{NUMBER})GiB\({NUMBER}%\) {{2}}"
+_NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 
@@ -18,16 +16,20 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "memory: ",
-            rf"(?<!validate )\bstep: {{1,8}}(?P<step>\d{{1,12}}) {{2}}{_LOSS}{_NORM}{_MEMORY}"
-            rf"(?:tps|wps): {{1,8}}(?P<tokens_per_s_gpu>{INT}) {{2}}"
-            rf"(?:tflops: {{1,8}}(?P<tflops>{NUMBER}) {{2}})?mfu: {{1,8}}(?:(?P<mfu_percent>{NUMBER})%|N/A)",
+            "  loss: ",
+            # The last step has a second line, of the final step.
+            r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
+            + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
+            + named("(?=  )", grad_norm=" grad_norm: {1,8}", tflops=" tflops: {1,8}", lr=" lr: {1,8}")
+            + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
+            + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
+            + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
         ),
         Pattern("start", "Starting job: ", r"\b[\w.]{1,80} - INFO - Starting job: "),
         Pattern(
             "eval",
             "validate step: ",
-            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}{_LOSS.replace('<loss>', '<loss_eval>')}memory: ",
+            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?P<loss_eval>{_NO_LOSS}) {{2}}memory: ",
         ),
         Pattern(
             "fact",
@@ -115,6 +117,7 @@ DIALECT = Dialect(
     specimen="""\
 [rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - step:  4  loss:  4.4838  grad_norm:  2.3021  memory:  0.00GiB(0.00%)  tps: 35,717  tflops: 3.11  mfu: 0.57%
 [rank0]:2024-06-27 15:35:09,334 - root - INFO - step: 10  loss:  8.4568  memory: 59.79GiB(62.94%)  wps: 6,482  mfu: 47.49%
+[rank7]:2025-10-27 11:21:30,711 - INFO -  final step: 3000  loss: -4.0000  grad_norm:  0.0911  tps: 1,024  tflops: 41.20  mfu: 4.17%
 [rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - validate step: 20  loss:  4.9277  memory: 31.56GiB(39.96%)  tps: 40,954
 [rank0]:[titan] 2024-07-24 15:31:09,334 - root - INFO - Starting job: llama3 debug training
 [rank0]:[titan] 2024-07-24 15:31:11,434 - root - INFO - CUDA capacity: NVIDIA H100 with 79.97GiB memory

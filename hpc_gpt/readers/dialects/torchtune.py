@@ -1,11 +1,6 @@
 """torchtune's logs on disk: one line per step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
-
-
-def _entry(key: str, group: str, end: str = "(?= )") -> str:
-    return rf"(?=(?:[^\n]{{0,1000}}? {key}:(?P<{group}>{NUMBER}){end})?)"
-
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, STOP_OR_END, Dialect, Pattern, named
 
 DIALECT = Dialect(
     name="torchtune",
@@ -15,12 +10,19 @@ DIALECT = Dialect(
             "step",
             " | loss:",
             rf"\bStep (?P<step>\d{{1,12}}) \|(?= loss:{NUMBER} )"
-            + _entry("loss", "loss")
-            + _entry("lr", "lr")
-            + _entry("tokens_per_second_per_gpu", "tokens_per_s_gpu", r"(?=\s|$)")
-            + _entry("grad_norm", "grad_norm", r"(?=\s|$)")
-            + _entry("peak_memory_alloc", "memory_allocated_gib")
-            + _entry("peak_memory_reserved", "memory_reserved_gib", r"(?=\s|$)"),
+            + named(loss=" loss:", lr=" lr:", memory_allocated_gib=" peak_memory_alloc:")
+            + named(
+                STOP_OR_END,
+                tokens_per_s_gpu=" tokens_per_second_per_gpu:",
+                grad_norm=" grad_norm:",
+                memory_reserved_gib=" peak_memory_reserved:",
+            ),
+        ),
+        # The label of its bar: the epoch and the step, in some versions that of the epoch.
+        Pattern(
+            "step",
+            "|Loss: ",
+            rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)",
         ),
         Pattern("fact", "torchtune.utils", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
         *(
@@ -37,6 +39,7 @@ INFO:torchtune.utils._logging:Running FullFinetuneRecipeSingleDevice with resolv
 batch_size: 4
 dtype: bf16
 Step 1 | loss:2.800974229386741 lr:2e-05 tokens_per_second_per_gpu:57.453514618588315
+1|46|Loss: 2.2193:   0%|▏         | 46/25720 [00:21<3:42:12,  1.93it/s]
 Step 2 | loss:1.2870930080029074 lr:2e-05 tokens_per_second_per_gpu:452.686055301284 peak_memory_active:13.1 peak_memory_alloc:13.79 peak_memory_reserved:14.2
 """,
     seen="meta-pytorch/torchtune/pull/1358, /2274",

@@ -1,18 +1,38 @@
 """verl: a line a step of all metrics. Its loss is the policy's, its throughput tokens a second of one GPU, memory in GiB.
 
-A step also generates and scores its samples. The tokens of a step vary.
+A step also generates and scores its samples. The tokens of a step vary. Its batch is of prompts, and the lengths
+in its configuration are the longest: no sequence length is read. The configuration is printed as Python's pprint does, or
+in the command of a shell.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from collections.abc import Mapping
+
+from hpc_gpt.readers.pattern import END, Arguments, Dialect, Fields, Pattern, later, without_unknown
+
+_SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gpu|enable_gradient_checkpointing"
+
+
+def _interpret(texts: Mapping[str, str]) -> Fields:
+    given = Arguments(texts)
+    return without_unknown(
+        {
+            "global_batch": given.whole("train_batch_size"),
+            "micro_batch": given.whole("ppo_micro_batch_size_per_gpu"),
+            "gpus_per_node": given.whole("n_gpus_per_node"),
+            "nodes": given.whole("nnodes"),
+            "recompute": {True: "full", False: "none", None: None}[given.true("enable_gradient_checkpointing")],
+        }
+    )
 
 
 def _metric(key: str, group: str, end: str = "(?= - )") -> str:
-    return rf"(?=(?:[^\n]{{0,20000}}? - {key}:(?:np\.\w{{1,12}}\()?(?P<{group}>{NUMBER})\)?{end})?)"
+    return later(rf" - {key}:(?:np\.\w{{1,12}}\()?", group, rf"\)?{end}", within=r"[^\n]{0,20000}?")
 
 
 DIALECT = Dialect(
     name="verl",
     engine="verl",
+    interpret=_interpret,
     flags=("a step of verl also generates its samples; its loss is the policy's",),
     patterns=(
         Pattern(
@@ -27,8 +47,22 @@ DIALECT = Dialect(
             + _metric("(?:actor/)?perf/max_memory_allocated_gb", "memory_allocated_gib")
             + _metric("(?:actor/)?perf/max_memory_reserved_gb", "memory_reserved_gib"),
         ),
+        *(
+            Pattern("argument", literal, before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}")
+            for literal, before, between, after in (  # the lines of Ray's actors are labelled
+                (" pid=", r"(?<=[{ ]')", "': ", r"(?=[,}])"),
+                ("actor_rollout_ref.", r"(?<=[\w]\.)", "=", r"(?=\s)"),
+            )
+        ),
+        Pattern(
+            "fact", "Total training steps: ", r"\bTotal training steps: (?P<steps_planned>\d{1,12})" + END, weak=True
+        ),
     ),
     specimen="""\
+(TaskRunner pid=16292)                                  'ppo_micro_batch_size_per_gpu': 16,
+(TaskRunner pid=16292)           'train_batch_size': 256,
+(TaskRunner pid=16292) Total training steps: 435
++ python3 -m verl.trainer.main_ppo data.train_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 trainer.n_gpus_per_node=8 trainer.nnodes=2
 (TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/pg_loss:0.001 - actor/grad_norm:0.069 - perf/max_memory_allocated_gb:25.921 - perf/max_memory_reserved_gb:61.611 - actor/lr:0.000 - timing_s/step:96.551 - timing_per_token_ms/adv:0.001
 step:3 - actor/pg_loss:np.float64(-0.02) - timing_s/step:np.float64(625.39) - perf/throughput:869.85
 """,

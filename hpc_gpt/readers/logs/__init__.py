@@ -83,6 +83,7 @@ class Part:
     arguments: dict[str, tuple[str, Place]] = field(default_factory=dict)
     steps: dict[str, StepTable] = field(default_factory=dict)  # by the dialect that printed them
     step_rank: int | None = None  # the rank whose lines of steps are read if several ranks print them
+    tasks: bool = False  # its labels are of tasks, each of several ranks that print the same line
     # The other ranks that print lines of steps -> whether the label is of the whole job, and not of a node.
     other_ranks: dict[int, bool] = field(default_factory=dict)
     progress: list[tuple[float, float | None, int]] = field(default_factory=list)

@@ -52,8 +52,10 @@ MOST_RANKS = 100_000
 JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
+_TASK = re.compile(r"\s*\d{1,7}: ")  # the label of `srun --label`
 OTHER_BARS = "bars with another goal than the steps"
 BARS, GENERIC = "tqdm", "generic"
+_MOST_OF_HEADER = 4000
 
 
 class LineReader:
@@ -70,6 +72,10 @@ class LineReader:
         self.kept = 0  # rows of the file
         self.taken: dict[str, int] = {}  # by key of _MOST
         self.timer_lines: dict[str, int] = {}  # of this part, by name of the timer if each timer has its own lines
+        # What a program said after the last line of a step, `after`: of the next part if its steps begin again.
+        self.header: list[tuple[bool, str, Fact]] = []  # whether an argument, its name, the text or value
+        self.after = 0
+        self.own_line = ""  # the last line of a step with the label of the rank that is read
 
     def look(self, piece: str) -> tuple[str, list[Found]]:
         """A line or a piece of one, cut to what is looked at, and what is found in it."""
@@ -110,6 +116,8 @@ class LineReader:
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
+            if part.tasks:  # which say nothing of the number of ranks
+                part.other_ranks = dict.fromkeys(part.other_ranks, False)
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
@@ -147,9 +155,11 @@ class LineReader:
                     self.fact(name, value, place, each)
             case "argument":
                 key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
-                wanted = key and "value" in values and key not in part.arguments and not is_secret(key, value)
-                if wanted and self._room("arguments", len(part.arguments)):
-                    part.arguments[key] = (cut_value(value), place)
+                if key and "value" in values and not is_secret(key, value):
+                    given = Fact(cut_value(value), place, each.dialect.name)
+                    self._add_to_header(True, key, given)
+                    if key not in part.arguments and self._room("arguments", len(part.arguments)):
+                        part.arguments[key] = (given.value, place)
             case "total":
                 for name, value in values.items():
                     if not pattern.weak or each.dialect.name in part.dialects:
@@ -245,6 +255,37 @@ class LineReader:
         self.rows.append({})
         self.timer_lines = {}
 
+    def _begin_again(self, number: int) -> None:
+        """Opens a part as the steps go back. What was said since the last step is of the part that begins."""
+        before, header = self.parts[-1], self.header if self.after == self._last_step_line() else []
+        self._next_part(min([number, *(fact.place.line for _, _, fact in header)]))
+        part = self.parts[-1]
+        for is_argument, name, fact in header if part is not before else ():
+            part.dialects[fact.dialect] = part.dialects.get(fact.dialect, 0) + 1
+            if is_argument:
+                part.arguments.setdefault(name, (fact.value, fact.place))
+                if before.arguments.get(name) == (fact.value, fact.place):
+                    del before.arguments[name]
+                continue
+            known = part.facts.setdefault(name, [])
+            if all(each.value != fact.value for each in known):
+                known.append(fact)
+            if kept := [each for each in before.facts.get(name, ()) if each.place != fact.place]:
+                before.facts[name] = kept
+            else:
+                before.facts.pop(name, None)
+
+    def _add_to_header(self, is_argument: bool, name: str, fact: Fact) -> None:
+        last = self._last_step_line()
+        if last and fact.place.line > last:
+            self.header = self.header if self.after == last else []
+            self.after = last
+            if len(self.header) < _MOST_OF_HEADER:
+                self.header.append((is_argument, name, fact))
+
+    def _last_step_line(self) -> int:
+        return max((rows.open_line for rows in self.rows[-1].values()), default=0)
+
     def _step(
         self,
         number: int,
@@ -265,16 +306,26 @@ class LineReader:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
                 self.saw_rank(rank, line)
-                if rows.count == 1 and "loss" in row and step is not None and step == rows.last_step:
-                    if rows.lacks_first_loss:
-                        # Only the last stage of a pipeline has the loss: its lines are read from here on.
-                        rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
-                    elif rank < self.parts[-1].step_rank:
+                if "loss" not in row or step is None:
+                    return self.leave_out(OTHER_RANKS)
+                if rows.lacks_loss and not (row["loss"] <= 0 and rows.no_loss == row["loss"]):
+                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
+                    self.parts[-1].step_rank = rank
+                    if step == rows.last_step:
+                        rows.open_row["loss"] = row["loss"]
+                        return self.leave_out(OTHER_RANKS)
+                    self.leave_out(OTHER_RANKS, rows.count)
+                    self.kept -= min(rows.count, self.most_rows)
+                    rows = self.rows[-1][each.dialect.name] = StepRows()
+                else:
+                    if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
                         # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
                         rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
-                return self.leave_out(OTHER_RANKS)
+                        self.own_line = line
+                    return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:
+                self.saw_again(line, self.own_line)
                 return self.leave_out(PRINTED_BEFORE)
             if (
                 step is None
@@ -283,16 +334,22 @@ class LineReader:
             ):
                 return self.leave_out(PRINTED_BEFORE)
             if step is not None and last is not None and step < last:
-                self._next_part(number)
+                self._begin_again(number)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
+        self.own_line = line
         if each.dialect.last_resort:
             rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None
+
+    def saw_again(self, line: str, before: str) -> None:
+        """Notes that a line is as the one before it: under a label of srun several ranks of a task printed it."""
+        if line == before and _TASK.match(line):
+            self.parts[-1].tasks = True
 
     def saw_rank(self, rank: int, line: str) -> None:
         """Notes another rank that prints lines of steps, such as this one."""
@@ -359,6 +416,7 @@ class LineReader:
                 return self.leave_out(f"impossible figures of {name}")
             value = int(value) if value.is_integer() else value
         value = cut_value(value)
+        self._add_to_header(False, name, Fact(value, place, each.dialect.name))
         known = part.facts.setdefault(name, [])
         if name == "steps_planned":
             self._drop_bars(value, each)

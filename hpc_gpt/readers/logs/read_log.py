@@ -295,9 +295,13 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
         if known is None:
             found = min(found, int(rows[0]))
             continue
-        if known.lacks_first_loss or (known.count == 1 and reader.parts[-1].step_rank):
+        if known.count == 1 and reader.parts[-1].step_rank:
             found = min(found, int(rows[0]))
-        rows = rows[_own(reader, block, rows)]
+        own = _own(reader, block, rows)
+        if not own.all() and known.lacks_loss:
+            losses = block.column("loss", block.steps[rows[~own]])
+            found = min([found, *rows[~own][np.isfinite(losses)][:1].tolist()])
+        rows = rows[own]
         back = np.flatnonzero(np.diff(block.step[rows], prepend=_before(known.last_step)) < 0)
         if len(back):
             found = min(found, int(rows[back[0]]))
@@ -344,6 +348,9 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places,
         again = np.diff(block.step[of_dialect], prepend=_before(reader.rows[-1][name].last_step)) == 0
         if again.any():
             reader.leave_out(PRINTED_BEFORE, int(again.sum()))
+            first = int(np.argmax(again))
+            before = block.text(int(block.steps[of_dialect[first - 1]])) if first else reader.own_line
+            reader.saw_again(block.text(int(block.steps[of_dialect[first]])), before)
             of_dialect = of_dialect[~again]
         if len(of_dialect):
             _take_rows(reader, block, name, of_dialect, later)
@@ -416,6 +423,7 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
         if losses := int((bad[:-1] == NOT_FINITE["loss"]).sum()):
             totals["nan_loss"] = float(losses)
     text, ((match, each),) = block.found(int(lines[-1]))
+    reader.own_line = text
     last = row_of(values_of(text, match, each.pattern), time_of(text))
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
     reader.bound_rows(rows, before)

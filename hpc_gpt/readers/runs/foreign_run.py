@@ -10,6 +10,7 @@ import numpy as np
 
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, PeakMemory
+from hpc_gpt.readers.logs.lines import BARS
 from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
@@ -27,7 +28,12 @@ from hpc_gpt.readers.runs.inferred import (
     is_on,
     step_tokens,
 )
-from hpc_gpt.readers.runs.log_steps import LogSteps, has_steps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.log_steps import (
+    BARS_OF_OTHERS,
+    LogSteps,
+    run_steps,
+    steps_to_show,
+)
 from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.runs.record import Record
@@ -44,7 +50,7 @@ _SETTINGS = (
     *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
 # Dialects whose lines many programs print.
-_NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
+_NO_ENGINE = frozenset(("tqdm", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
@@ -67,7 +73,7 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             if held > _MOST_ROWS:
                 held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
-    runs = _grouped(logs, silent, found)
+    runs = [run for run in _grouped(logs, silent, found) if not _is_bars_alone(run, found)]
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     found_runs = []
     for run, name in zip(runs, _names(runs), strict=True):
@@ -81,6 +87,16 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             for path in run.files:
                 found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs
+
+
+def _is_bars_alone(run: RunParts, found: DiscoveredFiles) -> bool:
+    """Whether the logs of a run have nothing but bars that count no steps; says so."""
+    alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
+        part.dialects.keys() <= {BARS} for part in run.parts
+    )
+    for path in run.files if alone else ():
+        found.skip(f"has only {BARS_OF_OTHERS}", path)
+    return alone
 
 
 def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], found: DiscoveredFiles) -> list[RunParts]:
@@ -205,6 +221,8 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
     found = {each.name: each for part in parts for each in dialects_of(part)}
     own = found.get(dialect or "")
+    if own is not None and own.last_resort:
+        return  # what else is in the log is not what trained
     if own is not None and own.engine is not None:
         draft.infer("engine", own.engine, f"the lines are {own.name}'s")
     else:
@@ -213,6 +231,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif own is not None and own.name not in _NO_ENGINE:
             draft.infer("engine", own.name, "the program of these lines")
+    return
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -318,8 +337,8 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
     """
     parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    # What was printed before the first step is no peak of training if anything was printed after it.
-    seen = [(rank, memory) for rank, memory in seen if not memory.at_start] or seen
+    # What was printed before the first step is no peak of training.
+    seen = [(rank, memory) for rank, memory in seen if not memory.at_start]
     if not seen:
         return
     stages = _stage_of(draft, arguments)
@@ -330,8 +349,6 @@ def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]
         if not figures:
             continue
         _, highest, memory = max(figures, key=lambda each: each[1])
-        if memory.at_start and any(map(has_steps, parts)):
-            draft.flag(f"memory was printed before the first step ({memory.place}): training may take more")
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
             if rank is not None and stages is not None and (stage := stages(rank)) is not None:

@@ -2,8 +2,9 @@
 
 Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
 
-1. The parts of one file are attempts of one run, unless the earlier one had finished. If a program restarts its step
-   count in each epoch, the epochs are one attempt (`is_next_epoch`).
+1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one counts other
+   parameters, or begins again with another plan of steps. If a program restarts its step count in each epoch, the
+   epochs are one attempt (`is_next_epoch`).
 2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
    in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
    or both have the same steps.
@@ -28,6 +29,8 @@ from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
 from hpc_gpt.readers.runs.log_steps import (
+    add_losses_beside,
+    drop_other_bars,
     has_steps,
     is_next_epoch,
     join_epochs,
@@ -91,8 +94,10 @@ def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Pat
     runs = [run for path, parts in logs for run in _of_one_file(log_name(path), parts)]
     runs = _merged(runs, lambda run: run.names[0].family, _join_family)
     runs = _merged(runs, _numbered, lambda bucket: _join_numbered(bucket, names[_numbered(bucket[0])]))
-    runs = _merged(runs, lambda run: run.names[0].shape, _join_attempts)
-    return _join_wrappers(runs)
+    runs = _join_wrappers(_merged(runs, lambda run: run.names[0].shape, _join_attempts))
+    for run in runs:
+        drop_other_bars(run.parts)
+    return runs
 
 
 def _numbered(run: RunParts) -> Hashable:
@@ -112,11 +117,12 @@ def _merged(
 def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
+        add_losses_beside(part)
         last, own = runs[-1] if runs else None, marks(part)
-        if last is None or contradict(last.marks, own):
+        before = last.attempts[-1][0] if last else part
+        if last is None or contradict(last.marks, own) or _of_another_training(before, part):
             runs.append(RunParts([name], [[part]], own, len(runs) + 1))
             continue
-        before = last.attempts[-1][0]
         if is_next_epoch(before, part):
             last.attempts[-1][0] = join_epochs(before, part)
         elif not _finished(last.attempts[-1]) and _asked_alike(before, part) and not _other_program(before, part):
@@ -131,6 +137,18 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
 def _other_program(one: Part, other: Part) -> bool:
     """Whether both have lines of steps, and not one program prints lines in both."""
     return bool(one.steps and other.steps) and not one.steps.keys() & other.steps.keys()
+
+
+def _of_another_training(one: Part, other: Part) -> bool:
+    """Whether a program counts other parameters than before, or begins again with another plan of steps."""
+    before, after = step_span(one), step_span(other)
+    again = before is not None and after is not None and after[0] <= before[0]
+    for name in ("params", *(["steps_planned"] if again else [])):
+        counts = [{fact.value for fact in part.facts.get(name, ())} for part in (one, other)]
+        by = [{fact.dialect for fact in part.facts.get(name, ())} for part in (one, other)]
+        if by[0] & by[1] and not counts[0] & counts[1]:
+            return True
+    return False
 
 
 def _asked_alike(one: Part, other: Part) -> bool:
@@ -189,7 +207,7 @@ def _continues(earlier: RunParts, later: RunParts) -> bool:
         return False
     if earlier.names[0].path == later.names[0].path or contradict(earlier.marks, later.marks):
         return False
-    if not _asked_alike(one, other):
+    if not _asked_alike(one, other) or _of_another_training(one, other):
         return False
     if one.first_at is not None and other.first_at is not None and other.first_at < one.first_at:
         return False

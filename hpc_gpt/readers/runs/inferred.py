@@ -28,7 +28,7 @@ _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
-_ONLY_BATCH = frozenset(("hf", "nanogpt", "modded-nanogpt", "llm.c"))
+_ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
 
 
 def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) -> None:
@@ -312,7 +312,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
     if engine == "hf" or (facts is not None and facts.any_model):
         # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
-        like_gpt2 = any("n_embd" in key for key in arguments)
+        like_gpt2 = arguments.get('"model_type"', "gpt2") == "gpt2" and any("n_embd" in key for key in arguments)
     known = like_gpt2 or gated or rotary
     if not known:
         return None, "it is not known whether the model is like GPT-2"

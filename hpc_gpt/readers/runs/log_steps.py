@@ -9,14 +9,17 @@ import numpy as np
 
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.dialects.generic import TESTS
+from hpc_gpt.readers.dialects.tqdm import BAR_OF_TRAINING
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import STEP_FIELDS
 from hpc_gpt.readers.runs.mlperf_counts import counted_in, rate_in
-from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, steps_that_count
+from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, joined_by_step, steps_that_count
 
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
+BARS_OF_OTHERS = "bars of which nothing says that they count steps"
+_SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
 _MOST_STEPS = 1e15  # no run trains as many
 _LARGEST = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
@@ -56,16 +59,33 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     return min(known or found, key=lambda pair: _worth(*pair), default=None)
 
 
+def add_losses_beside(part: Part) -> None:
+    """Adds to the lines that time steps and have no loss those of another program's loop that count the same steps.
+
+    A timer may start later, or print less often. A loop may count from 0.
+    """
+    found = main_steps(part)
+    if found is None or "loss" in found[1] or not np.isfinite(found[1]["step"]).all():
+        return
+    name, timer = found
+    for other in sorted(part.steps.values(), key=lambda each: -len(each)):
+        if "loss" not in other or not np.isfinite(other["step"]).all() or max(timer.stride, other.stride) > 1:
+            continue
+        order = np.argsort(np.concatenate((timer.line, other.line)), kind="stable")
+        if (np.diff(np.concatenate((timer["step"], other["step"]))[order]) >= -1).all():
+            part.steps[name] = joined_by_step(timer, other)
+            return
+
+
 def _is_training(part: Part, name: str, steps: StepTable) -> bool:
-    """Whether lines are of training steps: of an unknown program only if the step rises in all, which are five at least
-    or have two that are alike in what is no output of tests."""
+    """Whether lines are of training steps: of an unknown program only if the step rises in all, and they are five at
+    least, or name their epoch, or two are alike in what is no output of tests."""
     if name not in _last_resorts():
         return True
     numbers = steps["step"][np.isfinite(steps["step"])]
-    return (
-        ((steps.alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC)
-        and len(numbers) > 1
-        and bool((np.diff(numbers) > 0).all())
+    alike = (steps.alike and len(numbers) > 1) or np.isfinite(steps["epoch"]).any()
+    return ((alike and TESTS not in part.facts) or steps.count >= _FEWEST_GENERIC) and bool(
+        (np.diff(numbers) > 0).all()
     )
 
 
@@ -83,6 +103,23 @@ def has_steps(part: Part) -> bool:
     """Whether a part shows training: steps, a bar or a total."""
     steps = any(len(steps) and _is_training(part, name, steps) for name, steps in part.steps.items())
     return bool(part.progress or part.totals or steps)
+
+
+def drop_other_bars(parts: Sequence[Part]) -> None:
+    """Drops the bars of a run that shows no training otherwise: those of an evaluation, or of files, look the same.
+
+    A Trainer's bar has no name either: one whose items take longer than a second is kept, as steps do.
+    """
+    engines = {dialect.name for dialect in dialects() if dialect.engine}
+    for part in parts:
+        if part.totals or BAR_OF_TRAINING in part.facts or part.steps or engines & part.dialects.keys():
+            return
+        if any(step and elapsed and elapsed / step > _SLOW_ITEM_S for step, elapsed, _ in part.progress[-1:]):
+            return
+    for part in parts:
+        if part.progress:
+            part.left_out[BARS_OF_OTHERS] = part.left_out.get(BARS_OF_OTHERS, 0) + len(part.progress)
+        part.progress, part.facts = [], {name: facts for name, facts in part.facts.items() if name != "steps_planned"}
 
 
 def step_span(part: Part) -> tuple[float, float] | None:
@@ -144,9 +181,10 @@ def _losses(part: Part, steps: StepTable) -> StepColumn:
 
 def join_epochs(one: Part, other: Part) -> Part:
     """Both parts as one; the steps of the second continue the count of the first."""
-    span = step_span(one)
+    span, begun, whole = step_span(one), step_span(other), main_steps(one)
     assert span is not None
-    offset = span[1]
+    # If steps count from 0, the next step is one line later.
+    offset = span[1] + (log_interval(whole[1]) if whole and begun and begun[0] == 0 == span[0] else 0)
     facts = {name: list(found) for name, found in one.facts.items()}
     for name, found in other.facts.items():
         known = facts.setdefault(name, [])

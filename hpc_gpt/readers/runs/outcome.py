@@ -27,6 +27,7 @@ from hpc_gpt.words import counted
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
 _EXACT_S = 20.0
+_ROUGH_S = 5.0  # the program's own clock may do with less, in its first minute
 _AT_ONCE = 0.1  # of the lines may have the time of the line before, if times have fractions of a second
 _APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
@@ -73,17 +74,17 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day"))[
         : 2 * steps.numbered
     ]:
-        seconds, how = _differences(steps, steps[key])
+        seconds, how = _differences(steps, steps[key], _ROUGH_S if key == "elapsed_s" else _EXACT_S)
         if np.isfinite(seconds).any():
             return seconds, f"differences of {what}{how}"
     return np.full(len(steps), np.nan), ""
 
 
-def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
+def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[StepColumn, str]:
     """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
     That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
-    line a tenth of all lines earlier.
+    line a tenth of all lines earlier, or the first of lines that take `least_s` in all.
     """
     known = clock[np.isfinite(clock)]
     between, whole = np.diff(known), bool((known % 1 == 0).all())
@@ -92,8 +93,9 @@ def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
         return unknown  # lines that a buffer held back have the time at which it was written
     if len(between) and whole and np.median(between) < _COARSE_S:
         # Two whole seconds are exact to one: over 20 s that is 5 %.
-        if known[-1] - known[0] < _EXACT_S:
-            return unknown
+        if (span := known[-1] - known[0]) < _EXACT_S:
+            words = f", which are whole seconds: {span:g} s in all, exact to one"
+            return (_over(steps, clock, len(known) - 1), words) if span >= least_s else unknown
         apart = math.ceil(_EXACT_S / max(float(np.mean(between)), 0.05))
         reach = min(len(steps) - 1, max(1, len(steps) // 10, apart))
         return _over(steps, clock, reach), f", which are whole seconds, over {reach} lines"
@@ -102,12 +104,14 @@ def _differences(steps: LogSteps, clock: StepColumn) -> tuple[StepColumn, str]:
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
-    if len(steps) > reach:
-        same = steps.attempt[reach:] == steps.attempt[:-reach]
-        apart = steps["step"][reach:] - steps["step"][:-reach]
+    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between may have no clock
+    if len(rows) > reach:
+        here, before = rows[reach:], rows[:-reach]
+        apart = steps["step"][here] - steps["step"][before]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            each = (clock[reach:] - clock[:-reach]) / apart
-        seconds[reach:] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+            each = (clock[here] - clock[before]) / apart
+        same = steps.attempt[here] == steps.attempt[before]
+        seconds[here] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
     return seconds
 
 
@@ -254,7 +258,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
-    if not max(runtime, samples, rounded, runtime * samples, runtime * rounded) < _MOST_TOKENS:
+    if not all(each < _MOST_TOKENS for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")

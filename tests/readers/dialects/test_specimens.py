@@ -45,7 +45,7 @@ UNTOLD = {
     },
     "gpt_neox": {"zero_optimization"},
     "megatron_bridge": {"allocated", "reserved"},
-    "torchtune": {"tokens_per_s_gpu", "grad_norm", "reserved"},
+    "torchtune": {"loss", "tokens_per_s_gpu", "grad_norm", "reserved"},
 }
 # The forms of Megatron's line over the years.
 PRINTED = Path(__file__).parents[1] / "printed" / "megatron.txt"

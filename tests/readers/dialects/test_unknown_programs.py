@@ -12,9 +12,18 @@ LINES: dict[str, dict[str, float]] = {
     "step 20/700 loss 3.1 time 250.0 ms tok/s 2000": {"step_s": 0.25, "tokens_per_s": 2000},
     "step 20 | loss 3.100 | 98123 tok/s | dt 250ms": {"step_s": 0.25, "tokens_per_s": 98123},
     "epoch 1 step 20/700 train_loss=3.1 tokens_per_sec=98123 sec_per_step=0.25": {
+        "epoch": 1,
         "step_s": 0.25,
         "tokens_per_s": 98123,
     },
+    "tok/s 2000 | Epoch [1/3], Step [20/700], lr: 0.1, loss = 3.1": {"epoch": 1, "lr": 0.1},
+    "Epoch: [1][ 20/700]  Time  0.250 ( 0.300)  Data 0.100 (0.100)  Loss 3.1e+00 (3.5e+00)": {
+        "epoch": 1,
+        "step_s": 0.25,
+    },
+    "Epoch:[1/3](20/700) loss:3.1 lr:0.1 epoch_Time:30.0min:": {"epoch": 1, "lr": 0.1},
+    "Ep 1 (Step 000020): Train loss 3.1, Val loss 4.5": {"loss_eval": 4.5},
+    "dt 250ms | step 20 | lr 0.1 | loss 3,1000 | grad_norm: 1,25": {"lr": 0.1, "grad_norm": 1.25},
     "iteration 20, loss 3.1, 250 ms/step, 98,123 tokens/sec": {"step_s": 0.25, "tokens_per_s": 98123},
     "step: 20 loss: 3.1 (0.25 s/it) tok/s/gpu: 900": {"step_s": 0.25, "tokens_per_s_gpu": 900},
     "iter 20 loss 3.1 samples/s 12.5": {"samples_per_s": 12.5},
