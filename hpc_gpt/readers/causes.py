@@ -6,7 +6,8 @@ The rules, in this order:
 2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
    have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
    In a file without steps, beside one with steps, so was a process that never began (`python: command not found`), and
-   what precedes the lines in which the program says what it trains.
+   what precedes the lines in which the program says what it trains. What a batch script or a tool beside the ranks says
+   (a vague failure without a rank) ended nothing if a rank fails of itself later.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
@@ -15,7 +16,8 @@ The rules, in this order:
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
-   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier.
+   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier. So does a signal from
+   outside, and Slurm's message of a cancellation, before what the same file has after it.
 7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is.
 8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
    waited for another, that of the first rank that the launcher saw fail.
@@ -68,6 +70,15 @@ _NEVER_BEGAN = re.compile(
     r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
+_VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
+_OF_SHELL = re.compile(r"\bexit code 12[67]\b")
+# A signal that was received; of these what no launcher sends because a rank died; and that one died.
+_RECEIVED = re.compile(
+    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death)"
+    r"|KeyboardInterrupt|^\*\*\* STEP "
+)
+_OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
+_DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault, or what the peers of a process that died print.
@@ -123,14 +134,16 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
     has_trained = any(map(_has_steps, parts))
     started = {part.file: part.first_line for part in parts if part.started}  # the last start in each file
-    for part in parts:
+    found_in = [_found_in(part) for part in parts]
+    of_ranks = [_OwnFailures.of(found, part) for found, part in zip(found_in, parts, strict=True)]
+    labelled = sum(each.labelled > 0 for each in of_ranks)
+    for part, found, own in zip(parts, found_in, of_ranks, strict=True):
         rank = _rank_of_file(part.file)
         beside = has_trained and not _has_steps(part)
+        ranks_ran = beside or labelled > bool(own.labelled)
         begun = max(_last_setting(part), started.get(part.file, 0)) if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
         trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
-        ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
-        found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
         for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
@@ -142,22 +155,24 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
             # Of a separate file without times nothing shows that it was after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
-            before = before or (beside and bool(_NEVER_BEGAN.search(failure.words)))
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or own.ran_after(failure)
             (survived if before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
     if chosen is not None and _LINK.search(chosen.words):
-        own, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
-        chosen, sure = (own, why or "a dead peer makes the same lines as a link's fault") if own else (chosen, sure)
-    if chosen is not None and (limit := _time_limit(causes, chosen)) is not None:
-        chosen, sure = limit, ""
+        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        why = why or "a dead peer makes the same lines as a link's fault"
+        chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
+    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
+        chosen, sure = outside, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        chosen = min(echoes, key=_aftermath)
-        sure = "only its consequences are in the logs"
+        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
+        sure = "" if chosen else "only its consequences are in the logs"
+        chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
@@ -167,13 +182,16 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if not meaning(chosen.ended).by_scheduler:
-        left = only_one_that_left(echoes) if rank is None else None
+        # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words))
+        echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
+        left = only_one_that_left(echoes_of_it) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
         node = node_of_failure(chosen, rank, nodes, parts, why != "")
         if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
-            node, said = node_the_launcher_names(chosen, echoes)
+            node, said = node_the_launcher_names(chosen, echoes_of_it)
             sure = "; ".join(filter(None, (sure, said)))
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
@@ -222,6 +240,12 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
         if place not in best or plainness(failure) < plainness(best[place]):
             best[place] = failure
     return sorted(best.values(), key=lambda failure: failure.place.line)
+
+
+def _found_in(part: Part) -> list[Failure]:
+    """The failures of a part, one of each line, and the ends that it says itself."""
+    ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
+    return _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
 
 
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:
@@ -283,18 +307,67 @@ def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
     return kept
 
 
-def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """Slurm's message of the time limit if it is the cause rather than `chosen`, else None."""
+@dataclass(frozen=True)
+class _OwnFailures:
+    """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
+    line by which the ranks have `begun`, 0 if none says so."""
+
+    last: int
+    labelled: int
+    begun: int
+
+    @staticmethod
+    def of(failures: Sequence[Failure], part: Part) -> "_OwnFailures":
+        own = [each for each in failures if not each.echo and _is_own(each)]
+        own = [each for each in own if not (each.words.startswith("srun: ") or _NEVER_BEGAN.search(each.words))]
+        labelled = max((each.place.line for each in own if each.rank is not None), default=0)
+        return _OwnFailures(max((each.place.line for each in own), default=0), labelled, _last_setting(part))
+
+    def ran_after(self, failure: Failure) -> bool:
+        """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside
+        them."""
+        if failure.echo or not (failure.rank is failure.node is None) or failure.ended not in _VAGUE_OF_TOOLS:
+            return False
+        line = failure.place.line
+        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.words))
+        return shell or line < self.labelled or line < self.begun < self.last
+
+
+def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
+    """What ended the run from outside, if that is the cause rather than `chosen`, else None: the scheduler's message or a
+    signal."""
     limit = next((failure for failure in causes if failure.ended == "walltime"), None)
-    if limit is None or chosen.ended == "walltime":
+    if chosen.ended == "walltime":
         return None
-    if chosen.at is not None and limit.at is not None:
+    if limit is not None and chosen.at is not None and limit.at is not None:
         return limit if limit.at - chosen.at <= ENDING_S else None
-    if meaning(chosen.ended).no_signal:
+    if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
+        return None if limit is None or meaning(chosen.ended).no_signal else limit
+    if limit is not None:
+        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
+        earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
+        return None if earlier and explains_itself else limit
+    return _signal_before(echoes, [chosen])
+
+
+def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
+    """The first signal from outside that the logs have, if all `failures` are after it; None without one.
+
+    A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
+    """
+    died = any(_DIED.search(each.words) for each in echoes)
+    signals = (each for each in echoes if _RECEIVED.search(each.words) and (not died or _OUTSIDE.search(each.words)))
+    if (first := next(signals, None)) is None:
         return None
-    explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
-    earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
-    return None if earlier and explains_itself else limit
+    # torchrun says last of all that it was ended by a signal.
+    last = "SignalException" in first.words and all(each.echo for each in failures)
+    return first if last or all(_is_after(each, first) for each in failures) else None
+
+
+def _is_after(failure: Failure, first: Failure) -> bool:
+    if failure.at is not None and first.at is not None:
+        return failure.at >= first.at
+    return failure.place.file == first.place.file and failure.place.line > first.place.line
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:

@@ -1,6 +1,6 @@
 """Faults of a GPU, its driver or its links, and kernels that got invalid inputs."""
 
-from hpc_gpt.readers.pattern import Dialect, echo, failure
+from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, echo, failure
 
 # The driver's numbers of faults that a program can cause; 45 follows from another one. The others are of hardware,
 # firmware or driver.
@@ -41,6 +41,8 @@ DIALECT = Dialect(
             r"|CUBLAS_STATUS_(?!ALLOC)|CUDNN_STATUS_(?!ALLOC)|invalid argument).{0,300})",
         ),
         failure("data", "device-side", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})"),
+        # The message is on the next line, and says more.
+        failure("error", " ERROR] at ", EXCEPTION_START + r"(?P<words>\[\w{1,20} ERROR\] at .{1,300})"),
         failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     ),
     specimen="""\
@@ -54,7 +56,8 @@ Failed to initialize NVML: Driver/library version mismatch
 RuntimeError: CUDA error: unspecified launch failure
 RuntimeError: CUDA error: an illegal memory access was encountered
 RuntimeError: CUDA error: device-side assert triggered
+[CUDA ERROR] at file train_gpt2.cu:1507:
 /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1236: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
 """,
-    seen="NVIDIA's driver and nvidia-smi, PyTorch",
+    seen="NVIDIA's driver and nvidia-smi, PyTorch, llm.c",
 )

@@ -86,11 +86,13 @@ DIALECT = Dialect(
             "error", "Signal: ", r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))"
         ),
         echo("error", "Signal: Aborted (6)", r"(?P<words>Signal: Aborted \(6\))"),
-        echo(
-            "cancelled",
-            "SIGTERM",
-            r"(?P<words>(?:[Rr]eceived|[Cc]aught|[Gg]ot) (?:signal )?(?:termination )?"
-            r"(?:signal )?SIGTERM.{0,100})",
+        *(
+            echo("cancelled", literal, rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}.{{0,100}})")
+            for literal, said in (
+                ("SIG", r"(?:signal:? )?SIG(?:TERM|INT|HUP|USR[12]|XCPU)\b"),
+                ("ignal", r"(?i:signal):? (?:1|2|10|12|15)\b"),
+                (" death signal", r"(?:SIG[A-Z0-9]{1,6}|\d{1,2}) death signal"),
+            )
         ),
         # mpirun's
         echo(
@@ -149,6 +151,8 @@ Fatal Python error: Aborted
 [cn0417:04711] Signal: Segmentation fault (11)
 [cn0417:04711] Signal: Aborted (6)
 Received SIGTERM: 15
+Caught signal 15 (Terminated), saving
+Received 15 death signal, shutting down workers
 mpirun noticed that process rank 3 with PID 4711 on node cn0417 exited on signal 9 (Killed).
 Detected KeyboardInterrupt, attempting graceful shutdown ...
 rank 2 lost another rank: RuntimeError: Connection closed by peer

@@ -47,10 +47,13 @@ DIALECT = Dialect(
             r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
             r"|the following arguments|invalid choice|ambiguous option).{0,300})",
         ),
-        failure(
-            "user_error",
-            "can't open file",
-            EXCEPTION_START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
+        # what `python FILE` and `python -m MODULE` say of what they cannot start
+        *(
+            failure("user_error", literal, EXCEPTION_START + rf"(?P<words>\S{{0,200}}python[\w.]{{0,20}}: {literal}.{{0,300}})")
+            for literal in (
+                *("can't open file", "can't find '__main__' module", "Error while finding ", "No module named "),
+                "No code object available for ",
+            )
         ),
         # a start that may be repeated at once
         failure("port_taken", "rror", raised(ANY_NAME, r"\bEADDRINUSE\b|[Aa]ddress already in use")),
@@ -117,6 +120,10 @@ RuntimeError: Error(s) in loading state_dict for GPTModel:
 FileNotFoundError: [Errno 2] No such file or directory: 'config/gpt.yaml'
 pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
 python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
+python: can't find '__main__' module in 'train/'
+/u/env/bin/python3: No module named torchtitan.train
+/usr/bin/python3: No code object available for tools.launch
+/u/env/bin/python3.11: Error while finding module specification for 'train.main' (ModuleNotFoundError: No module named 'train')
 FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
 OSError: [Errno 98] Address already in use
 torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23282, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
