@@ -40,6 +40,7 @@ from hpc_gpt.readers.blame import (
     rank_to_blame,
 )
 from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
+from hpc_gpt.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
@@ -51,6 +52,9 @@ _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
 IGNORED = "Exception ignored "
+# What an interpreter, its threads and exit functions print as it ends.
+_BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
+_AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
 _LONGEST_TRACEBACK = 40  # lines
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 SKEW_S = 2.0
@@ -74,8 +78,8 @@ _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
 # A signal that was received; of these what no launcher sends because a rank died; and that one died.
 _RECEIVED = re.compile(
-    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death)"
-    r"|KeyboardInterrupt|^\*\*\* STEP "
+    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
+    r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
 )
 _OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
 _DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
@@ -148,6 +152,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
+            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.words)):
+                failure = replace(failure, to_do=to_do)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
@@ -245,7 +251,8 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
 def _found_in(part: Part) -> list[Failure]:
     """The failures of a part, one of each line, and the ends that it says itself."""
     ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
-    return _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
+    done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
+    return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
 
 
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:
@@ -290,19 +297,21 @@ def _last_step_at(part: Part) -> float | None:
     return float(max(last)) if last else None
 
 
-def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, sorted by line, without those that Python says it ignored, each after its `IGNORED` line."""
+def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list[Failure]:
+    """The failures, sorted by line, without those that ended nothing: what Python says it ignored, each after its
+    `IGNORED` line; after the line in which the program is `done`, what its threads and exit functions say too."""
     kept: list[Failure] = []
     ignored: Failure | None = None
     for failure in failures:
-        if failure.words.startswith(IGNORED):
-            ignored = failure
+        at_end = failure.place.line > done
+        if failure.echo and _BEGINS_TRACEBACK.match(failure.words):
+            ignored = failure if at_end or failure.words.startswith(IGNORED) else ignored
         elif ignored is not None and failure.place.line - ignored.place.line <= _LONGEST_TRACEBACK:
             if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
                 ignored = None  # the last line of its traceback
             else:
                 kept.append(failure)
-        else:
+        elif not (at_end and _AT_EXIT.match(failure.words)):
             kept.append(failure)
     return kept
 
@@ -326,7 +335,7 @@ class _OwnFailures:
     def ran_after(self, failure: Failure) -> bool:
         """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside
         them."""
-        if failure.echo or not (failure.rank is failure.node is None) or failure.ended not in _VAGUE_OF_TOOLS:
+        if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
         shell = line < self.last and bool(_NEVER_BEGAN.search(failure.words))
@@ -334,8 +343,7 @@ class _OwnFailures:
 
 
 def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """What ended the run from outside, if that is the cause rather than `chosen`, else None: the scheduler's message or a
-    signal."""
+    """What ended the run from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`."""
     limit = next((failure for failure in causes if failure.ended == "walltime"), None)
     if chosen.ended == "walltime":
         return None

@@ -68,9 +68,8 @@ class Pattern:
     ended: str | None = None  # the class of state.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
     own: bool = False  # many programs print such a line: it counts only after one that shows its program
-    weak: bool = (
-        False  # many programs print such a line: it shows no program, its total or end counts beside others only
-    )
+    # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
+    weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
 
 
@@ -149,7 +148,7 @@ def raised(names: str, about: str = "") -> str:
     """
     words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
     module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
-    return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,400}}|\.?$))"
+    return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,700}}|\.?$))"
 
 
 # What shows that a line reports a failure, before the words that say which one; and that it does not.

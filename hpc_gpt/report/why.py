@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends.exit_status import ExitStatus, read_exit_status
-from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
+from hpc_gpt.ends.failures import LIVE, VAGUE, advice, meaning
 from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.files import open_regular
@@ -158,7 +158,7 @@ class Why:
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             only = failure is not None and failure.echo and self.ended in VAGUE
-            return _ELSEWHERE if only else meaning(self.ended).to_do
+            return _ELSEWHERE if only else advice(self.ended, self.own is not None)
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 

@@ -78,7 +78,7 @@ DIALECT = Dialect(
             "error",
             "Fatal Python error: ",
             r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
-            r"|Illegal instruction|Floating|init|Py|none_dealloc|deallocating).{0,200})",
+            r"|Illegal instruction|Floating|init|_?Py|none_dealloc|deallocating|take_gil|drop_gil|_enter_buffered).{0,200})",
         ),
         echo("error", "Fatal Python error: Aborted", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
         failure("error", "Caught signal ", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})"),
@@ -87,7 +87,11 @@ DIALECT = Dialect(
         ),
         echo("error", "Signal: Aborted (6)", r"(?P<words>Signal: Aborted \(6\))"),
         *(
-            echo("cancelled", literal, rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}.{{0,100}})")
+            echo(
+                "cancelled",
+                literal,
+                rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}.{{0,100}})",
+            )
             for literal, said in (
                 ("SIG", r"(?:signal:? )?SIG(?:TERM|INT|HUP|USR[12]|XCPU)\b"),
                 ("ignal", r"(?i:signal):? (?:1|2|10|12|15)\b"),

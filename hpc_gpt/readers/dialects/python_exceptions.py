@@ -12,9 +12,20 @@ DIALECT = Dialect(
     patterns=(
         Pattern("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)", weak=True),
         Pattern("traceback", "he above exception", r"(?:During handling of|The) (?:the )?above exception", weak=True),
-        # The exception below it, which causes.py leaves out, ended nothing.
-        echo(
-            "error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"
+        # The exception below it, which causes.py leaves out, ended nothing, or only its thread.
+        *(
+            echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")
+            for literal in ("Exception ignored ", "Exception in thread ", "Error in atexit")
+        ),
+        # what an interpreter raises as it ends: the reason why it ends is another
+        *(
+            echo("error", literal, raised(names, about))
+            for literal, names, about in (
+                ("PythonFinalizationError", "PythonFinalizationError", ""),
+                ("hutdown", ANY_NAME, r"(?:at|after) (?:interpreter )?shutdown|shutdown has been called"),
+                ("shutting down", ANY_NAME, "Python is likely shutting down"),
+                ("KeyError: '/", "KeyError", r"'/(?:mp|psm|loky|joblib)[-_]"),  # of the tracker of shared memory
+            )
         ),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
@@ -49,7 +60,11 @@ DIALECT = Dialect(
         ),
         # what `python FILE` and `python -m MODULE` say of what they cannot start
         *(
-            failure("user_error", literal, EXCEPTION_START + rf"(?P<words>\S{{0,200}}python[\w.]{{0,20}}: {literal}.{{0,300}})")
+            failure(
+                "user_error",
+                literal,
+                EXCEPTION_START + rf"(?P<words>\S{{0,200}}python[\w.]{{0,20}}: {literal}.{{0,300}})",
+            )
             for literal in (
                 *("can't open file", "can't find '__main__' module", "Error while finding ", "No module named "),
                 "No code object available for ",
@@ -141,6 +156,13 @@ subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zer
 torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
 KeyboardInterrupt
 Exception ignored in: <function _releaseLock at 0x7f5fa2867e80>
+Exception ignored while calling deallocator <function Loader.__del__ at 0x7f5fa2867e80>:
+Exception in thread Thread-7 (_pin_memory_loop):
+Error in atexit._run_exitfuncs:
+PythonFinalizationError: cannot join thread at interpreter shutdown
+RuntimeError: cannot schedule new futures after interpreter shutdown
+ImportError: sys.meta_path is None, Python is likely shutting down
+KeyError: '/psm_5a6b7c8d'
 RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
 """,
     seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",

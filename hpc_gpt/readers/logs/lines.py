@@ -111,6 +111,9 @@ class LineReader:
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
+            # One step may be printed late, by another rank; a program that goes on has not ended.
+            late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
+            part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
@@ -193,7 +196,7 @@ class LineReader:
                 self._forget(self.tracebacks.caught(number))
             case "end":
                 assert pattern.ended
-                shown = not pattern.weak or each.dialect.name in part.dialects
+                shown = not pattern.weak or bool(self.rows[-1] or part.progress)
                 if shown and self._room("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):

@@ -38,8 +38,8 @@ NO_MESSAGE = re.compile(r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] a
 
 @dataclass
 class _Open:
-    """A traceback: the blanks after its label; how many `foreign` lines may yet follow; the line of `source` of its last
-    frame; if its message alone is missing, `name` and `number` of its line."""
+    """A traceback: the `blanks` after its label, how many `foreign` lines may follow, the `source` of its last frame,
+    `name` and `number` of its line if its message alone is missing."""
 
     blanks: int = 0
     foreign: int = _FOREIGN
@@ -66,8 +66,8 @@ class Tracebacks:
 
     @property
     def skips_indented(self) -> bool:
-        """Whether an indented line changes nothing, but for the LAST_FRAME: no label can hide its indent, and no message
-        is missing."""
+        """Whether an indented line changes nothing, but for the LAST_FRAME: no label hides its indent, no message is
+        missing."""
         return all(not label and not each.name for label, each in self._open.items())
 
     def begin(self, before: str) -> None:
@@ -112,7 +112,7 @@ class Tracebacks:
         return number, found[0]
 
     def with_source(self, words: str) -> str:
-        """The words of the failure that the last line was, with the line of source that raised it if they are a name."""
+        """The words of a failure that is the last line, with the source that raised it if they are a name alone."""
         return f"{words} at `{self._source[:200]}`" if self._source and _ALONE.match(words) else words
 
     def _split(self, line: str) -> tuple[str, str]:
