@@ -137,15 +137,16 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
     has_trained = any(map(_has_steps, parts))
-    started = {part.file: part.first_line for part in parts if part.started}  # the last start in each file
     found_in = [_found_in(part) for part in parts]
-    of_ranks = [_OwnFailures.of(found, part) for found, part in zip(found_in, parts, strict=True)]
-    labelled = sum(each.labelled > 0 for each in of_ranks)
-    for part, found, own in zip(parts, found_in, of_ranks, strict=True):
-        rank = _rank_of_file(part.file)
+    of_ranks = {part.file: _OwnFailures() for part in parts}
+    for part, found in zip(parts, found_in, strict=True):
+        of_ranks[part.file].add(part, found)
+    labelled = sum(each.labelled > 0 for each in of_ranks.values())
+    for part, found in zip(parts, found_in, strict=True):
+        own, rank = of_ranks[part.file], _rank_of_file(part.file)
         beside = has_trained and not _has_steps(part)
         ranks_ran = beside or labelled > bool(own.labelled)
-        begun = max(_last_setting(part), started.get(part.file, 0)) if beside else 0
+        begun = own.begun if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
         trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
         for failure in _join_blocks(found):
@@ -189,7 +190,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         rank = chosen.rank if blamed is None else blamed
     if not meaning(chosen.ended).by_scheduler:
         # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
-        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words))
+        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
         echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
         left = only_one_that_left(echoes_of_it) if rank is None else None
         if left is not None and left is not chosen:
@@ -316,21 +317,28 @@ def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list
     return kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class _OwnFailures:
     """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
     line by which the ranks have `begun`, 0 if none says so."""
 
-    last: int
-    labelled: int
-    begun: int
+    last: int = 0
+    labelled: int = 0
+    begun: int = 0
 
-    @staticmethod
-    def of(failures: Sequence[Failure], part: Part) -> "_OwnFailures":
-        own = [each for each in failures if not each.echo and _is_own(each)]
-        own = [each for each in own if not (each.words.startswith("srun: ") or _NEVER_BEGAN.search(each.words))]
-        labelled = max((each.place.line for each in own if each.rank is not None), default=0)
-        return _OwnFailures(max((each.place.line for each in own), default=0), labelled, _last_setting(part))
+    def add(self, part: Part, failures: Sequence[Failure]) -> None:
+        """Adds a part of the file."""
+        self.begun = max(self.begun, _last_setting(part), part.first_line if part.started else 0)
+        for each in failures:
+            # srun's words are about a task that may have said more, a shell's about none.
+            if (
+                not each.echo
+                and _is_own(each)
+                and not each.words.startswith("srun: ")
+                and not _NEVER_BEGAN.search(each.words)
+            ):
+                self.last = max(self.last, each.place.line)
+                self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
 
     def ran_after(self, failure: Failure) -> bool:
         """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside

@@ -29,7 +29,7 @@ _EXCEPTION = re.compile(
 _NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
 _ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
 _RULE = re.compile(r"\s*[=*-]{4}")
-_ALONE = re.compile(r"[\w.()]{1,200}:?\s*$")
+_ALONE = re.compile(r"[\w.()]{1,200}\s*$")
 # llm.c's macros, and others': the message of CUDA, NCCL or MPI is on the next line.
 _OF_MACRO = re.compile(r"\[(\w{1,20}) ERROR\] at [^\n]{1,300}?[:)] (.*)")
 # What follows is on the next line: the whole message, or what it announces.
