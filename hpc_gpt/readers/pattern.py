@@ -169,18 +169,18 @@ def failure_family(
     to_do: str,
     *,
     raised_as: str = "",
-    says: tuple[str, ...] = (),
-    line: tuple[str, ...] = (),
+    says: str = "",
+    line: str = "",
     echo: bool = False,
 ) -> tuple[Pattern, ...]:
     """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
 
-    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts after what shows that a
-    line reports a failure, such as the name of an exception; `line`: texts that are enough wherever they are. `…` in a
-    text or a name is what varies; the case of a text's first letter does not matter.
+    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
+    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
+    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
 
     >>> import re
-    >>> (pattern,) = failure_family("user_error", "load it", says=("version `GLIBC…' not found",))
+    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
     >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
     'ImportError: /lib64/libc.so.6:'
     """
@@ -188,11 +188,12 @@ def failure_family(
     for name in raised_as.split():
         pieces = name.split(VARIES)
         found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
-    for text in (*says, *line):
+    reported = says.split(" | ") if says else []
+    for text in (*reported, *(line.split(" | ") if line else ())):
         first, *pieces = text.split(VARIES)
         begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
         body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
-        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in says else r".{0,300}?"
+        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
         regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
         found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
     return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
