@@ -74,7 +74,9 @@ class Pattern:
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
-    """The pattern of a failure of a class of state.ENDED."""
+    """The pattern of a failure of a class of state.ENDED. Its words are what `regex` matches and what follows, if it
+    has no group of `words`."""
+    regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
     return Pattern("failure", literal, regex, ended=ended, echo=echo)
 
 

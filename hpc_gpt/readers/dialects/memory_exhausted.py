@@ -41,39 +41,19 @@ DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
         failure("gpu_memory", "OutOfMemoryError", raised(r"OutOfMemoryError")),
-        failure(
-            "gpu_memory",
-            "out of memory",
+        failure("gpu_memory", "out of memory",
             r"(?P<words>(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
-            r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,700})",
-        ),
-        failure(
-            "gpu_memory",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
-                r"|RESOURCE_EXHAUSTED: ",
-            ),
-        ),
+            r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,700})"),
+        failure("gpu_memory", "rror", raised(ANY_NAME,
+            r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
+            r"|RESOURCE_EXHAUSTED: ")),
         failure("host_memory", "MemoryError", raised(r"\w{0,20}MemoryError")),
-        failure(
-            "host_memory",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)",
-            ),
-        ),
-        failure(
-            "host_memory", "bad_alloc", r"(?P<words>terminate called after throwing an instance of .std::bad_alloc.)"
-        ),
-        failure(
-            "host_memory",
-            ": Killed process ",
-            r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed "
-            r"process \d{1,10}.{0,200})",
-        ),
+        failure("host_memory", "rror", raised(ANY_NAME,
+            r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)")),
+        failure("host_memory", "bad_alloc",
+            r"(?P<words>terminate called after throwing an instance of .std::bad_alloc.)"),
+        failure("host_memory", ": Killed process ",
+            r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed " r"process \d{1,10}.{0,200})"),
         failure("host_memory", "OOMKilled", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
     ),
     specimen="""\
@@ -89,4 +69,4 @@ terminate called after throwing an instance of 'std::bad_alloc'
   reason: OOMKilled, exit code 137
 """,
     seen="PyTorch 1.8 to 2.9, numpy, libstdc++, Linux, Kubernetes",
-)
+)  # fmt: skip

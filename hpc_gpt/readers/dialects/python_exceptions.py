@@ -30,34 +30,18 @@ DIALECT = Dialect(
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends
-        failure(
-            "user_error",
-            "rror",
-            raised(
-                "ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
-                "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
-                "|ValidationError|HFValidationError|MissingMandatoryValue"
-            ),
-        ),
+        failure("user_error", "rror",
+            raised("ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
+            "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
+            "|ValidationError|HFValidationError|MissingMandatoryValue")),
         failure("user_error", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS)),
-        failure(
-            "user_error",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"in loading state_dict for|environment variable "
-                r"\w{1,40} expected|unrecognized configuration",
-            ),
-        ),
+        failure("user_error", "rror", raised(ANY_NAME, r"in loading state_dict for|environment variable "
+            r"\w{1,40} expected|unrecognized configuration")),
         # of two that match, the first counts
         failure("data", "FileNotFoundError", raised("FileNotFoundError", _DATA_FILE)),
         failure("user_error", "FileNotFoundError", raised("FileNotFoundError")),
-        failure(
-            "user_error",
-            ": error: ",
-            r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
-            r"|the following arguments|invalid choice|ambiguous option).{0,300})",
-        ),
+        failure("user_error", ": error: ", r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
+            r"|the following arguments|invalid choice|ambiguous option).{0,300})"),
         # what `python FILE` and `python -m MODULE` say of what they cannot start
         *(
             failure(
@@ -73,55 +57,27 @@ DIALECT = Dialect(
         # a start that may be repeated at once
         failure("port_taken", "rror", raised(ANY_NAME, r"\bEADDRINUSE\b|[Aa]ddress already in use")),
         # data
-        failure(
-            "data",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
-                r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt",
-            ),
-        ),
-        failure(
-            "data",
-            "rror",
-            raised(
-                "UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
-                "|DataFilesNotFoundError|DatasetGenerationError|ReadError"
-            ),
-        ),
+        failure("data", "rror", raised(ANY_NAME,
+            r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
+            r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt")),
+        failure("data", "rror", raised("UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
+            "|DataFilesNotFoundError|DatasetGenerationError|ReadError")),
         failure("data", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})"),
         failure("data", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})"),
         # disks
-        failure(
-            "disk_full", "No space left on device", r"(?P<words>(?:\S{1,80} ){0,12}No space left on device.{0,200})"
-        ),
+        failure("disk_full", "No space left on device", r"(?:\S{1,80} ){0,12}No space left on device"),
         failure("disk_full", "rror", r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})"),
-        failure(
-            "disk_full",
-            "nsufficient free space",
-            r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})",
-        ),
-        failure(
-            "disk_full",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded|[Ii]nsufficient (?:free|disk|storage) space"
-                r"|[Nn]ot enough (?:free )?(?:disk|storage) space|[Rr]an out of disk space"
-                r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
-                r"|basic_ios::clear: iostream error",
-            ),
-        ),
+        failure("disk_full", "nsufficient free space",
+            r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})"),
+        failure("disk_full", "rror", raised(ANY_NAME,
+            r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded|[Ii]nsufficient (?:free|disk|storage) space"
+            r"|[Nn]ot enough (?:free )?(?:disk|storage) space|[Rr]an out of disk space"
+            r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
+            r"|basic_ios::clear: iostream error")),
         # consequences of another failure or a signal
-        echo(
-            "error",
-            "rror",
-            raised(
-                "BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
-                "|CancelledError|ProcessExitedException|ProcessRaisedException"
-            ),
-        ),
+        echo("error", "rror",
+            raised("BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
+            "|CancelledError|ProcessExitedException|ProcessRaisedException")),
         echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
         echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),
@@ -166,4 +122,4 @@ KeyError: '/psm_5a6b7c8d'
 RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
 """,
     seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",
-)
+)  # fmt: skip
