@@ -171,9 +171,10 @@ class Why:
     @property
     def exclude(self) -> str | None:
         """How to exclude the failed nodes from the next start: a command for a run of ours, else a directive."""
-        if not self.failed_nodes or self.ended in ("done", *LIVE):
+        # An address, by which pdsh names a node, is no name of Slurm's.
+        nodes = ",".join(node for node in self.failed_nodes if not node.replace(".", "").isdigit())
+        if not nodes or self.ended in ("done", *LIVE):
             return None
-        nodes = ",".join(self.failed_nodes)
         return (
             f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}" if self.own else f"#SBATCH --exclude={nodes}"
         )

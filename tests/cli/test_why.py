@@ -269,6 +269,13 @@ def test_a_bad_node_of_a_foreign_log_gives_a_directive(tmp_path: Path) -> None:
     assert (found["ended"], found["exclude"], found["retry"]) == ("node_failure", "#SBATCH --exclude=r6i4n5", True)
 
 
+def test_an_address_is_no_node_that_slurm_can_leave_out(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.err"
+    log.write_text("10.11.12.13: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    found = why_json(log)
+    assert (found["ended"], found["failed_node"], found["exclude"]) == ("node_failure", "10.11.12.13", None)
+
+
 def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> None:
     log = tmp_path / "gpt.err"
     log.write_text("Traceback (most recent call last):\n  File 'x'\nOSError: [Errno 24] Too many open files\n")

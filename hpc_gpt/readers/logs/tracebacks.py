@@ -17,7 +17,9 @@ _MOST_OPEN = 64
 _CHAINED = 3  # lines from an exception to Python's words that another one was raised
 LAST_FRAME = 8  # lines from the last `File "…"` of a traceback to its exception: the source, and marks below it
 INDENT = " \t"
-_BAR = re.compile(r"\d%\||/s\]")
+# What launchers put before each line, none of which is a logger's level, a message or a progress bar.
+_LABEL = re.compile(r"(?:(?:\([^()]{1,80}\)|\[[^\[\]]{1,80}\]\S{0,12}|[^\s\[\]()]{1,64}[:>|])\s{0,8}){0,6}")
+_NO_LABEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|WARN|WARNING|INFO|DEBUG|[Ee]rror|[Ee]xception)\b|\d%\||/s\]")
 _AFTER_BAR = re.compile(r"\[(?:rank|default)\d{1,7}\]:? ?$")
 _NODE = re.compile(r"(?:\d{1,7}: )?([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): ")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
@@ -72,9 +74,9 @@ class Tracebacks:
 
     def begin(self, before: str) -> None:
         """A traceback begins in a line, after its label or a progress bar that was not ended."""
-        if _BAR.search(before):
-            before = (_AFTER_BAR.search(before) or ("",))[0]
         label = _TIME.sub("", before).strip()
+        if _NO_LABEL.search(label) or not _LABEL.fullmatch(label):
+            label = (_AFTER_BAR.search(before) or ("",))[0].strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
             self._open[label] = _Open(len(before) - len(before.rstrip()))
 
