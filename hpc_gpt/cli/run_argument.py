@@ -13,7 +13,7 @@ from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)
-run_or_logs_argument = click.argument("run", required=False, shell_complete=completers.runs_and_logs)
+run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs_and_logs)
 
 
 def run_or_newest(name: str | None) -> str:

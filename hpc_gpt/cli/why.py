@@ -23,17 +23,17 @@ PLACE = 150
 @click.command()
 @run_or_logs_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
-def why(run: str | None, as_json: bool) -> None:
+def why(run: tuple[str, ...], as_json: bool) -> None:
     """Say why RUN ended: the first cause over all ranks.
 
     Prints the cause with its rank, node and class, the lines around it, what followed, and what to do; if the node is
     at fault, also the option that excludes it. RUN is a run id, its begin or its end, a job id, an experiment with one
-    run, a run folder, any program's log, or a folder with the logs of one run; the newest run if it is left out. Exit 1
-    if nothing says how the run ended. The classes: hpc-gpt help causes.
+    run, a run folder, any program's log, several logs of one run, or their folder; the newest run if it is left out.
+    Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain
 
-    found = explain(run_or_newest(run), logs_folder())
+    found = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
     silence = ""
     if found.is_open and found.own is not None:
         from hpc_gpt.watch.status import ask_status

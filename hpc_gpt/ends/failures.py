@@ -95,9 +95,9 @@ CLASSES: dict[str, EndClass] = {
     "requeued": EndClass(_AT_ONCE, "went back to the queue and starts again", "nothing: it waits", by_scheduler=True,
         specific=11, explains=("cancelled",), replaces=("error", "unknown", "cancelled"),
         lost="requeued by Slurm or by hand"),
-    "cancelled": EndClass(_STOPS, "a user or the scheduler cancelled it", "if that was a mistake, submit --resume",
-        by_hand=None, by_scheduler=True, specific=14, replaces=("error", "unknown"), hurry=True,
-        lost="Slurm says CANCELLED"),
+    "cancelled": EndClass(_STOPS, "a user or the scheduler cancelled it",
+        "if that was a mistake, resume it with submit --resume", by_hand=None, by_scheduler=True, specific=14,
+        replaces=("error", "unknown"), hurry=True, lost="Slurm says CANCELLED"),
     "refused": EndClass(_STOPS, "the scheduler refused the job, or another job of the run was active",
         "change what the message names; --dry-run asks again"),
     "budget": EndClass(_STOPS, "the budget of GPU hours is spent", "a larger budget, or nothing", good=True,
@@ -152,6 +152,14 @@ LIVE = tuple(ended for ended, row in CLASSES.items() if row.live)
 VAGUE = tuple(ended for ended, row in CLASSES.items() if row.vague)
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)
+
+
+def advice(ended: str | None, ours: bool) -> str:
+    """What the user can do after an end of a class; of a run that is not `ours` nothing that only hpc-gpt can do."""
+    words = meaning(ended).to_do
+    return (
+        words if ours else words.replace("with submit --resume", "from its last checkpoint").partition("; --dry-run")[0]
+    )
 
 
 def meaning(ended: str | None) -> EndClass:

@@ -6,7 +6,8 @@ The rules, in this order:
 2. A failure after which the same log has a step was survived: it ended nothing. So was one in another file if both
    have times of day, or if the program says that it is done after all planned steps; and what Python says it ignored.
    In a file without steps, beside one with steps, so was a process that never began (`python: command not found`), and
-   what precedes the lines in which the program says what it trains.
+   what precedes the lines in which the program says what it trains. What a batch script or a tool beside the ranks says
+   (a vague failure without a rank) ended nothing if a rank fails of itself later.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
 4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
@@ -15,7 +16,8 @@ The rules, in this order:
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
-   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier.
+   that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier. So does a signal from
+   outside, and Slurm's message of a cancellation, before what the same file has after it.
 7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is.
 8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
    waited for another, that of the first rank that the launcher saw fail.
@@ -38,6 +40,7 @@ from hpc_gpt.readers.blame import (
     rank_to_blame,
 )
 from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
+from hpc_gpt.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.pattern import MARKS
 from hpc_gpt.secrets import hide_secrets
@@ -49,6 +52,9 @@ _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
 IGNORED = "Exception ignored "
+# What an interpreter, its threads and exit functions print as it ends.
+_BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
+_AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
 _LONGEST_TRACEBACK = 40  # lines
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 SKEW_S = 2.0
@@ -68,6 +74,15 @@ _NEVER_BEGAN = re.compile(
     r"^(?:[^:]{1,200}: ){1,2}(?:command not found|No such file or directory|Permission denied|unbound variable)"
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
+_VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
+_OF_SHELL = re.compile(r"\bexit code 12[67]\b")
+# A signal that was received; of these what no launcher sends because a rank died; and that one died.
+_RECEIVED = re.compile(
+    r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
+    r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
+)
+_OUTSIDE = re.compile(r"SignalException|KeyboardInterrupt|^\*\*\* STEP ")
+_DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?!15\b|2\b)|exited on signal")
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault, or what the peers of a process that died print.
@@ -122,19 +137,24 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
     has_trained = any(map(_has_steps, parts))
-    started = {part.file: part.first_line for part in parts if part.started}  # the last start in each file
-    for part in parts:
-        rank = _rank_of_file(part.file)
+    found_in = [_found_in(part) for part in parts]
+    of_ranks = {part.file: _OwnFailures() for part in parts}
+    for part, found in zip(parts, found_in, strict=True):
+        of_ranks[part.file].add(part, found)
+    labelled = sum(each.labelled > 0 for each in of_ranks.values())
+    for part, found in zip(parts, found_in, strict=True):
+        own, rank = of_ranks[part.file], _rank_of_file(part.file)
         beside = has_trained and not _has_steps(part)
-        begun = max(_last_setting(part), started.get(part.file, 0)) if beside else 0
+        ranks_ran = beside or labelled > bool(own.labelled)
+        begun = own.begun if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
         trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
-        ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
-        found = _without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]))
         for failure in _join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
+            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.words)):
+                failure = replace(failure, to_do=to_do)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
             before = failure.place.line < (trained_by_others if other else trained)
@@ -142,22 +162,24 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
             # Of a separate file without times nothing shows that it was after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
-            before = before or (beside and bool(_NEVER_BEGAN.search(failure.words)))
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or own.ran_after(failure)
             (survived if before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
     if chosen is not None and _LINK.search(chosen.words):
-        own, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
-        chosen, sure = (own, why or "a dead peer makes the same lines as a link's fault") if own else (chosen, sure)
-    if chosen is not None and (limit := _time_limit(causes, chosen)) is not None:
-        chosen, sure = limit, ""
+        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        why = why or "a dead peer makes the same lines as a link's fault"
+        chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
+    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
+        chosen, sure = outside, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        chosen = min(echoes, key=_aftermath)
-        sure = "only its consequences are in the logs"
+        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
+        sure = "" if chosen else "only its consequences are in the logs"
+        chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
@@ -167,13 +189,16 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if not meaning(chosen.ended).by_scheduler:
-        left = only_one_that_left(echoes) if rank is None else None
+        # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
+        echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
+        left = only_one_that_left(echoes_of_it) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
         node = node_of_failure(chosen, rank, nodes, parts, why != "")
         if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
-            node, said = node_the_launcher_names(chosen, echoes)
+            node, said = node_the_launcher_names(chosen, echoes_of_it)
             sure = "; ".join(filter(None, (sure, said)))
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
@@ -224,6 +249,13 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
     return sorted(best.values(), key=lambda failure: failure.place.line)
 
 
+def _found_in(part: Part) -> list[Failure]:
+    """The failures of a part, one of each line, and the ends that it says itself."""
+    ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
+    done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
+    return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
+
+
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:
     """A sort key: of the failures of one line the first by it counts."""
     # An echo has a pattern of its own, which is more specific than the bare name of the exception.
@@ -266,35 +298,92 @@ def _last_step_at(part: Part) -> float | None:
     return float(max(last)) if last else None
 
 
-def _without_ignored(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, sorted by line, without those that Python says it ignored, each after its `IGNORED` line."""
+def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list[Failure]:
+    """The failures, sorted by line, without those that ended nothing: what Python says it ignored, each after its
+    `IGNORED` line; after the line in which the program is `done`, what its threads and exit functions say too."""
     kept: list[Failure] = []
     ignored: Failure | None = None
     for failure in failures:
-        if failure.words.startswith(IGNORED):
-            ignored = failure
+        at_end = failure.place.line > done
+        if failure.echo and _BEGINS_TRACEBACK.match(failure.words):
+            ignored = failure if at_end or failure.words.startswith(IGNORED) else ignored
         elif ignored is not None and failure.place.line - ignored.place.line <= _LONGEST_TRACEBACK:
             if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
                 ignored = None  # the last line of its traceback
             else:
                 kept.append(failure)
-        else:
+        elif not (at_end and _AT_EXIT.match(failure.words)):
             kept.append(failure)
     return kept
 
 
-def _time_limit(causes: Sequence[Failure], chosen: Failure) -> Failure | None:
-    """Slurm's message of the time limit if it is the cause rather than `chosen`, else None."""
+@dataclass
+class _OwnFailures:
+    """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
+    line by which the ranks have `begun`, 0 if none says so."""
+
+    last: int = 0
+    labelled: int = 0
+    begun: int = 0
+
+    def add(self, part: Part, failures: Sequence[Failure]) -> None:
+        """Adds a part of the file."""
+        self.begun = max(self.begun, _last_setting(part), part.first_line if part.started else 0)
+        for each in failures:
+            # srun's words are about a task that may have said more, a shell's about none.
+            if (
+                not each.echo
+                and _is_own(each)
+                and not each.words.startswith("srun: ")
+                and not _NEVER_BEGAN.search(each.words)
+            ):
+                self.last = max(self.last, each.place.line)
+                self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
+
+    def ran_after(self, failure: Failure) -> bool:
+        """Whether the ranks ran on after a vague failure without a rank: it is of the batch script, or of a tool beside
+        them."""
+        if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
+            return False
+        line = failure.place.line
+        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.words))
+        return shell or line < self.labelled or line < self.begun < self.last
+
+
+def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: Failure) -> Failure | None:
+    """What ended the run from outside, the scheduler's message or a signal, if it is the cause rather than `chosen`."""
     limit = next((failure for failure in causes if failure.ended == "walltime"), None)
-    if limit is None or chosen.ended == "walltime":
+    if chosen.ended == "walltime":
         return None
-    if chosen.at is not None and limit.at is not None:
+    if limit is not None and chosen.at is not None and limit.at is not None:
         return limit if limit.at - chosen.at <= ENDING_S else None
-    if meaning(chosen.ended).no_signal:
+    if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
+        return None if limit is None or meaning(chosen.ended).no_signal else limit
+    if limit is not None:
+        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
+        earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
+        return None if earlier and explains_itself else limit
+    return _signal_before(echoes, [chosen])
+
+
+def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
+    """The first signal from outside that the logs have, if all `failures` are after it; None without one.
+
+    A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
+    """
+    died = any(_DIED.search(each.words) for each in echoes)
+    signals = (each for each in echoes if _RECEIVED.search(each.words) and (not died or _OUTSIDE.search(each.words)))
+    if (first := next(signals, None)) is None:
         return None
-    explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
-    earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
-    return None if earlier and explains_itself else limit
+    # torchrun says last of all that it was ended by a signal.
+    last = "SignalException" in first.words and all(each.echo for each in failures)
+    return first if last or all(_is_after(each, first) for each in failures) else None
+
+
+def _is_after(failure: Failure, first: Failure) -> bool:
+    if failure.at is not None and first.at is not None:
+        return failure.at >= first.at
+    return failure.place.file == first.place.file and failure.place.line > first.place.line
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:

@@ -6,7 +6,7 @@ For the supervisor of a program that is not ours. A log that is there is read by
 import collections
 import re
 
-from hpc_gpt.readers.causes import plainness
+from hpc_gpt.readers.causes import plainness, without_ignored
 from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
@@ -19,7 +19,6 @@ from hpc_gpt.secrets import hide_secrets
 _KEPT_LINES = 200
 # Of a log without steps only the last lines are its end: a script may print some after its program.
 _END_LINES = 25
-_IGNORED, _LONGEST_TRACEBACK = "Exception ignored in", 40
 # Consequences that say for sure that a process failed, though not why.
 _FAILED = re.compile(
     r"[Ee]xit(?:ed with exit)? ?code|return(?:ed non-zero exit| code)|(?:^|:|\d) *(?:Killed|Aborted)\b"
@@ -67,11 +66,15 @@ class LiveLines:
         raised = self._tracebacks.take(self._count, line, failed) if self._tracebacks.open else None
         if raised is not None:
             self._forget(raised[0])
-            failures += [_live(each, raised[1], raised[0]) for each in patterns_of(raised[1])]
+            failures += [
+                _live(each, self._tracebacks.with_source(raised[1]), raised[0]) for each in patterns_of(raised[1])
+            ]
         for match, each in found:
             kind = each.pattern.kind
             if kind == "failure":
-                words = str(values_of(line, match, each.pattern).get("words") or line.strip())
+                words = self._tracebacks.with_source(
+                    str(values_of(line, match, each.pattern).get("words") or line.strip())
+                )
                 failures.append(_live(each.pattern, words, self._count))
                 if NO_MESSAGE.match(words):
                     self._tracebacks.wait(self._count, line, words)
@@ -157,16 +160,8 @@ class LiveLines:
         """The first failure after the last line of a step, or near the end of a log without any; None without one. A
         consequence of another counts only if it says that a process failed."""
         after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
-        found: list[Failure] = []
-        ignored = -_LONGEST_TRACEBACK
-        for each in self._failures:
-            number = each.place.line
-            if each.words.startswith(_IGNORED):
-                ignored = number
-            elif number <= ignored + _LONGEST_TRACEBACK:
-                ignored = -_LONGEST_TRACEBACK  # the last line of its traceback
-            elif number > after and (self._stepped_at is None or not _NEVER_BEGAN.match(each.words)):
-                found.append(each)
+        late = (each for each in without_ignored(self._failures) if each.place.line > after)
+        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.words)]
         sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.words)]
         return sure[0] if sure else None
 

@@ -68,14 +68,15 @@ class Pattern:
     ended: str | None = None  # the class of state.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
     own: bool = False  # many programs print such a line: it counts only after one that shows its program
-    weak: bool = (
-        False  # many programs print such a line: it shows no program, its total or end counts beside others only
-    )
+    # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
+    weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
-    """The pattern of a failure of a class of state.ENDED."""
+    """The pattern of a failure of a class of state.ENDED. Its words are what `regex` matches and what follows, if it
+    has no group of `words`."""
+    regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
     return Pattern("failure", literal, regex, ended=ended, echo=echo)
 
 
@@ -144,7 +145,8 @@ _LABEL = (
     r"|\d{1,7}: {0,4}"
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.,+:Z]{0,20} {1,4}(?:- )?"
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d[\d.]{0,12} {1,4}[^\]]{1,160}\] "
-    r"|(?!rank|default)(?P<node>[a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): {1,4}"
+    r"|(?!rank|default)(?P<node>[a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): {1,4}"
+    r"|[\w.-]{1,64}: (?=\[(?:rank|default)\d)"
     r"|\([^()]{1,80}\) "
     r"|what\(\): {1,4}"
     r"|[ |+]{1,16})"
@@ -163,7 +165,7 @@ def raised(names: str, about: str = "") -> str:
     """
     words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
     module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
-    return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,400}}|\.?$))"
+    return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,700}}|\.?$))"
 
 
 # What shows that a line reports a failure, before the words that say which one; and that it does not.
@@ -184,18 +186,18 @@ def failure_family(
     to_do: str,
     *,
     raised_as: str = "",
-    says: tuple[str, ...] = (),
-    line: tuple[str, ...] = (),
+    says: str = "",
+    line: str = "",
     echo: bool = False,
 ) -> tuple[Pattern, ...]:
     """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
 
-    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts after what shows that a
-    line reports a failure, such as the name of an exception; `line`: texts that are enough wherever they are. `…` in a
-    text or a name is what varies; the case of a text's first letter does not matter.
+    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
+    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
+    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
 
     >>> import re
-    >>> (pattern,) = failure_family("user_error", "load it", says=("version `GLIBC…' not found",))
+    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
     >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
     'ImportError: /lib64/libc.so.6:'
     """
@@ -203,11 +205,12 @@ def failure_family(
     for name in raised_as.split():
         pieces = name.split(VARIES)
         found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
-    for text in (*says, *line):
+    reported = says.split(" | ") if says else []
+    for text in (*reported, *(line.split(" | ") if line else ())):
         first, *pieces = text.split(VARIES)
         begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
         body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
-        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in says else r".{0,300}?"
+        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
         regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
         found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
     return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)

@@ -11,8 +11,8 @@ from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fa
 from hpc_gpt.readers.logs.read_log import READER_FAILED
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.readers.runs.discovery import discover, notes, shown_path
-from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
+from hpc_gpt.readers.runs.discovery import EMPTY, discover, notes, shown_path
+from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 from hpc_gpt.runs.find_runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
@@ -60,12 +60,12 @@ def gather_paths(paths: Sequence[str], logs: Path) -> GatheredRuns:
     return gathered
 
 
-def _gather_found(paths: Sequence[str], logs: Path) -> GatheredRuns:
+def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
     own = [run for path in paths if path not in places for run in named_runs(path, logs)]
-    foreign = read_foreign_runs(found)
+    foreign = read_foreign_runs(found, as_one)
     for script in found.scripts if not foreign else []:
         found.skip("a Slurm script without a log", script)
     under = {folder for run in found.own for folder in (run.path, *run.path.parents)}
@@ -85,9 +85,11 @@ def _gather_found(paths: Sequence[str], logs: Path) -> GatheredRuns:
             gathered.unread.append(str(fault))
     gathered.runs += foreign
     for why, skipped in found.skipped.items():
-        gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
+        # Beside a log that has something, one that has nothing is no fault: many jobs print no errors.
+        if not (why in (EMPTY, NOT_KNOWN) and gathered.runs):
+            gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
-    gathered.notes += [words for words in notes(found) if words not in as_errors]
+    gathered.notes += [words for words in notes(found, paths) if words not in as_errors]
     return gathered
 
 
@@ -153,9 +155,9 @@ def refresh_record(run: RunFolder) -> Record:
     return gathered.records[0]
 
 
-def read_one(name: str, logs: Path) -> RunRead:
+def read_one(name: str, logs: Path, *beside: str) -> RunRead:
     """The run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log, `BENCH#2`
-    for the second row of a bench, given by its id, folder or file; else as for find_run.
+    for the second row of a bench, given by its id, folder or file; else as for find_run. `beside`: more of its logs.
 
     Raises NoSuchRun if there is none, or several.
     """
@@ -165,9 +167,9 @@ def read_one(name: str, logs: Path) -> RunRead:
         bench = _find_bench(path, logs)
         path, numbered = str(bench), bench is not None
     place = path if numbered else name
-    if place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
+    if not beside and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
         return read_own(find_run(name, logs))
-    gathered = _gather_found([place], logs)
+    gathered = _gather_found([place, *beside], logs, bool(beside))
     runs = gathered.runs
     if numbered:
         runs = [run for run in runs if ((run.record.run or "").rpartition("#")[2] if which != "1" else "1") == which][
@@ -178,7 +180,7 @@ def read_one(name: str, logs: Path) -> RunRead:
     if not runs:
         failed = [words for words in (*gathered.unread, *gathered.notes) if READER_FAILED in words]
         raise NoSuchRun(
-            "; ".join([f"no run in {shown_path(name)}", *failed]),
+            "; ".join([f"no run in {', '.join(map(shown_path, (name, *beside)))}", *failed]),
             "give a log with training steps, a run folder, a run id or a job id",
         )
     named = some([str(run.record.run) for run in runs], 5)
@@ -186,7 +188,7 @@ def read_one(name: str, logs: Path) -> RunRead:
     hint = (
         f"name one row, such as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
     )
-    raise NoSuchRun(f"{len(runs)} runs in {shown_path(name)}: {named}", hint)
+    raise NoSuchRun(f"{len(runs)} runs in {', '.join(map(shown_path, (name, *beside)))}: {named}", hint)
 
 
 def read_compared(name: str, logs: Path) -> RunRead:

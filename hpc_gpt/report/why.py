@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.ends.exit_status import ExitStatus, read_exit_status
-from hpc_gpt.ends.failures import LIVE, VAGUE, meaning
+from hpc_gpt.ends.failures import LIVE, VAGUE, advice, meaning
 from hpc_gpt.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.files import open_regular
@@ -158,7 +158,7 @@ class Why:
         end = read_exit_status(self.words)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             only = failure is not None and failure.echo and self.ended in VAGUE
-            return _ELSEWHERE if only else meaning(self.ended).to_do
+            return _ELSEWHERE if only else advice(self.ended, self.own is not None)
         where = f"of {self.last.cause.node}" if self.last.cause.node else "of its node"
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 
@@ -171,9 +171,10 @@ class Why:
     @property
     def exclude(self) -> str | None:
         """How to exclude the failed nodes from the next start: a command for a run of ours, else a directive."""
-        if not self.failed_nodes or self.ended in ("done", *LIVE):
+        # An address, by which pdsh names a node, is no name of Slurm's.
+        nodes = ",".join(node for node in self.failed_nodes if not node.replace(".", "").isdigit())
+        if not nodes or self.ended in ("done", *LIVE):
             return None
-        nodes = ",".join(self.failed_nodes)
         return (
             f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}" if self.own else f"#SBATCH --exclude={nodes}"
         )
@@ -214,9 +215,9 @@ class Why:
         }
 
 
-def explain(name: str, logs: Path) -> Why:
-    """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun."""
-    read = read_one(name, logs)
+def explain(name: str, logs: Path, *beside: str) -> Why:
+    """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun. `beside`: more logs of it."""
+    read = read_one(name, logs, *beside)
     if read.folder is not None:
         return _with_lines(_explain_own(read, RunFolder(read.folder)))
     return _with_lines(_explain_foreign(read), next(iter(read.files), None))

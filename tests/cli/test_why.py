@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.ends.failures import ENDED
+from hpc_gpt.ends.failures import ENDED, advice
 from hpc_gpt.files import write_once
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.report.log_lines import last_lines, lines_around
@@ -28,14 +28,14 @@ def submitted(cluster: str = "local") -> RunFolder:
     return run
 
 
-def why(name: object, *more: str, code: int = 0) -> str:
+def why(name: object, *more: object, code: int = 0) -> str:
     done = in_process("why", name, *more)
     assert (done.code, "Traceback" in done.stderr) == (code, False), done.stderr
     return done.stdout
 
 
-def why_json(name: object, code: int = 0) -> dict:
-    found = json.loads(why(name, "--json", code=code))
+def why_json(*names: object, code: int = 0) -> dict:
+    found = json.loads(why(*names, "--json", code=code))
     assert set(found) == KEYS
     assert found["schema"] == 1
     return found
@@ -269,6 +269,13 @@ def test_a_bad_node_of_a_foreign_log_gives_a_directive(tmp_path: Path) -> None:
     assert (found["ended"], found["exclude"], found["retry"]) == ("node_failure", "#SBATCH --exclude=r6i4n5", True)
 
 
+def test_an_address_is_no_node_that_slurm_can_leave_out(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.err"
+    log.write_text("10.11.12.13: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    found = why_json(log)
+    assert (found["ended"], found["failed_node"], found["exclude"]) == ("node_failure", "10.11.12.13", None)
+
+
 def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> None:
     log = tmp_path / "gpt.err"
     log.write_text("Traceback (most recent call last):\n  File 'x'\nOSError: [Errno 24] Too many open files\n")
@@ -294,6 +301,32 @@ def test_the_node_that_ran_out_of_memory_is_in_the_record_and_not_left_out(tmp_p
     assert (found["ended"], found["node"], found["failed_node"], found["exclude"]) == ("host_memory", "n7", None, None)
     record = json.loads(in_process("report", log, "--json").stdout)["records"][0]
     assert ([each["node"] for each in record["attempts"]], record["failed_node"]) == (["n7"], None)
+
+
+@pytest.mark.parametrize("folder", ["", "errors"])
+def test_several_logs_of_one_run(tmp_path: Path, folder: str) -> None:
+    out, err = tmp_path / "A.out", tmp_path / folder / "A.err"
+    err.parent.mkdir(exist_ok=True)
+    out.write_text("\n".join([step(1), step(2), step(3), ""]))
+    err.write_text("[rank3]: Traceback (most recent call last):\n[rank3]: KeyError: 'position_ids'\n")
+    found = why_json(out, str(err))
+    assert (found["ended"], found["rank"], found["file"], found["line"]) == ("error", 3, str(err), 2)
+    assert "the log ends at step 3 of 1000" in why(out, code=1)
+    err.write_text("")
+    assert why_json(out, str(err), code=1)["cause"] == "the log ends at step 3 of 1000"
+    other = tmp_path / "B.out"
+    other.write_text("\n".join([step(1), step(2), step(3), ""]))
+    assert "2 runs in" in error_of(hpc_gpt("why", str(out), str(other)))[0]
+
+
+@pytest.mark.parametrize("end", [TIME_LIMIT, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 ***"])
+def test_the_advice_for_another_program_names_nothing_that_only_our_runs_can_do(tmp_path: Path, end: str) -> None:
+    log = tmp_path / "gpt.out"
+    log.write_text("\n".join([step(1), step(2), end, ""]))
+    found = why_json(log)
+    assert found["ended"] in ("walltime", "cancelled")
+    assert "resume it from its last checkpoint" in found["to_do"]
+    assert all("submit" not in advice(ended, False) and "--dry-run" not in advice(ended, False) for ended in ENDED)
 
 
 def test_a_node_without_gpus_is_at_fault_in_a_job_that_asked_for_them(tmp_path: Path) -> None:

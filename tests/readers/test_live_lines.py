@@ -37,7 +37,7 @@ def test_an_exception_is_one_by_its_place_and_its_message_may_begin_on_the_next_
     frames = ["Traceback (most recent call last):", '  File "train.py", line 9, in get', "    raise Empty"]
     caught = ["queue.Empty", "", "During handling of the above exception, another exception occurred:", "", *frames[:2]]
     for lines, ended, words in (
-        (["queue.Empty"], "error", "queue.Empty"),
+        (["queue.Empty"], "error", "queue.Empty at `raise Empty`"),
         (["RuntimeError:", "  invalid device function"], "user_error", "RuntimeError: invalid device function"),
         (["RuntimeError:", "  CUDA error: out of memory"], "gpu_memory", "RuntimeError: CUDA error: out of memory"),
         ([*caught, "ValueError: no sample came"], "error", "ValueError: no sample came"),

@@ -4,9 +4,9 @@ A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>>
 them all that is read from them, to be read in review. `>1..20 ` is a line for each n, with `{n*16:12d}` for figures
 that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump of arguments with some changed,
 `>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`,
-`families.txt` and `threads.txt` it is the first cause over the block's files, `>>>` if all planned steps were trained;
-in `records.txt`, `one_run.txt`, `fields.txt` and `mlperf.txt` the record of each run; in `grouping.txt` which files and
-attempts are one run.
+`ends.txt`, `families.txt` and `threads.txt` it is the first cause over the block's files, `>>>` if all planned steps
+were trained; in `records.txt`, `one_run.txt`, `fields.txt` and `mlperf.txt` the record of each run; in `grouping.txt`
+which files and attempts are one run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant
 """
@@ -51,7 +51,7 @@ FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_all_that_is_read(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ways = {
-        **dict.fromkeys(("causes", "families", "threads"), causes),
+        **dict.fromkeys(("causes", "families", "threads", "ends"), causes),
         "records": records,
         "mlperf": records,
         "one_run": records,

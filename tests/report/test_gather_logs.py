@@ -42,9 +42,14 @@ def test_our_own_runs_and_logs_side_by_side(lab, logs):
 
 def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
     (lab / "notes.txt").write_text("nothing\n")
-    gathered = gather_paths([str(lab / "notes.txt"), str(lab / "a.log")], logs)
+    (lab / "none.err").touch()
+    nothing, empty = f"{lab / 'notes.txt'}: has no line that a reader knows", f"{lab / 'none.err'}: empty file"
+    files = [str(lab / name) for name in ("notes.txt", "none.err")]
+    assert gather_paths(files, logs).unread == [empty, nothing]
+    # Beside a log that has a run it is a note, which names each.
+    gathered = gather_paths([*files, str(lab / "a.log")], logs)
     assert [run.record.run for run in gathered.runs] == ["a"]
-    assert gathered.unread == [f"{lab / 'notes.txt'}: has no line that a reader knows"]
+    assert (gathered.unread, gathered.notes) == ([], [f"skipped {empty}", f"skipped {nothing}"])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, logs):

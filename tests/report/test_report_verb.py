@@ -12,6 +12,7 @@ from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
 from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.readers.made_logs import dump, iterations, write_log
 
 
 @pytest.fixture
@@ -197,6 +198,16 @@ def test_what_was_named_and_cannot_be_read_is_told_of_once(logs, tmp_path):
     result = call(str(tmp_path / "notes.txt"))
     assert result.exit_code == 1
     assert result.stderr.count("notes.txt: has no line") == 1
+
+
+def test_beside_a_log_one_that_has_nothing_is_a_note(logs, tmp_path):
+    write_log(tmp_path / "A.out", dump(), iterations(1, 5))
+    (tmp_path / "A.err").touch()
+    words = f"{tmp_path / 'A.err'}: empty file\n"
+    done = call(str(tmp_path / "A.out"), str(tmp_path / "A.err"))
+    assert (done.exit_code, f"note: skipped {words}" in done.stderr) == (0, True)
+    alone = call(str(tmp_path / "A.err"))
+    assert (alone.exit_code, alone.stderr) == (1, f"Error: {words}")
 
 
 def test_a_link_to_nothing_is_called_one(logs, tmp_path):

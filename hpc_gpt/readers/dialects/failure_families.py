@@ -83,7 +83,7 @@ def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pat
     number = rf"{about}\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b"
     forms += [(f"{begin}{code}", number) for begin in ("rror ", "rror: ", "rror (", "ailure ", "code ")]
     return (
-        *failure_family(ended, to_do, says=(words,)),
+        *failure_family(ended, to_do, says=words),
         *(
             Pattern("failure", literal, rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", ended=ended, to_do=to_do)
             for literal, form in forms
@@ -101,50 +101,20 @@ DIALECT = Dialect(
         *_cuda(999, "Unknown", "CUDA unknown error", "node_failure", _BROKEN_GPU),
         *_cuda(214, "ECCUncorrectable", "uncorrectable ECC", "node_failure", _BROKEN_GPU),
         *_cuda(220, "NvlinkUncorrectable", "uncorrectable NVLink", "node_failure", _BROKEN_GPU),
-        *failure_family(
-            "node_failure",
-            _BROKEN_GPU,
-            says=("'unknown error'", "error: unknown error", "ECC error", "double bit error", "double-bit ECC"),
-            line=(
-                "row remapping failure",
-                "RmInitAdapter failed",
-                "fallen off the bus",
-                "Unable to determine the device handle for GPU",
-                "GPU requires reset",
-            ),
-        ),
-        *failure_family(
-            "node_failure",
-            _FABRIC,
-            says=(
-                "fabric manager",
-                "fabric Manager",
-                "fabricmanager",
-                "NVSwitch",
-                "fabric state",
-                "NVLink is down",
-                "nvlink inactive",
-            ),
-        ),
-        Pattern(
-            "failure",
-            "ask launch for ",
+        *failure_family("node_failure", _BROKEN_GPU,
+            says="'unknown error' | error: unknown error | ECC error | double bit error | double-bit ECC",
+            line=("row remapping failure | RmInitAdapter failed | fallen off the bus | "
+            "Unable to determine the device handle for GPU | GPU requires reset")),
+        *failure_family("node_failure", _FABRIC,
+            says=("fabric manager | fabric Manager | fabricmanager | NVSwitch | fabric state | NVLink is down | "
+            "nvlink inactive")),
+        Pattern("failure", "ask launch for ",
             r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})",
-            ended="node_failure",
-            to_do=_LAUNCH,
-        ),
+            ended="node_failure", to_do=_LAUNCH),
         # --- software that was not built: what follows from the compiler's line
-        *failure_family(
-            "user_error",
-            _BUILD,
-            says=(
-                "Error building extension",
-                "Error compiling objects for extension",
-                "torch_extensions/….so: cannot open",
-            ),
-            line=("ninja: build stopped", "collect2: error: ld returned"),
-            echo=True,
-        ),
+        *failure_family("user_error", _BUILD,
+            says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
+            line="ninja: build stopped | collect2: error: ld returned", echo=True),
         # --- a program for other drivers, GPUs, libraries
         *_cuda(35, "InsufficientDriver", "driver version is insufficient", "user_error", _WHEEL),
         *_cuda(209, "NoKernelImageForDevice", "no kernel image is available", "user_error", _WHEEL),
@@ -152,324 +122,116 @@ DIALECT = Dialect(
         *_cuda(200, "InvalidKernelImage", "device kernel image is invalid", "user_error", _WHEEL),
         *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", _WHEEL),
         *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", _WHEEL),
-        *failure_family(
-            "user_error",
-            _WHEEL,
-            says=(
-                "driver on your system is too old",
-                "Torch not compiled with",
-                "undefined symbol: ",
-                "version `GLIBC…' not found",
-                "version `CXXABI…' not found",
-                "cannot open shared object file",
-                "binary incompatibility",
-                "compiled against API version",
-                "compiled using NumPy 1",
-                "does not match the version torch was compiled with",
-                "does not have the same CUDA version",
-                "mismatches the version that was used to compile",
-                "VERSION_MISMATCH",
-                "version incompatibility",
-                "compiled with different CUDA versions",
-                "different CUDA major versions",
-                "incompatible with jax",
-                "does not recognize this architecture",
-                "wrong ELF class",
-                "invalid ELF header",
-                "exec format error",
-            ),
-            line=(
-                "error while loading shared libraries: ",
-                "hipErrorNoBinaryForGpu",
-                "CUDA_ERROR_NO_BINARY_FOR_GPU",
-                "CUDA_ERROR_INVALID_IMAGE",
-                "TensileLibrary…No such file",
-                "ptxas fatal",
-                "not defined for option 'gpu-name'",
-            ),
-            raised_as="CUDAMismatchException",
-        ),
-        *failure_family(
-            "user_error",
-            _HARDWARE,
-            raised_as="OutOfResources",
-            says=(
-                "only supports Ampere",
-                "only supported on GPUs with compute capability",
-                "doesn't support bf16",
-                "bf16…not supported",
-                "bfloat16…not supported",
-                "requires compute capability",
-                "requires device with capability",
-            ),
-        ),
+        *failure_family("user_error", _WHEEL,
+            says=("driver on your system is too old | Torch not compiled with | undefined symbol: | "
+            "version `GLIBC…' not found | version `CXXABI…' not found | cannot open shared object file | "
+            "binary incompatibility | compiled against API version | compiled using NumPy 1 | "
+            "does not match the version torch was compiled with | does not have the same CUDA version | "
+            "mismatches the version that was used to compile | VERSION_MISMATCH | version incompatibility | "
+            "compiled with different CUDA versions | different CUDA major versions | incompatible with jax | "
+            "does not recognize this architecture | wrong ELF class | invalid ELF header | exec format error"),
+            line=("error while loading shared libraries: | hipErrorNoBinaryForGpu | CUDA_ERROR_NO_BINARY_FOR_GPU | "
+            "CUDA_ERROR_INVALID_IMAGE | TensileLibrary…No such file | ptxas fatal | "
+            "not defined for option 'gpu-name'"), raised_as="CUDAMismatchException"),
+        *failure_family("user_error", _HARDWARE, raised_as="OutOfResources",
+            says=("only supports Ampere | only supported on GPUs with compute capability | doesn't support bf16 | "
+            "bf16…not supported | bfloat16…not supported | requires compute capability | "
+            "requires device with capability")),
         # --- software that was not built: the compiler's line, and what asks for it
-        *failure_family(
-            "user_error",
-            _BUILD,
-            line=(
-                "nvcc fatal",
-                "unsupported GNU version",
-                "gcc versions later than",
-                "ld: cannot find -l",
-                "ninja: error: ",
-                "error: command '…gcc' failed",
-                "error: command '…nvcc' failed",
-            ),
-            says=(
-                "CUDA_HOME",
-                "Unable to JIT load",
-                "Ninja is required",
-                "nvcc: not found",
-                "cannot find nvcc",
-                "No such file or directory: '…/nvcc'",
-                "No such file or directory: 'nvcc'",
-                "No such file or directory: 'ninja'",
-                "No such file or directory: 'which'",
-                "Failed to find C compiler",
-            ),
-        ),
-        Pattern(
-            "failure",
-            " error: ",
+        *failure_family("user_error", _BUILD,
+            line=("nvcc fatal | unsupported GNU version | gcc versions later than | ld: cannot find -l | "
+            "ninja: error: | error: command '…gcc' failed | error: command '…nvcc' failed"),
+            says=("CUDA_HOME | Unable to JIT load | Ninja is required | nvcc: not found | cannot find nvcc | "
+            "No such file or directory: '…/nvcc' | No such file or directory: 'nvcc' | "
+            "No such file or directory: 'ninja' | No such file or directory: 'which' | Failed to find C compiler")),
+        Pattern("failure", " error: ",
             r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
             r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
-            ended="user_error",
-            to_do=_BUILD,
-        ),
-        *failure_family(
-            "user_error",
-            _INSTALL,
-            says=(
-                "package doesn't have",
-                "please install",
-                "please build",
-                "is not installed",
-                "are not installed",
-                "was not built with",
-                "was not compiled with",
-                "compiled without",
-                "built without",
-                "not available. Make sure to install",
-                "No module named",
-            ),
-        ),
+            ended="user_error", to_do=_BUILD),
+        *failure_family("user_error", _INSTALL,
+            says=("package doesn't have | please install | please build | is not installed | are not installed | "
+            "was not built with | was not compiled with | compiled without | built without | "
+            "not available. Make sure to install | No module named")),
         # --- no GPU
-        *failure_family(
-            "user_error",
-            GPU_MISSING,
-            says=(
-                "No CUDA GPUs are available",
-                "No HIP GPUs are available",
-                "no ROCm-capable device is detected",
-                "no NVIDIA driver on your system",
-                "might not have a CUDA gpu",
-                "no GPUs found",
-                "CUDA is not available",
-                "torch.cuda.is_available() is False",
-                "requires a GPU",
-                "No supported gpu backend found",
-                "no GPU found",
-                "no GPU available",
-                "no GPU detected",
-                "No supported GPUs",
-                "your machine only has: []",
-                "device_count() = 0",
-            ),
-        ),
+        *failure_family("user_error", GPU_MISSING,
+            says=("No CUDA GPUs are available | No HIP GPUs are available | no ROCm-capable device is detected | "
+            "no NVIDIA driver on your system | might not have a CUDA gpu | no GPUs found | "
+            "CUDA is not available | torch.cuda.is_available() is False | requires a GPU | "
+            "No supported gpu backend found | no GPU found | no GPU available | no GPU detected | "
+            "No supported GPUs | your machine only has: [] | device_count() = 0")),
         *_cuda(100, "NoDevice", "no CUDA-capable device", "user_error", GPU_MISSING),
         *_cuda(101, "InvalidDevice", "invalid device ordinal", "user_error", _RANKS),
-        *failure_family(
-            "user_error",
-            _RANKS,
-            says=("but your machine only has", "device >= 0 && device < num_gpus"),
-            line=("Duplicate GPU detected",),
-        ),
-        *failure_family(
-            "user_error", _LOCKED, says=("ibv_…failed with error Cannot allocate memory", "locked memory limit")
-        ),
-        *failure_family(
-            "user_error",
-            _CONTAINER,
-            line=(
-                "error: pyxis: ",
-                "error: spank: ",
-                "FATAL:   could not open image",
-                "FATAL:   container creation failed",
-            ),
-            says=("could not open image", "container creation failed", "error during container init", "enroot-"),
-        ),
-        *failure_family(
-            "user_error",
-            _MODULE,
-            line=("Lmod has detected the following error", "Unable to locate a modulefile for"),
-            echo=True,
-        ),
-        *failure_family("user_error", _FORK, says=("re-initialize CUDA in forked subprocess",)),
+        *failure_family("user_error", _RANKS, says="but your machine only has | device >= 0 && device < num_gpus",
+            line="Duplicate GPU detected"),
+        *failure_family("user_error", _LOCKED,
+            says="ibv_…failed with error Cannot allocate memory | locked memory limit"),
+        *failure_family("user_error", _CONTAINER,
+            line="error: pyxis: | error: spank: | FATAL:   could not open image | FATAL:   container creation failed",
+            says="could not open image | container creation failed | error during container init | enroot-"),
+        *failure_family("user_error", _MODULE,
+            line="Lmod has detected the following error | Unable to locate a modulefile for", echo=True),
+        *failure_family("user_error", _FORK, says="re-initialize CUDA in forked subprocess"),
         # --- limits of a process
-        *failure_family(
-            "user_error",
-            _FILES,
-            says=("too many open files", "[Errno 24]", "items of ancdata", "EMFILE"),
-            line=("too many open files (24)",),
-        ),
-        *failure_family(
-            "user_error",
-            _PROCESSES,
-            says=("can't start new thread", "[Errno 11] Resource temporarily unavailable"),
-            line=("pthread_create failed for thread",),
-        ),
-        *failure_family(
-            "host_memory",
-            _SHM,
-            says=(
-                "No space left on device: '/dev/shm",
-                "while creating shared memory segment",
-                "posix_fallocate failed",
-                "unable to mmap",
-                "unable to open shared memory object",
-                "unable to write to file </torch_",
-                "out of shared memory",
-            ),
-        ),
-        *failure_family(
-            "error",
-            _COLLECTIVE,
-            says=("unhandled cuda error", "invalid argument, NCCL", "internal error - please report", "invalid usage"),
-        ),
+        *failure_family("user_error", _FILES, says="too many open files | [Errno 24] | items of ancdata | EMFILE",
+            line="too many open files (24)"),
+        *failure_family("user_error", _PROCESSES,
+            says="can't start new thread | [Errno 11] Resource temporarily unavailable",
+            line="pthread_create failed for thread"),
+        *failure_family("host_memory", _SHM,
+            says=("No space left on device: '/dev/shm | while creating shared memory segment | "
+            "posix_fallocate failed | unable to mmap | unable to open shared memory object | "
+            "unable to write to file </torch_ | out of shared memory")),
+        *failure_family("error", _COLLECTIVE,
+            says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
-        *failure_family(
-            "user_error",
-            _SOCKET,
-            says=(
-                "no socket interface found",
-                "no interface found",
-                "Unable to find address for",
-                "Unable to find interface for",
-                "Unable to resolve hostname",
-                "No network interface",
-                "is not available, please use one or more of",
-            ),
-            line=("Bootstrap : no socket interface", "NET/Socket : no interface", "No IP interface found"),
-        ),
-        *failure_family("user_error", _MASTER, says=("gai error", "getaddrinfo(…) failed")),
-        *failure_family("user_error", _MASTER, line=("cannot be retrieved (gai error",), echo=True),
-        *failure_family(
-            "error",
-            _HUB_ANSWERS_BADLY,
-            raised_as="HfHubHTTPError ReadTimeoutError ReadTimeout",
-            says=(" Server Error", "Read timed out", "429 Client Error", "Too Many Requests"),
-        ),
-        *failure_family(
-            "user_error",
-            _ACCESS,
+        *failure_family("user_error", _SOCKET,
+            says=("no socket interface found | no interface found | Unable to find address for | "
+            "Unable to find interface for | Unable to resolve hostname | No network interface | "
+            "is not available, please use one or more of"),
+            line="Bootstrap : no socket interface | NET/Socket : no interface | No IP interface found"),
+        *failure_family("user_error", _MASTER, says="gai error | getaddrinfo(…) failed"),
+        *failure_family("user_error", _MASTER, line="cannot be retrieved (gai error", echo=True),
+        *failure_family("error", _HUB_ANSWERS_BADLY, raised_as="HfHubHTTPError ReadTimeoutError ReadTimeout",
+            says="Server Error | Read timed out | 429 Client Error | Too Many Requests"),
+        *failure_family("user_error", _ACCESS,
             raised_as="GatedRepoError RepositoryNotFoundError RevisionNotFoundError EntryNotFoundError",
-            says=(
-                "401 Client Error",
-                "403 Client Error",
-                "gated repo",
-                "api_key not configured",
-                "is not a local folder and is not a valid model",
-                "does not appear to have a file named",
-            ),
-        ),
-        *failure_family(
-            "user_error",
-            _NO_INTERNET,
+            says=("401 Client Error | 403 Client Error | gated repo | api_key not configured | "
+            "is not a local folder and is not a valid model | does not appear to have a file named")),
+        *failure_family("user_error", _NO_INTERNET,
             raised_as="LocalEntryNotFoundError OfflineModeIsEnabled ConnectTimeout ConnectTimeoutError NewConnectionError"
             " NameResolutionError MaxRetryError ProxyError gaierror URLError CommError"
             " EndpointConnectionError ClientConnectorError ClientConnectorDNSError",
-            says=(
-                "[Errno 101]",
-                "Network is unreachable",
-                "Name or service not known",
-                "Temporary failure in name resolution",
-                "No address associated with hostname",
-                "nodename nor servname provided",
-                "Failed to resolve '",
-                "Max retries exceeded with url",
-                "Failed to establish a new connection",
-                "couldn't connect to 'http",
-                "couldn't reach",
-                "could not resolve host",
-                "check your internet connection",
-                "internet connection is on",
-                "offline mode is enabled",
-                "outgoing traffic has been disabled",
-                "cannot find the requested files in the",
-                "all connection attempts failed",
-                "connection to …huggingface.co timed out",
-            ),
-            line=("could not resolve host: ",),
-        ),
-        *failure_family("user_error", _NO_INTERNET, line=("thrown while requesting",), echo=True),
+            says=("[Errno 101] | Network is unreachable | Name or service not known | "
+            "Temporary failure in name resolution | No address associated with hostname | "
+            "nodename nor servname provided | Failed to resolve ' | Max retries exceeded with url | "
+            "Failed to establish a new connection | couldn't connect to 'http | couldn't reach | "
+            "could not resolve host | check your internet connection | internet connection is on | "
+            "offline mode is enabled | outgoing traffic has been disabled | "
+            "cannot find the requested files in the | all connection attempts failed | "
+            "connection to …huggingface.co timed out"), line="could not resolve host:"),
+        *failure_family("user_error", _NO_INTERNET, line="thrown while requesting", echo=True),
         # --- files that are damaged
-        *failure_family("user_error", _PICKLED, says=("Weights only load failed", "WeightsUnpickler error")),
-        *failure_family(
-            "data",
-            _DAMAGED,
+        *failure_family("user_error", _PICKLED, says="Weights only load failed | WeightsUnpickler error"),
+        *failure_family("data", _DAMAGED,
             raised_as="UnpicklingError BadZipFile BadGzipFile LZMAError ArrowInvalid UnidentifiedImageError",
-            says=(
-                "PytorchStreamReader failed",
-                "failed finding central directory",
-                "deserializing header",
-                "InvalidHeader",
-                "HeaderToo",
-                "MetadataIncompleteBuffer",
-                "InvalidOffset",
-                "archive is corrupted",
-                "file might be corrupted",
-                "invalid load key",
-                "pickle data was truncated",
-                "ran out of input",
-                "end-of-stream marker",
-                "not a gzipped file",
-                "not a zip file",
-                "Parquet magic bytes",
-                "Invalid flatbuffers message",
-                "file signature not found",
-                "file in archive is not in",
-                "invalid magic number",
-                "Cannot load file containing pickled data",
-                "mmap length is greater than file size",
-                "buffer is smaller than requested size",
-                "truncated file",
-                "file is truncated",
-                "unexpected EOF",
-                "magic number mismatch",
-                "doesn't match expected format",
-                "tokens read does not match",
-                "as a pickle",
-                "storage has wrong byte size",
-                "checksum mismatch",
-                "hash mismatch",
-            ),
-            line=("magic number mismatch in the data",),
-        ),
+            says=("PytorchStreamReader failed | failed finding central directory | deserializing header | "
+            "InvalidHeader | HeaderToo | MetadataIncompleteBuffer | InvalidOffset | archive is corrupted | "
+            "file might be corrupted | invalid load key | pickle data was truncated | ran out of input | "
+            "end-of-stream marker | not a gzipped file | not a zip file | Parquet magic bytes | "
+            "Invalid flatbuffers message | file signature not found | file in archive is not in | "
+            "invalid magic number | Cannot load file containing pickled data | "
+            "mmap length is greater than file size | buffer is smaller than requested size | truncated file | "
+            "file is truncated | unexpected EOF | magic number mismatch | doesn't match expected format | "
+            "tokens read does not match | as a pickle | storage has wrong byte size | checksum mismatch | "
+            "hash mismatch"), line="magic number mismatch in the data"),
         # --- disks
-        *failure_family(
-            "error",
-            _DISK,
-            says=(
-                "[Errno 5]",
-                "[Errno 30]",
-                "[Errno 107]",
-                "[Errno 108]",
-                "[Errno 112]",
-                "[Errno 116]",
-                "[Errno 121]",
-                "stale file handle",
-                "stale NFS file handle",
-                "input/output error",
-                "read-only file system",
-                "transport endpoint",
-            ),
-        ),
+        *failure_family("error", _DISK,
+            says=("[Errno 5] | [Errno 30] | [Errno 107] | [Errno 108] | [Errno 112] | [Errno 116] | [Errno 121] | "
+            "stale file handle | stale NFS file handle | input/output error | read-only file system | "
+            "transport endpoint")),
         # --- AMD's
-        *failure_family("gpu_memory", _AMD_MEMORY, line=("HSA_STATUS_ERROR_OUT_OF_RESOURCES",)),
-        *failure_family(
-            "error", _KERNEL, line=("Memory access fault by GPU", "HW Exception by GPU", "HSA_STATUS_ERROR_")
-        ),
+        *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
+        *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
     ),
     specimen="""\
 RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized
@@ -511,4 +273,4 @@ OSError: [Errno 116] Stale file handle: '/scratch/run/step_300'
 Memory access fault by GPU node-9 (Agent handle: 0x7d5f990) on address 0x14a1cfe01000. Reason: Unknown.
 """,
     seen="public issue threads of PyTorch, DeepSpeed, transformers, NCCL, ROCm, flash-attention and Slurm",
-)
+)  # fmt: skip

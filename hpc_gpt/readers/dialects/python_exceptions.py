@@ -12,98 +12,72 @@ DIALECT = Dialect(
     patterns=(
         Pattern("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)", weak=True),
         Pattern("traceback", "he above exception", r"(?:During handling of|The) (?:the )?above exception", weak=True),
-        # The exception below it, which causes.py leaves out, ended nothing.
-        echo(
-            "error", "Exception ignored ", EXCEPTION_START + r"(?P<words>Exception ignored (?:in|on|while)\b.{0,200})"
+        # The exception below it, which causes.py leaves out, ended nothing, or only its thread.
+        *(
+            echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")
+            for literal in ("Exception ignored ", "Exception in thread ", "Error in atexit")
+        ),
+        # what an interpreter raises as it ends: the reason why it ends is another
+        *(
+            echo("error", literal, raised(names, about))
+            for literal, names, about in (
+                ("PythonFinalizationError", "PythonFinalizationError", ""),
+                ("hutdown", ANY_NAME, r"(?:at|after) (?:interpreter )?shutdown|shutdown has been called"),
+                ("shutting down", ANY_NAME, "Python is likely shutting down"),
+                ("KeyError: '/", "KeyError", r"'/(?:mp|psm|loky|joblib)[-_]"),  # of the tracker of shared memory
+            )
         ),
         failure("error", "rror", raised(ANY_NAME)),
         failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
         # user errors, which no retry mends
-        failure(
-            "user_error",
-            "rror",
-            raised(
-                "ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
-                "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
-                "|ValidationError|HFValidationError|MissingMandatoryValue"
-            ),
-        ),
+        failure("user_error", "rror",
+            raised("ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
+            "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
+            "|ValidationError|HFValidationError|MissingMandatoryValue")),
         failure("user_error", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS)),
-        failure(
-            "user_error",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"in loading state_dict for|environment variable "
-                r"\w{1,40} expected|unrecognized configuration",
-            ),
-        ),
+        failure("user_error", "rror", raised(ANY_NAME, r"in loading state_dict for|environment variable "
+            r"\w{1,40} expected|unrecognized configuration")),
         # of two that match, the first counts
         failure("data", "FileNotFoundError", raised("FileNotFoundError", _DATA_FILE)),
         failure("user_error", "FileNotFoundError", raised("FileNotFoundError")),
-        failure(
-            "user_error",
-            ": error: ",
-            r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
-            r"|the following arguments|invalid choice|ambiguous option).{0,300})",
-        ),
-        failure(
-            "user_error",
-            "can't open file",
-            EXCEPTION_START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
+        failure("user_error", ": error: ", r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
+            r"|the following arguments|invalid choice|ambiguous option).{0,300})"),
+        # what `python FILE` and `python -m MODULE` say of what they cannot start
+        *(
+            failure(
+                "user_error",
+                literal,
+                EXCEPTION_START + rf"(?P<words>\S{{0,200}}python[\w.]{{0,20}}: {literal}.{{0,300}})",
+            )
+            for literal in (
+                *("can't open file", "can't find '__main__' module", "Error while finding ", "No module named "),
+                "No code object available for ",
+            )
         ),
         # a start that may be repeated at once
         failure("port_taken", "rror", raised(ANY_NAME, r"\bEADDRINUSE\b|[Aa]ddress already in use")),
         # data
-        failure(
-            "data",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
-                r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt",
-            ),
-        ),
-        failure(
-            "data",
-            "rror",
-            raised(
-                "UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
-                "|DataFilesNotFoundError|DatasetGenerationError|ReadError"
-            ),
-        ),
+        failure("data", "rror", raised(ANY_NAME,
+            r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
+            r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt")),
+        failure("data", "rror", raised("UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
+            "|DataFilesNotFoundError|DatasetGenerationError|ReadError")),
         failure("data", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})"),
         failure("data", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})"),
         # disks
-        failure(
-            "disk_full", "No space left on device", r"(?P<words>(?:\S{1,80} ){0,12}No space left on device.{0,200})"
-        ),
+        failure("disk_full", "No space left on device", r"(?:\S{1,80} ){0,12}No space left on device"),
         failure("disk_full", "rror", r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})"),
-        failure(
-            "disk_full",
-            "nsufficient free space",
-            r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})",
-        ),
-        failure(
-            "disk_full",
-            "rror",
-            raised(
-                ANY_NAME,
-                r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded|[Ii]nsufficient (?:free|disk|storage) space"
-                r"|[Nn]ot enough (?:free )?(?:disk|storage) space|[Rr]an out of disk space"
-                r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
-                r"|basic_ios::clear: iostream error",
-            ),
-        ),
+        failure("disk_full", "nsufficient free space",
+            r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})"),
+        failure("disk_full", "rror", raised(ANY_NAME,
+            r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded|[Ii]nsufficient (?:free|disk|storage) space"
+            r"|[Nn]ot enough (?:free )?(?:disk|storage) space|[Rr]an out of disk space"
+            r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
+            r"|basic_ios::clear: iostream error")),
         # consequences of another failure or a signal
-        echo(
-            "error",
-            "rror",
-            raised(
-                "BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
-                "|CancelledError|ProcessExitedException|ProcessRaisedException"
-            ),
-        ),
+        echo("error", "rror",
+            raised("BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
+            "|CancelledError|ProcessExitedException|ProcessRaisedException")),
         echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
         echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),
@@ -117,6 +91,10 @@ RuntimeError: Error(s) in loading state_dict for GPTModel:
 FileNotFoundError: [Errno 2] No such file or directory: 'config/gpt.yaml'
 pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
 python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
+python: can't find '__main__' module in 'train/'
+/u/env/bin/python3: No module named torchtitan.train
+/usr/bin/python3: No code object available for tools.launch
+/u/env/bin/python3.11: Error while finding module specification for 'train.main' (ModuleNotFoundError: No module named 'train')
 FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
 OSError: [Errno 98] Address already in use
 torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23282, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
@@ -134,7 +112,14 @@ subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zer
 torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
 KeyboardInterrupt
 Exception ignored in: <function _releaseLock at 0x7f5fa2867e80>
+Exception ignored while calling deallocator <function Loader.__del__ at 0x7f5fa2867e80>:
+Exception in thread Thread-7 (_pin_memory_loop):
+Error in atexit._run_exitfuncs:
+PythonFinalizationError: cannot join thread at interpreter shutdown
+RuntimeError: cannot schedule new futures after interpreter shutdown
+ImportError: sys.meta_path is None, Python is likely shutting down
+KeyError: '/psm_5a6b7c8d'
 RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
 """,
     seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",
-)
+)  # fmt: skip

@@ -37,56 +37,31 @@ DIALECT = Dialect(
         _cancelled("JOB", "(?!DUE TO [TPNJ])", "cancelled"),
         # srun also cancels a step if one of its tasks failed.
         _cancelled("STEP", "(?!DUE TO [TPNJ])", "cancelled", echo=True),
-        failure(
-            "host_memory",
-            "rror",
+        failure("host_memory", "rror",
             r"(?:slurmstepd-(?P<node>[\w.-]{1,80}): error: )?(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in"
-            r" \S{1,60}.{0,120})",
-        ),
-        failure(
-            "host_memory",
-            "memory limit",
-            r"slurmstepd\S{0,80}: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?memory limit.{0,200})",
-        ),
-        failure(
-            "node_failure",
-            "rror",
-            r"(?P<words>\*\*\* (?:JOB|STEP) \S{1,40} STEPD TERMINATED ON (?P<node>[\w.-]{1,80}).{0,200})",
-        ),
+            r" \S{1,60}.{0,120})"),
+        failure("host_memory", "memory limit",
+            r"slurmstepd\S{0,80}: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?memory limit.{0,200})"),
+        failure("node_failure", "rror", r"\*\*\* (?:JOB|STEP) \S{1,40} STEPD TERMINATED ON (?P<node>[\w.-]{1,80})"),
         _task("Out Of Memory", "host_memory"),
         _task("Segmentation fault|Illegal instruction|Floating point exception|Bus error", "error"),
         _task("Exited with exit code|Killed|Aborted|Hangup|Unknown", "error", echo=True),
         _task("Terminated|Interrupt|User defined signal|Trace", "cancelled", echo=True),
-        failure(
-            "node_failure", "Node failure", r"(?P<words>srun: error: Node failure on (?P<node>[\w.-]{1,80}).{0,100})"
-        ),
-        failure(
-            "node_failure",
-            "srun: error: ",
+        failure("node_failure", "Node failure", r"srun: error: Node failure on (?P<node>[\w.-]{1,80})"),
+        failure("node_failure", "srun: error: ",
             r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
-            r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
-        ),
-        echo(
-            "node_failure", "pplication launch failed", r"(?P<words>srun: error: Application launch failed: .{0,200})"
-        ),
+            r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})"),
+        echo("node_failure", "pplication launch failed", r"srun: error: Application launch failed: "),
         echo("node_failure", "job step", r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})"),
-        failure(
-            "user_error",
-            "srun: error: ",
-            r"(?P<words>srun: error: (?:Unable to (?:create step|allocate resources"
+        failure("user_error", "srun: error: ", r"(?P<words>srun: error: (?:Unable to (?:create step|allocate resources"
             r"|confirm allocation)|Invalid |[Nn]o partition|Requested node|\S{1,200}: execve|Job request"
-            r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})",
-        ),
+            r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})"),
         failure("user_error", "srun: fatal: ", r"(?P<words>srun: fatal: .{0,300})"),
         failure("user_error", "sbatch: error: ", r"(?P<words>sbatch: error: .{0,300})"),
         failure("user_error", ": error: execve(): ", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})"),
         echo("cancelled", "srun: Job step aborted", r"(?P<words>srun: Job step aborted.{0,100})"),
-        echo(
-            "cancelled",
-            "srun: ",
-            r"(?P<words>srun: (?:forcing job termination|Force Terminated|launch/slurm: "
-            r"_step_signal|Terminating|interrupt|got SIGCONT).{0,100})",
-        ),
+        echo("cancelled", "srun: ", r"(?P<words>srun: (?:forcing job termination|Force Terminated|launch/slurm: "
+            r"_step_signal|Terminating|interrupt|got SIGCONT).{0,100})"),
         _row("TIMEOUT", "(?:TIMEOUT|DEADLINE)", "walltime"),
         _row("NODE_FAIL", "NODE_FAIL", "node_failure"),
         _row("BOOT_FAIL", "BOOT_FAIL", "node_failure"),
@@ -146,4 +121,4 @@ JobId=4802517 JobName=gpt2-meg
    JobState=COMPLETED Reason=None Dependency=(null)
 """,
     seen="Slurm 20.11 to 24.05",
-)
+)  # fmt: skip

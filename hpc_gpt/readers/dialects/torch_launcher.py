@@ -29,36 +29,18 @@ DIALECT = Dialect(
             r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))",
             weak=True,
         ),
-        Pattern(
-            "fact",
-            "rain",
-            START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
-            r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b",
-            weak=True,
-        ),
+        Pattern("fact", "rain", START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
+            r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b", weak=True),
         # Lightning's and NeMo's, a process for each GPU, unless they are on CPUs.
-        Pattern(
-            "fact",
-            "GLOBAL_RANK: ",
-            r"\bGLOBAL_RANK: \d{1,7}, MEMBER: \d{1,7}/(?P<gpus_said>\d{1,7})(?=\s*$)",
-            weak=True,
-        ),
-        Pattern(
-            "fact",
-            "distributed processes registered",
-            r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b",
-            weak=True,
-        ),
-        Pattern(
-            "fact", "distributed_backend=gloo", r"\bdistributed_backend=gloo\b", facts={"gpus_unused": 1}, weak=True
-        ),
-        Pattern(
-            "fact",
-            "GPU available: ",
-            LINE_START + r"GPU available: \w{4,5}(?: \([^)\n]{1,20}\))?, used: False(?=\s*$)",
-            facts={"gpus_unused": 1},
-            weak=True,
-        ),
+        Pattern("fact", "GLOBAL_RANK: ", r"\bGLOBAL_RANK: \d{1,7}, MEMBER: \d{1,7}/(?P<gpus_said>\d{1,7})(?=\s*$)",
+            weak=True),
+        Pattern("fact", "distributed processes registered",
+            r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b", weak=True),
+        Pattern("fact", "distributed_backend=gloo", r"\bdistributed_backend=gloo\b", facts={ "gpus_unused": 1 },
+            weak=True),
+        Pattern("fact", "GPU available: ", LINE_START +
+            r"GPU available: \w{4,5}(?: \([^)\n]{1,20}\))?, used: False(?=\s*$)", facts={ "gpus_unused": 1 },
+            weak=True),
         Pattern("fact", " --standalone", r"\btorchrun[^\n]{0,200} --standalone(?=\s)", facts={"nodes": 1}),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
@@ -85,4 +67,4 @@ GPU available: True (cuda), used: False
 Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",
-)
+)  # fmt: skip

@@ -106,13 +106,6 @@ DIALECT = Dialect(
             r"\bApplied (?:selective|SelectiveAC) activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),
-        Pattern(
-            "end",
-            "Training completed",
-            r"(?:\b[\w.]{1,80} - INFO - |\])Training completed\s*$",
-            ended="done",
-            weak=True,
-        ),
     ),
     specimen="""\
 [rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - step:  4  loss:  4.4838  grad_norm:  2.3021  memory:  0.00GiB(0.00%)  tps: 35,717  tflops: 3.11  mfu: 0.57%

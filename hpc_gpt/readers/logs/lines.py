@@ -43,6 +43,7 @@ _MOST = {
     "ranks' parameters": (20_000, 100_000),
     "timers": (1000, 20_000),
 }
+MOST_WORDS = 700  # characters of a failure: those of memory end with what other processes hold
 LONGEST_LINE = 64_000  # characters of a line that are looked at
 MOST_GIB = 1e6  # no GPU's memory holds more
 ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
@@ -118,6 +119,9 @@ class LineReader:
             part.steps = one_table({dialect: each.table(part.left_out) for dialect, each in rows.items()})
             if part.tasks:  # which say nothing of the number of ranks
                 part.other_ranks = dict.fromkeys(part.other_ranks, False)
+            # One step may be printed late, by another rank; a program that goes on has not ended.
+            late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
+            part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
@@ -187,11 +191,12 @@ class LineReader:
             case "failure":
                 assert pattern.ended
                 if self._room("failures", len(part.failures)):
-                    words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
+                    words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
                     named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
                     whose = rank if named is None else named
                     if NO_MESSAGE.match(words):
                         self.tracebacks.wait(number, line, words)
+                    words = words[:MOST_WORDS]
                     part.failures.append(
                         Failure(pattern.ended, words, place, whose, node, at, pattern.echo, pattern.to_do)
                     )
@@ -201,7 +206,7 @@ class LineReader:
                 self._forget(self.tracebacks.caught(number))
             case "end":
                 assert pattern.ended
-                shown = not pattern.weak or each.dialect.name in part.dialects
+                shown = not pattern.weak or bool(self.rows[-1] or part.progress)
                 if shown and self._room("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
@@ -212,7 +217,8 @@ class LineReader:
         """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
         part = self.parts[-1]
         self._forget(number)
-        words, node = hide_secrets(text[:1000])[:400], node_of(line) or node_of_label(line)
+        words = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
+        node = node_of(line) or node_of_label(line)
         for each in patterns_of(text):
             if self._room("failures", len(part.failures)):
                 part.dialects["python_exceptions"] = part.dialects.get("python_exceptions", 0) + 1

@@ -40,6 +40,7 @@ from hpc_gpt.readers.logs.matches import (
     without_colours,
 )
 from hpc_gpt.readers.logs.source import Source
+from hpc_gpt.readers.logs.tracebacks import LAST_FRAME
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
 from hpc_gpt.readers.steps import NOT_FINITE, SUMMED, Mask, Places, StepColumn
 
@@ -185,8 +186,11 @@ class BlockReader:
         while waiting or self.reader.tracebacks.open:
             in_traceback = self.reader.tracebacks.open
             if in_traceback and self.reader.tracebacks.skips_indented:
+                begin = start
                 while start < len(block.kinds) and block.kinds[start] == NOTHING and block.is_indented(start):
                     start += 1
+                for index in range(max(begin, start - LAST_FRAME), start):
+                    self.reader.tracebacks.take(0, block.text(index), False)
             if in_traceback and start < len(block.kinds) and not (waiting and waiting[0].index == start):
                 line = _known_line(block, start)
             elif waiting:

@@ -2,7 +2,7 @@
 
 Patterns know an exception by the end of its name. `queue.Empty` and `zmq.error.Again` are exceptions by their place:
 the first line after `Traceback (most recent call last)` that is not indented. Ranks print at the same time, so each
-label of lines (`[rank3]: `, `n7: `, none) has a traceback of its own.
+label of lines (`[rank3]: `, `n7: `, none) has a traceback of its own; what is before `Traceback` is the label.
 """
 
 import re
@@ -15,34 +15,40 @@ from hpc_gpt.readers.pattern import Pattern
 _FOREIGN = 20  # lines of others that may be between those of a traceback
 _MOST_OPEN = 64
 _CHAINED = 3  # lines from an exception to Python's words that another one was raised
+LAST_FRAME = 8  # lines from the last `File "…"` of a traceback to its exception: the source, and marks below it
 INDENT = " \t"
-_LABELS = re.compile(
-    r"(?:\[[^\[\]]{1,80}\](?:<std(?:err|out)>)?:? ?|\d{1,7}: ?|(?!rank|default)[a-z][a-z0-9.-]{0,60}: "
-    r"|\([^()]{1,80}\) ){0,5}"
-)
+# What launchers put before each line, none of which is a logger's level, a message or a progress bar.
+_LABEL = re.compile(r"(?:(?:\([^()]{1,80}\)|\[[^\[\]]{1,80}\]\S{0,12}|[^\s\[\]()]{1,64}[:>|])\s{0,8}){0,6}")
+_NO_LABEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|WARN|WARNING|INFO|DEBUG|[Ee]rror|[Ee]xception)\b|\d%\||/s\]")
 _AFTER_BAR = re.compile(r"\[(?:rank|default)\d{1,7}\]:? ?$")
-_NODE = re.compile(r"(?:^|[\s:])([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}): $")
+_NODE = re.compile(r"(?:\d{1,7}: )?([a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): ")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
 # An exception has the name of its module before its own, unless it is Python's.
 _EXCEPTION = re.compile(
-    r"((?:[A-Za-z_]\w{0,60}\.){1,8}(?:\w{0,30}[A-Z]\w{0,60}|\w{0,20}error|timeout)"
+    r"((?:[A-Za-z_]\w{0,60}\.){1,8}(?:\w{0,30}[A-Z]\w{0,60}|\w{0,20}error|timeout)|_?[A-Z]\w{1,60}(?:Error|Exception)"
     r"|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|(?:Base)?ExceptionGroup|[A-Z]\w{0,40}Warning)(:.*)?$"
 )
 _NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
 _ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
 _RULE = re.compile(r"\s*[=*-]{4}")
+_ALONE = re.compile(r"[\w.()]{1,200}\s*$")
+# llm.c's macros, and others': the message of CUDA, NCCL or MPI is on the next line.
+_OF_MACRO = re.compile(r"\[(\w{1,20}) ERROR\] at [^\n]{1,300}?[:)] (.*)")
 # What follows is on the next line: the whole message, or what it announces.
-NO_MESSAGE = re.compile(r"[\w.()]{1,200}:(?: .{0,380}:)?\s*$")
+NO_MESSAGE = re.compile(r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] at .{1,300}[\d)]:)\s*$")
 
 
 @dataclass
 class _Open:
-    """A traceback: how many `foreign` lines may yet follow; if its message alone is missing, `name` and `number` of its
-    line."""
+    """A traceback: the `blanks` after its label, how many `foreign` lines may follow, the `source` of its last frame,
+    `name` and `number` of its line if its message alone is missing."""
 
+    blanks: int = 0
     foreign: int = _FOREIGN
     name: str = ""
     number: int = 0
+    in_frame: bool = False
+    source: str = ""
 
 
 class Tracebacks:
@@ -54,6 +60,7 @@ class Tracebacks:
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
         self._unknown = 0  # the line of the last exception that no pattern knows
+        self._source = ""  # the source of an exception without a message that the last line was
 
     @property
     def open(self) -> bool:
@@ -61,29 +68,31 @@ class Tracebacks:
 
     @property
     def skips_indented(self) -> bool:
-        """Whether an indented line changes nothing: no label can hide its indent, and no message is missing."""
+        """Whether an indented line changes nothing, but for the LAST_FRAME: no label hides its indent, no message is
+        missing."""
         return all(not label and not each.name for label, each in self._open.items())
 
     def begin(self, before: str) -> None:
         """A traceback begins in a line, after its label or a progress bar that was not ended."""
-        label, rest = _split(before)
-        if rest.strip():
+        label = _TIME.sub("", before).strip()
+        if _NO_LABEL.search(label) or not _LABEL.fullmatch(label):
             label = (_AFTER_BAR.search(before) or ("",))[0].strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
-            self._open[label] = _Open()
+            self._open[label] = _Open(len(before) - len(before.rstrip()))
 
     def wait(self, number: int, line: str, name: str) -> None:
         """The message of an exception, the `name` with its colon, may be on the next line."""
-        label, _ = _split(line)
+        label = _TIME.sub("", line[: line.find(name)]).strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
-            self._open[label] = _Open(0, name.strip(), number)
+            self._open[label] = _Open(0, 0, name.strip(), number)
 
     def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
         """(number of its first line, text) of an exception that this line ends, None if it ends none.
 
         `failed`: patterns took the line for a failure, so that it is no news.
         """
-        label, rest = _split(line)
+        self._source = ""
+        label, rest = self._split(line)
         each = self._open.get(label)
         if each is None or not rest.strip():
             return None
@@ -91,27 +100,36 @@ class Tracebacks:
             del self._open[label]
             return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
         if rest[0] in INDENT and not failed:
+            each.source = rest.strip().rstrip("\\ ") if each.in_frame else each.source
+            each.in_frame = rest.lstrip().startswith('File "')
             return None
         found = _EXCEPTION.match(rest.rstrip())
         each.foreign -= 1
         if failed or found or not each.foreign:
             del self._open[label]
+            self._source = each.source if _ALONE.match(rest) else ""
         if failed or not found or _NO_FAILURE.match(found[0]):
             return None
         self._unknown = number
         return number, found[0]
 
+    def with_source(self, words: str) -> str:
+        """The words of a failure that is the last line, with the source that raised it if they are a name alone."""
+        return f"{words} at `{self._source[:200]}`" if self._source and _ALONE.match(words) else words
+
+    def _split(self, line: str) -> tuple[str, str]:
+        """(the label of an open traceback with which a line begins, without times of day; the line after it)."""
+        text = _TIME.sub("", line)
+        bare = text.lstrip()
+        label = max((each for each in self._open if bare.startswith(each)), key=len, default="")
+        rest = bare[len(label) :] if label else text
+        blanks = min(self._open[label].blanks if label in self._open else 0, len(rest) - len(rest.lstrip()))
+        return label, rest[blanks:]
+
     def caught(self, number: int) -> int:
         """The line of an exception that no pattern knows, and that Python says was caught: the one that was raised then
         says why. 0 if there is none right before line `number`."""
         return self._unknown if number - self._unknown <= _CHAINED else 0
-
-
-def _split(line: str) -> tuple[str, str]:
-    """(what launchers and loggers put before a line, without times of day; the line as its program wrote it)."""
-    found = _LABELS.match(line)
-    end = found.end() if found else 0
-    return _TIME.sub("", line[:end]).strip(), line[end:]
 
 
 def node_of_label(line: str) -> str | None:
@@ -120,13 +138,14 @@ def node_of_label(line: str) -> str | None:
     >>> node_of_label("h100-03: queue.Empty"), node_of_label("[rank3]: queue.Empty")
     ('h100-03', None)
     """
-    found = _LABELS.match(line)
-    node = _NODE.search(found[0]) if found else None
-    return node[1] if node else None
+    node = _NODE.match(line.lstrip())
+    return node[1] if node and not node[1].startswith(("rank", "default")) else None
 
 
 def patterns_of(text: str) -> list[Pattern]:
     """The patterns that take an exception, `Name: message`, for a failure: by its name, or by its message alone."""
+    if found := _OF_MACRO.match(text):
+        text = f"{found[1]} error: {found[2]}"
     name, _, message = text.partition(":")
     if known := [each.pattern for _, each in find(text) if each.pattern.kind == "failure"]:
         return known

@@ -17,6 +17,7 @@ from hpc_gpt.readers.runs import BENCH_FILE, is_bench
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.words import and_more
 
+EMPTY = "empty file"
 _HEAD = 4096  # bytes in which #SBATCH is searched
 _SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
 _LARGEST_SCRIPT = 1 << 20
@@ -66,12 +67,13 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
     return found
 
 
-def notes(found: DiscoveredFiles) -> list[str]:
-    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`. Logs that a reader failed on are
-    each named, up to eight."""
+def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
+    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`. Those of `paths`, and logs that a
+    reader failed on, are each named, up to eight."""
     lines = []
     for why, count in sorted(found.counts.items()):
-        named = found.skipped[why] if why.startswith(READER_FAILED) else found.skipped[why][:1]
+        named = [path for path in found.skipped[why] if path in paths or why.startswith(READER_FAILED)]
+        named = named or found.skipped[why][:1]
         lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
     return lines
 
@@ -143,7 +145,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _take_file(path: Path, size: int, found: DiscoveredFiles, named: bool) -> None:
     if size == 0:
-        return found.skip("empty file", path)
+        return found.skip(EMPTY, path)
     if not named and path.name.startswith("."):
         return found.skip("hidden file", path)
     if not named and (no_log := _NO_LOG.search(path.name)):

@@ -54,8 +54,11 @@ _NO_ENGINE = frozenset(("tqdm", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
-    """The runs in the logs that were found. Files that are no logs are counted in `found`."""
+def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False) -> list[RunRead]:
+    """The runs in the logs that were found. Files that are no logs are counted in `found`.
+
+    `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
+    """
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
@@ -73,7 +76,14 @@ def read_foreign_runs(found: DiscoveredFiles) -> list[RunRead]:
             if held > _MOST_ROWS:
                 held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
-    runs = [run for run in _grouped(logs, silent, found) if not _is_bars_alone(run, found)]
+    runs = _grouped(logs, silent, found)
+    if as_one and runs and sum(run.has_steps for run in runs) <= 1:
+        main, *rest = sorted(runs, key=lambda run: not run.has_steps)
+        for run in rest:
+            main.attempts[-1] += run.parts
+            main.names += run.names
+        runs = [main]
+    runs = [run for run in runs if not _is_bars_alone(run, found)]
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     found_runs = []
     for run, name in zip(runs, _names(runs), strict=True):
