@@ -95,7 +95,8 @@ class Dialect:
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.
-    `last_resort`: it takes a line only if no other dialect matches it.
+    `last_resort`: it takes a line only if no other dialect matches it. `dtype`: what the program multiplies in unless
+    it is told otherwise.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Dialect:
     interpret: Callable[[Mapping[str, str]], Fields] | None = None
     flags: tuple[str, ...] = ()
     last_resort: bool = False
+    dtype: str | None = None
 
 
 # How programs print numbers, as pieces of regular expressions. Each is bounded, and none can match a text in two ways.
@@ -212,6 +214,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_millions": ("params", 1e6),
     "params_billions": ("params", 1e9),
     "params_gi": ("params", GIB),
+    "params_estimated_billions": ("params_estimated", 1e9),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),

@@ -19,8 +19,14 @@ _SHAPE = {
     "kv_heads": ("num_key_value_heads",),
     "ffn": ("n_inner", "intermediate_size"),
     "vocab": ("vocab_size",),
+    "head_dim": ("head_dim",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
 }
-_KEYS = "|".join(name for names in _SHAPE.values() for name in names) + "|n_positions|gradient_checkpointing"
+_KEYS = (
+    "|".join(name for names in _SHAPE.values() for name in names)
+    + "|n_positions|gradient_checkpointing|tie_word_embeddings"
+)
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
@@ -70,6 +76,10 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
+    if (kind := arguments.get('"model_type"')) and not any(
+        f'"{of}_config"' in arguments for of in ("text", "vision", "audio")
+    ):
+        facts |= {"model_type": kind, "untied_embeddings": arguments.get('"tie_word_embeddings"') == "false"}
     blocks = [arguments.get(f"--{name}") for name in ("block_size", "max_seq_length", "cutoff_len")]
     block = next((each for each in blocks if each is not None), None)
     if block is not None:
@@ -112,6 +122,7 @@ DIALECT = Dialect(
             + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
             + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
             + _entry("step_tokens_per_second", "tokens_per_s")
+            + _entry("tokens(?:/train_per_sec|_per_second)_per_gpu", "tokens_per_s_gpu")
             + _PROGRESS,
         ),
         # ms-swift's own log.
@@ -187,12 +198,12 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "Number of trainable parameters = ",
-            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params>{INT})" + END,
+            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END,
         ),
         Pattern(
             "fact",
             "% trained)",
-            rf"\bTrainable parameters = {INT} of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
+            rf"\bTrainable parameters = (?P<params_trainable>{INT}) of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
         ),
         # Unsloth's header, beside its drawing.
         Pattern("start", "Unsloth - 2x faster", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END),
@@ -222,7 +233,7 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "|| all params: ",
-            rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
+            rf"\btrainable params: (?P<params_trainable>{INT}) \|\| all params: (?P<params>{INT}) \|\| trainable%",
         ),
         _header("Continuing training from global step ", "resumed_step"),
         Pattern(
@@ -252,6 +263,11 @@ DIALECT = Dialect(
         _shape('"num_'),
         Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END),
         _shape('_size": '),
+        _shape('"head_dim": '),
+        _shape('"tie_word_'),
+        Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>\w{1,24})\"(?=,)"),
+        # A model of several: which sizes are of which is not read.
+        Pattern("argument", '_config": {', r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)"),
         _shape('"gradient_checkpointing'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),

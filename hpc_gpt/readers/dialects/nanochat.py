@@ -7,6 +7,7 @@ from hpc_gpt.readers.pattern import END, INT, LINE_START, NUMBER, START, Dialect
 
 DIALECT = Dialect(
     name="nanochat",
+    dtype="bf16",
     engine="nanochat",
     flags=("nanochat's printed loss is smoothed over steps",),
     patterns=(

@@ -78,6 +78,26 @@ DIALECT = Dialect(
             facts={"recompute": "none"},
             weak=True,
         ),
+        Pattern(
+            "fact",
+            "activation: ",
+            LINE_START + r"activation: '?(?:fast-)?swiglu'?(?=\s*$)",
+            facts={"swiglu": True},
+            weak=True,
+        ),
+        Pattern(
+            "fact",
+            "position_embedding_type: ",
+            LINE_START + r"position_embedding_type: '?(?P<position_embedding>\w{1,24})'?(?=\s*$)",
+            weak=True,
+        ),
+        Pattern(
+            "fact",
+            "share_embeddings_and_output",
+            LINE_START + r"share_embeddings_and_output_weights: [Ff]alse(?=\s*$)",
+            facts={"untied_embeddings": True},
+            weak=True,
+        ),
         *(
             Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)", weak=True)
             for name, fact in (
@@ -92,6 +112,10 @@ DIALECT = Dialect(
                 ("num_attention_heads", "heads"),
                 ("hidden_size", "hidden"),
                 ("ffn_hidden_size", "ffn"),
+                ("num_query_groups", "kv_heads"),
+                ("kv_channels", "head_dim"),
+                ("num_moe_experts", "experts"),
+                ("moe_router_topk", "experts_per_token"),
                 ("num_nodes", "nodes"),
                 ("devices", "gpus_per_node"),
             )
@@ -106,6 +130,9 @@ DIALECT = Dialect(
                 ("hidden_size", "hidden"),
                 ("ffn_hidden_size", "ffn"),
                 ("num_query_groups", "kv_heads"),
+                ("kv_channels", "head_dim"),
+                ("num_moe_experts", "experts"),
+                ("moe_router_topk", "experts_per_token"),
                 ("seq_length", "seq"),
             )
         ),
