@@ -259,26 +259,26 @@ DIALECT = Dialect(
             )
             for literal in ("--config_overrides", "Overriding config: ")
         ),
-        _shape('"n_'),
-        _shape('"num_'),
         Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END),
-        _shape('_size": '),
-        _shape('"head_dim": '),
-        _shape('"tie_word_'),
+        *map(_shape, ('"n_', '"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
         Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>\w{1,24})\"(?=,)"),
         # A model of several: which sizes are of which is not read.
         Pattern("argument", '_config": {', r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)"),
-        _shape('"gradient_checkpointing'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),
         _settings("16=", "fp16|bf16"),
-        _option("block_size"),
-        _option("max_seq_length"),
-        _option("cutoff_len"),
-        _option("logging_steps"),
-        _option("per_device_train_batch_size"),
-        _option("gradient_accumulation_steps"),
+        *map(
+            _option,
+            (
+                "block_size",
+                "max_seq_length",
+                "cutoff_len",
+                "logging_steps",
+                "per_device_train_batch_size",
+                "gradient_accumulation_steps",
+            ),
+        ),
     ),
     specimen="""\
 [INFO|trainer.py:1144] 2024-05-01 06:12:17,693 >>   Num examples = 1200

@@ -300,6 +300,9 @@ def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         elif facts:
             source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
             draft.set(key, float(np.median([fact.value for fact in facts])), source)
+    if (draft.get("mfu_printed") or 0.0) > 1:
+        draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
+        del draft.sources["mfu_printed"]
     each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
     if each and gpus and "tokens_per_s" not in draft:
         draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, of one GPU x gpus")

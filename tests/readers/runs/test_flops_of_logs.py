@@ -284,3 +284,10 @@ def test_rates_of_one_gpu_of_other_programs():
         for step in range(1, 9)
     ]
     assert run_of(axolotl).record.tokens_per_s_gpu == 2154.5
+
+
+def test_a_printed_mfu_above_the_peak_is_left_out():
+    lines = [f"iter {step}: loss 4.{20 - step}, time 571.27ms, mfu 347.80%" for step in range(1, 9)]
+    record = run_of(lines).record
+    assert record.mfu_printed is None
+    assert "the program prints an MFU of 348%: left out" in record.flags
