@@ -6,6 +6,7 @@ A program's own rates and counts also show settings that it does not print. Each
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,7 @@ def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, 
     """Adds what follows from what is stated."""
     _words(draft)
     _engine(draft, dialects)
-    _layout(draft, arguments)
-    _batch(draft)
+    _layout_and_batch(draft, arguments)
     _vocab(draft, arguments)
 
 
@@ -64,12 +64,55 @@ def splits_only_the_batch(engine: object) -> bool:
     return engine in _ONLY_BATCH or (engine in engines() and not engines()[str(engine)].axes)
 
 
-def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
-    if (nodes := draft.whole("nodes")) and (each := draft.whole("gpus_per_node")):
-        draft.infer("gpus", nodes * each, f"nodes {nodes} x gpus_per_node {each}")
-    gpus = draft.whole("gpus")
+class Way(NamedTuple):
+    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole."""
+
+    field: str
+    of: tuple[str, ...]
+    over: tuple[str, ...] = ()
+
+
+# Of several ways to a field the first is preferred.
+WAYS = (
+    Way("gpus", ("nodes", "gpus_per_node")),
+    Way("global_batch", ("global_batch_tokens",), ("seq",)),
+    Way("dp", ("gpus",), ("tp", "pp", "cp")),
+    Way("pp", ("gpus",), ("tp", "dp", "cp")),
+    Way("dp", ("global_batch",), ("micro_batch", "micro_batches")),
+    Way("gpus", ("tp", "pp", "cp", "dp")),
+    Way("global_batch", ("micro_batch", "micro_batches", "dp")),
+    Way("micro_batches", ("global_batch",), ("micro_batch", "dp")),
+    Way("micro_batch", ("global_batch",), ("micro_batches", "dp")),
+)
+
+
+def _follow(draft: Draft, ways: Sequence[Way]) -> None:
+    """Adds what follows in one of these ways, and what follows from that."""
+    while any(_goes(draft, way) for way in ways):
+        pass
+
+
+def _goes(draft: Draft, way: Way) -> bool:
+    """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
+    given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
+    above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
+    # A number of GPUs that only follows from rates is too weak for a batch.
+    weak = way.field == "micro_batch" and "inferred" in draft.sources.get("gpus", "")
+    if way.field in draft or weak or not above or not below or above % below:
+        return False
+    # Of a layout the sizes are in the record; a batch is explained by them.
+    bare = AXES if "gpus" in (way.field, *way.of) else ()
+    shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
+    of, over = (" x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in way[1:])
+    divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
+    draft.infer(way.field, above // below, of + divisor)
+    return True
+
+
+def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
+    _follow(draft, WAYS[:1])
     splits = [name for name in ("tp", "pp") if name not in draft]
-    if gpus == 1:
+    if draft.whole("gpus") == 1:
         for name in AXES:
             draft.infer(name, 1, "one GPU")
     elif splits_only_the_batch(draft.get("engine")):
@@ -77,60 +120,21 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
             draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
-    _ranks_of_batch(draft)
-    tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
-    cp = draft.whole("cp") or 1
-    ways = "tp x pp" + (" x cp" if cp > 1 else "")
-    if gpus and tp and pp and not dp and gpus % (tp * pp * cp) == 0:
-        draft.infer("dp", gpus // (tp * pp * cp), f"gpus {gpus} / ({ways})")
-    elif gpus and tp and dp and not pp and gpus % (tp * dp * cp) == 0:
-        draft.infer("pp", gpus // (tp * dp * cp), f"gpus {gpus} / (tp x dp{' x cp' if cp > 1 else ''})")
-    elif tp and pp and dp and not gpus:
-        draft.infer("gpus", tp * pp * dp * cp, f"{ways} x dp")
-    gpus, dp = draft.whole("gpus"), draft.whole("dp")
-    if gpus and tp and pp and not dp:
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
-    elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
-        layout = Layout(tp, pp, dp, cp)
-        needed = counted(tp * pp * dp * cp, "GPU")
-        draft.flag(f"layout {layout} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
+    _follow(draft, WAYS)
+    gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
     if gpus and (each := draft.whole("gpus_per_node")):
         draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")
-
-
-def _ranks_of_batch(draft: Draft) -> None:
-    """Adds how many ranks share the batch, if only the batch sizes say it."""
+    cp = draft.whole("cp") or 1
+    if gpus and tp and pp and not dp:
+        ways = "tp x pp" + (" x cp" if cp > 1 else "")
+        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
+    elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
+        needed = counted(tp * pp * dp * cp, "GPU")
+        draft.flag(f"layout {Layout(tp, pp, dp, cp)} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
-    if not draft.whole("gpus") and micro and chunks and whole and whole % (micro * chunks) == 0:
-        how = f"global_batch {whole} / (micro_batch {micro} x micro_batches {chunks})"
-        draft.infer("dp", whole // (micro * chunks), how)
-
-
-def _batch(draft: Draft) -> None:
-    tokens, seq = draft.whole("global_batch_tokens"), draft.whole("seq")
-    if tokens and seq and tokens % seq == 0:
-        draft.infer("global_batch", tokens // seq, f"{tokens} tokens a batch / seq {seq}")
-    names = ("micro_batch", "micro_batches", "global_batch")
-    micro, chunks, whole = (draft.whole(name) for name in names)
-    dp = draft.whole("dp")
-    if not dp:
-        return
-    if micro and chunks and not whole:
-        draft.infer("global_batch", micro * chunks * dp, f"micro_batch {micro} x micro_batches {chunks} x dp {dp}")
-    elif micro and whole and not chunks and whole % (micro * dp) == 0:
-        draft.infer("micro_batches", whole // (micro * dp), f"global_batch {whole} / (micro_batch {micro} x dp {dp})")
-    elif (
-        chunks
-        and whole
-        and not micro
-        and whole % (chunks * dp) == 0
-        and "inferred" not in draft.sources.get("gpus", "")
-    ):
-        draft.infer("micro_batch", whole // (chunks * dp), f"global_batch {whole} / (micro_batches {chunks} x dp {dp})")
-    micro, chunks, whole = (draft.whole(name) for name in names)
-    if micro and whole and not chunks:
+    if dp and micro and whole and not chunks:
         draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}")
-    elif micro and chunks and whole and micro * chunks * dp != whole:
+    elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})")
 
