@@ -29,6 +29,9 @@ DIALECT = Dialect(
         _metric("throughput/total_tokens", "consumed_tokens"),
         _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
         _metric("throughput/device/TPS", "tokens_per_s_gpu"),
+        _metric("throughput/device/MFU", "mfu_percent"),
+        _metric("throughput/total tokens", "consumed_tokens"),
+        Pattern("more", "/flopsPS=", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
         _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
         _metric("System/Peak GPU Memory (MB)", "memory_allocated_mb"),
         Pattern(
@@ -47,6 +50,9 @@ DIALECT = Dialect(
 [step=40/2500,epoch=1,eta=1h12m]
     train/CE loss=10.69
     throughput/device/TPS=11,628
+    throughput/device/MFU=41.27
+    throughput/device/flopsPS=408.1T
+    throughput/total tokens=51,380,224
     gpu_memory/GPU reserved mem (GiB)=61.35
 Total number of parameters: 1,158,336,550
 [2024-04-20 09:16:29] INFO     [olmo.train:816, rank=0] [step=2/739328]

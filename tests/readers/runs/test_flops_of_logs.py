@@ -278,6 +278,21 @@ def test_rates_of_one_gpu_of_other_programs():
     ]
     record = run_of(intern).record
     assert (record.dialect, record.tokens_per_s_gpu, record.tflops_printed) == ("internevo", 4262.5, 189.31)
+    olmo = [
+        line
+        for step in range(1, 9)
+        for line in (
+            f"[step={step}/2500,epoch=1,eta=1h12m]",
+            f"    train/CE loss=10.{20 - step}",
+            "    throughput/device/TPS=11,628",
+            "    throughput/device/TPS (actual avg)=9,628",
+            "    throughput/device/MFU=41.27",
+            "    throughput/device/flopsPS=408.1T",
+        )
+    ]
+    record = run_of(olmo).record
+    assert (record.tokens_per_s_gpu, record.tflops_printed) == (11628, 408.1)
+    assert record.mfu_printed == pytest.approx(0.4127)
     axolotl = [
         f"{{'loss': 1.{step}, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'tokens/train_per_sec_per_gpu': 2154.5, "
         f"'epoch': {step / 100}}}"
