@@ -264,6 +264,7 @@ TEXT_FIELDS = frozenset(
     (
         *("engine", "device", "dtype", "recompute", "name", "job_id", "node", "node_list", "rank_name"),
         *("torch_version", "framework_version", "deepspeed_version", "words", "key", "value"),
+        *("position_embedding", "model_type"),
     )
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}

@@ -227,7 +227,7 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
         rows, hidden = record.vocab or 0, record.hidden or 0
         idle = max(0.0, 1 - ((record.layers or 0) * (weights or 0) + rows * hidden) / params)
         if idle <= (rows + (record.seq or 0)) * hidden / params + _ALIKE:
-            source = f"{flops['tflops_hardware'][1]}; without the {idle:.1%} of P that multiply no token"
+            source = f"{flops['tflops_hardware'][1]}; without the {idle:.2%} of P that multiply no token"
             return {**flops, "tflops_hardware": (hardware, source)}, []
         gone = ["tflops_hardware"]
         words = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"

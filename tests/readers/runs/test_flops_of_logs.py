@@ -306,3 +306,53 @@ def test_a_printed_mfu_above_the_peak_is_left_out():
     record = run_of(lines).record
     assert record.mfu_printed is None
     assert "the program prints an MFU of 348%: left out" in record.flags
+
+
+def test_shapes_of_other_programs_configurations():
+    """MaxText's, NanoTron's and NeMo's Llama of 22 layers, as each prints it."""
+    sizes = {"hidden": 2048, "layers": 22, "heads": 32, "kv": 4, "ffn": 5632, "vocab": 32000}
+    maxtext = [
+        f"Config param {name}: {value}"
+        for name, value in {
+            "decoder_block": "llama2", "base_emb_dim": 2048, "base_num_decoder_layers": 22, "base_num_query_heads": 32,
+            "base_num_kv_heads": 4, "base_mlp_dim": 5632, "vocab_size": 32000, "logits_via_embedding": False,
+            "max_target_length": 2048, "global_batch_size_to_train_on": 64, "remat_policy": "full",
+        }.items()
+    ]  # fmt: skip
+    maxtext += ["Num_devices: 8, shape (1, 1, 8, 1)", "number parameters: 1.100 billion"]
+    maxtext += [
+        f"completed step: {step}, seconds: 0.800, TFLOP/s/device: 130.1, Tokens/s/device: 20480.0, "
+        f"total_weights: 131072, loss: 9.{20 - step}00"
+        for step in range(9)
+    ]
+    tag = "06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:         "
+    nanotron = [tag + "model_config=LlamaConfig(bos_token_id=1,"]
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+    )
+    nanotron += [f"{tag} {name}={value}," for name, value in zip(names, sizes.values(), strict=True)]
+    nanotron += [f"{tag} tie_word_embeddings=False,"]
+    yaml = ("hidden_size", "num_layers", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
+    nemo = [f"{name}: {value}" for name, value in zip(yaml, sizes.values(), strict=False)]
+    nemo += ["activation: fast-swiglu", "position_embedding_type: rope", "share_embeddings_and_output_weights: false"]
+    nemo += ["[NeMo I] Padded vocab_size: 32000, original vocab_size: 32000, dummy tokens: 0."]
+    bar = "Epoch 0: 1%|1 | {}/900 [00:10<10:00, reduced_train_loss=3.{}, train_step_timing in s=1.200, lr=1e-5]"
+    iteration = (
+        "06/02 10:46:51 [INFO|DP=0|PP=0|TP=0]: iteration: {} / 500 | consumed_tokens: 12.6M | "
+        "elapsed_time_per_iteration_ms: 985 | tokens_per_sec: 1.38M | tokens_per_sec_per_gpu: 133K | "
+        "global_batch_size: 64 | lm_loss: 9.{} | lr: 0.0003 | model_tflops_per_gpu: 410 | grad_norm: 1.9"
+    )
+    assert run_of(maxtext).record.params == WHOLE
+    assert run_of(nanotron, *(iteration.format(step, 20 - step) for step in range(1, 9))).record.params == WHOLE
+    found = run_of(nemo, *(bar.format(step, 20 - step) for step in range(1, 9))).record
+    assert found.params == pytest.approx(WHOLE, rel=1e-3), "biases and norms are not read"
+    record = run_of(maxtext).record
+    expected = {"hidden": 2048, "layers": 22, "seq": 2048, "global_batch": 64, "gpus": 8, "step_s": 0.8}
+    weights = (WHOLE - 2 * 32000 * 2048 - 2048) / 22 - 2 * 2048
+    flops = tflops_hardware(**expected, vocab=32000, recompute="full", layer_weights=weights, attention_width=2048)
+    assert record.tflops_hardware == pytest.approx(flops)
