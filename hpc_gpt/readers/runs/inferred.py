@@ -64,7 +64,7 @@ def splits_only_the_batch(engine: object) -> bool:
     return engine in _ONLY_BATCH or (engine in engines() and not engines()[str(engine)].axes)
 
 
-class Way(NamedTuple):
+class Inference(NamedTuple):
     """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole."""
 
     field: str
@@ -73,26 +73,26 @@ class Way(NamedTuple):
 
 
 # Of several ways to a field the first is preferred.
-WAYS = (
-    Way("gpus", ("nodes", "gpus_per_node")),
-    Way("global_batch", ("global_batch_tokens",), ("seq",)),
-    Way("dp", ("gpus",), ("tp", "pp", "cp")),
-    Way("pp", ("gpus",), ("tp", "dp", "cp")),
-    Way("dp", ("global_batch",), ("micro_batch", "micro_batches")),
-    Way("gpus", ("tp", "pp", "cp", "dp")),
-    Way("global_batch", ("micro_batch", "micro_batches", "dp")),
-    Way("micro_batches", ("global_batch",), ("micro_batch", "dp")),
-    Way("micro_batch", ("global_batch",), ("micro_batches", "dp")),
+INFERENCES = (
+    Inference("gpus", ("nodes", "gpus_per_node")),
+    Inference("global_batch", ("global_batch_tokens",), ("seq",)),
+    Inference("dp", ("gpus",), ("tp", "pp", "cp")),
+    Inference("pp", ("gpus",), ("tp", "dp", "cp")),
+    Inference("dp", ("global_batch",), ("micro_batch", "micro_batches")),
+    Inference("gpus", ("tp", "pp", "cp", "dp")),
+    Inference("global_batch", ("micro_batch", "micro_batches", "dp")),
+    Inference("micro_batches", ("global_batch",), ("micro_batch", "dp")),
+    Inference("micro_batch", ("global_batch",), ("micro_batches", "dp")),
 )
 
 
-def _follow(draft: Draft, ways: Sequence[Way]) -> None:
+def _follow(draft: Draft, ways: Sequence[Inference]) -> None:
     """Adds what follows in one of these ways, and what follows from that."""
     while any(_goes(draft, way) for way in ways):
         pass
 
 
-def _goes(draft: Draft, way: Way) -> bool:
+def _goes(draft: Draft, way: Inference) -> bool:
     """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
     given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
     above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
@@ -110,7 +110,7 @@ def _goes(draft: Draft, way: Way) -> bool:
 
 
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
-    _follow(draft, WAYS[:1])
+    _follow(draft, INFERENCES[:1])
     splits = [name for name in ("tp", "pp") if name not in draft]
     if draft.whole("gpus") == 1:
         for name in AXES:
@@ -120,7 +120,7 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
             draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
-    _follow(draft, WAYS)
+    _follow(draft, INFERENCES)
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
     if gpus and (each := draft.whole("gpus_per_node")):
         draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")

@@ -3,7 +3,7 @@
 import pytest
 
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.inferred import WAYS, infer_fields
+from hpc_gpt.readers.runs.inferred import INFERENCES, infer_fields
 
 # A run of 96 GPUs, as its log could state all of it.
 TRUE = {
@@ -22,7 +22,7 @@ def drafted(names):
 
 def test_every_field_has_its_ways_by_preference():
     ways = {}
-    for way in WAYS:
+    for way in INFERENCES:
         ways.setdefault(way.field, []).append(" x ".join(way.of) + (f" / {' x '.join(way.over)}" if way.over else ""))
     assert ways == {
         "gpus": ["nodes x gpus_per_node", "tp x pp x cp x dp"],
@@ -34,7 +34,7 @@ def test_every_field_has_its_ways_by_preference():
     }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}")
+@pytest.mark.parametrize("way", INFERENCES, ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}")
 def test_each_way_gives_what_is_true(way):
     found = drafted((*way.of, *way.over))
     assert found.get(way.field) == TRUE[way.field]
