@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.words import NOTHING, Grid, show_count, show_digits, show_params, show_share, show_value, show_whole
+from hpc_gpt.words import (
+    NOTHING,
+    Grid,
+    show_count,
+    show_digits,
+    show_params,
+    show_rate,
+    show_share,
+    show_value,
+    show_whole,
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,8 @@ FIGURES = {
         column("Step s", "step_s", show_digits, label="step time", unit="s",
                means="median seconds of the steady steps"),
         column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
+        column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
+               means="as the program prints them if it does, else tokens/s / GPUs"),
         _tflops("seed", "P s B", "6 P s B, 8 with full recomputation",
                 "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without (Megatron-DeepSpeed's perf tables)"),
         _tflops("hardware", "hardware", "Narayanan et al. 2021, eq. 3",
@@ -106,6 +118,8 @@ FIGURES = {
                 optional=True),
         column("MFU", "mfu", show_share, label="mfu", formula="tflops_model over the device's dense peak",
                means="TFLOP/s model over the device's dense peak"),
+        column("MFU printed", "mfu_printed", show_share, label="mfu_printed", formula="as the program prints it",
+               means="as the program prints it, by its own formula and peak", optional=True),
         column("Loss first", "loss_first", show_digits, means="loss at the first step"),
         column("Loss last", "loss_last", show_digits, means="loss at the last step"),
         column("Loss eval", "loss_eval", show_digits, means="loss of the last evaluation"),

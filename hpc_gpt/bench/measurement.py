@@ -30,8 +30,8 @@ _GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
 _POLL_S = 0.05
 # The share by which the device's own matmul rate may change during a run; by more if it was throttled or shared.
 DRIFT = 0.03
-_BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tflops_seed", "tflops_hardware",
-          "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
+_BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tokens_per_s_gpu", "tflops_seed",
+          "tflops_hardware", "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
 _MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
 # A run's flag that means nothing if tokens are random.

@@ -96,7 +96,8 @@ class Dialect:
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.
-    `last_resort`: it takes a line only if no other dialect matches it.
+    `last_resort`: it takes a line only if no other dialect matches it. `dtype`: what the program multiplies in unless
+    it is told otherwise.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Dialect:
     interpret: Callable[[Mapping[str, str]], Fields] | None = None
     flags: tuple[str, ...] = ()
     last_resort: bool = False
+    dtype: str | None = None
 
 
 # How programs print numbers, as pieces of regular expressions. Each is bounded, and none can match a text in two ways.
@@ -230,6 +232,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_millions": ("params", 1e6),
     "params_billions": ("params", 1e9),
     "params_gi": ("params", GIB),
+    "params_estimated_billions": ("params_estimated", 1e9),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
@@ -279,6 +282,7 @@ TEXT_FIELDS = frozenset(
     (
         *("engine", "device", "dtype", "recompute", "name", "job_id", "node", "node_list", "rank_name"),
         *("torch_version", "framework_version", "deepspeed_version", "words", "key", "value"),
+        *("position_embedding", "model_type"),
     )
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}

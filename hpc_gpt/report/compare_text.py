@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.columns import FIGURES, column, peak
+from hpc_gpt.columns import FIGURES, peak
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.report.compare import Comparison, Losses, SettingDifference, Speed
@@ -13,14 +13,13 @@ from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole, some
+from hpc_gpt.words import counted, cut, plain, show_digits, show_value, some
 
 # The number of differing settings shown; --json has all.
 SHOWN = 24
 _LONGEST = 60
 _SPEEDS = {
-    **{key: FIGURES[key] for key in ("step_s", "tokens_per_s")},
-    "tokens_per_s_gpu": column("Tokens/s per GPU", "tokens_per_s_gpu", show_whole, label="tokens/s per GPU"),
+    **{key: FIGURES[key] for key in ("step_s", "tokens_per_s", "tokens_per_s_gpu")},
     "tflops_model": replace(FIGURES["tflops_model"], label="tflops_model, TFLOP/s per GPU", unit=""),
 }
 

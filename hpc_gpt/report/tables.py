@@ -128,7 +128,10 @@ COLUMNS = (
     FIGURES["step_s"],
     Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
     *(FIGURES[f"tflops_{name}"] for name in ("seed", "hardware", "model", "printed")),
+    FIGURES["mfu_printed"],
     FIGURES["tokens_per_s"],
+    # Only if the GPUs of a run are not known: else tokens/s say as much.
+    replace(FIGURES["tokens_per_s_gpu"], value=lambda record: None if record.tokens_per_s else record.tokens_per_s_gpu),
     Column(
         "Memory GiB",
         ("memory_allocated_gib", "memory_reserved_gib"),
@@ -235,9 +238,14 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
         ("step time", step),
         ("tokens/s", show_whole(record.tokens_per_s)),
+        ("tokens/s per GPU", NOTHING if record.tokens_per_s else FIGURES["tokens_per_s_gpu"].show(record)),
         ("tokens", show_whole(record.tokens_total)),
         *((key, _flops(record, key)) for key in ("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.units}"),
+        (
+            "mfu_printed",
+            NOTHING if record.mfu_printed is None else f"{record.mfu_printed:.1%}, as the program prints it",
+        ),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),

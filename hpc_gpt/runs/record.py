@@ -96,6 +96,8 @@ class Record:
     "Steps left out as warm-up."
     tokens_per_s: float | None = None
     "Tokens per second, of all GPUs."
+    tokens_per_s_gpu: float | None = None
+    "Tokens per second of one GPU, as the program prints them if it does."
     step_s_mean: float | None = None
     "Seconds of a step: the mean of the same steps."
     tokens_total: int | None = None
@@ -108,6 +110,8 @@ class Record:
     "TFLOP/s per GPU: 6 P + 12 L h s a token, PaLM."
     tflops_printed: float | None = None
     "TFLOP/s per GPU as the program printed it, by its own formula."
+    mfu_printed: float | None = None
+    "MFU as the program printed it, by its own formula and peak, 0 to 1."
     mfu: float | None = None
     "Share that tflops_model is of the device's dense peak, 0 to 1."
     hfu: float | None = None

@@ -4,6 +4,7 @@ from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, later, named
 
 DIALECT = Dialect(
     name="automodel",
+    dtype="bf16",
     engine="automodel",
     patterns=(
         Pattern(

@@ -12,6 +12,7 @@ def _line(name: str, group: str, kind: Kind = "more", number: str = NUMBER) -> P
 
 DIALECT = Dialect(
     name="fms_fsdp",
+    dtype="bf16",
     engine="fsdp",
     patterns=(
         _line("step", "step", "step", r"\d{1,12}"),

@@ -75,7 +75,7 @@ def _fields(seconds: str) -> str:
         + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
         + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
         + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}", "tokens_per_s")
-        + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}{_GPU}", "tokens_per_s_gpu")
+        + _rate(rf"tok(?:en)?s?(?:{_PER}{_SECOND}{_GPU}|{_GPU}{_PER}{_SECOND})", "tokens_per_s_gpu")
         + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s")
     )
 

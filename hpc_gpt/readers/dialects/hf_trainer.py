@@ -19,8 +19,14 @@ _SHAPE = {
     "kv_heads": ("num_key_value_heads",),
     "ffn": ("n_inner", "intermediate_size"),
     "vocab": ("vocab_size",),
+    "head_dim": ("head_dim",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
 }
-_KEYS = "|".join(name for names in _SHAPE.values() for name in names) + "|n_positions|gradient_checkpointing"
+_KEYS = (
+    "|".join(name for names in _SHAPE.values() for name in names)
+    + "|n_positions|gradient_checkpointing|tie_word_embeddings"
+)
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
@@ -77,6 +83,10 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
         text = value(*names)
         if text is not None and text.isdecimal():
             facts[fact] = int(text)
+    if (kind := arguments.get('"model_type"')) and not any(
+        f'"{of}_config"' in arguments for of in ("text", "vision", "audio")
+    ):
+        facts |= {"model_type": kind, "untied_embeddings": arguments.get('"tie_word_embeddings"') == "false"}
     blocks = [arguments.get(form) for name in _BLOCKS for form in (f"--{name}", name)]
     block = next((each for each in blocks if each is not None and each.isdecimal()), None)
     if block is not None:
@@ -116,7 +126,7 @@ DIALECT = Dialect(
             + _entry("learning_rate", "lr")
             + _entry("epoch", "epoch")
             # One search tells most lines that have none of these.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|global_step))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step))"
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
             + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
@@ -124,6 +134,7 @@ DIALECT = Dialect(
             + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
             + _entry("step_tokens_per_second", "tokens_per_s")
             + _entry("step_time", "step_s")
+            + _entry("tokens(?:/train_per_sec|_per_second)_per_gpu", "tokens_per_s_gpu")
             + _PROGRESS
             + ")?",
         ),
@@ -200,12 +211,12 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "Number of trainable parameters = ",
-            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params>{INT})" + END,
+            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END,
         ),
         Pattern(
             "fact",
             "% trained)",
-            rf"\bTrainable parameters = {INT} of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
+            rf"\bTrainable parameters = (?P<params_trainable>{INT}) of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
         ),
         # Unsloth's header, beside its drawing.
         Pattern("start", "Unsloth - 2x faster", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END),
@@ -233,7 +244,9 @@ DIALECT = Dialect(
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
         Pattern(
-            "fact", "|| all params: ", rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%"
+            "fact",
+            "|| all params: ",
+            rf"\btrainable params: (?P<params_trainable>{INT}) \|\| all params: (?P<params>{INT}) \|\| trainable%",
         ),
         _header("Continuing training from global step ", "resumed_step"),
         Pattern(
@@ -257,11 +270,11 @@ DIALECT = Dialect(
         ),
         _shape('"n_'),
         _shape('"n_', weak=True),
-        _shape('"num_'),
+        *map(_shape, ('"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
         Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, weak=True),
         Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", weak=True),
-        _shape('_size": '),
-        _shape('"gradient_checkpointing'),
+        # A model of several: which sizes are of which is not read.
+        Pattern("argument", '_config": {', r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)"),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),

@@ -13,6 +13,9 @@ _SETTINGS = {
     "base_num_kv_heads": "kv_heads",
     "base_mlp_dim": "ffn",
     "vocab_size": "vocab",
+    "head_dim": "head_dim",
+    "num_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
     "steps": "steps_planned",
     "gradient_accumulation_steps": "micro_batches",
 }
@@ -26,6 +29,10 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
             facts[fact] = int(text)
     if (dtype := arguments.get("dtype:", "")) in ("bfloat16", "float32", "float16"):
         facts["dtype"] = dtype
+    if (tied := arguments.get("logits_via_embedding:")) is not None:
+        facts["untied_embeddings"] = tied == "False"
+    if (kind := arguments.get("decoder_block:")) is not None:
+        facts["model_type"] = "llama" if kind == "llama2" else kind
     if arguments.get("remat_policy:") == "full":
         facts["recompute"] = "full"
     return facts
@@ -33,6 +40,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
 
 DIALECT = Dialect(
     name="maxtext",
+    dtype="bf16",
     engine="maxtext",
     interpret=_interpret,
     patterns=(
@@ -65,7 +73,9 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
-            "argument", "Config param ", r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)"
+            "argument",
+            "Config param ",
+            r"\bConfig param (?P<key>(?:dtype|remat_policy|logits_via_embedding|decoder_block):) (?P<value>\w{1,40})(?=\s*$)",
         ),
         Pattern(
             "argument",

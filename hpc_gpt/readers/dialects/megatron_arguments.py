@@ -1,5 +1,6 @@
 """Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and what they mean."""
 
+import re
 from collections.abc import Mapping
 
 from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
@@ -51,6 +52,7 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "heads": given.whole("num_attention_heads"),
             "kv_heads": _kv_heads(given),
             "ffn": given.whole("ffn_hidden_size"),
+            "head_dim": given.whole("kv_channels"),
             "vocab": given.whole("padded_vocab_size"),
             "vocab_unpadded": given.whole("vocab_size"),
             "swiglu": given.true("swiglu"),
@@ -60,6 +62,9 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "experts": _experts(given),
             "experts_per_token": given.whole("moe_router_topk", "topk") if _experts(given) else None,
             "dtype": _dtype(given),
+            "fp8_products": 1
+            if given.text("fp8") not in (None, "False") or given.true("fp8_hybrid", "fp8_e4m3")
+            else None,
             "recompute": _recompute(given),
             "sequence_parallel": given.true("sequence_parallel"),
             "flash_attention": _flash_attention(given),
@@ -108,9 +113,9 @@ def _kv_heads(given: Arguments) -> int | None:
 
 
 def _experts(given: Arguments) -> int | None:
-    """None for a dense model. One fork writes a list, `[1]`."""
-    experts = given.whole("num_experts")
-    return experts if experts and experts > 1 else None
+    """None for a dense model. DeepSpeed's forks write a list, `[1]`."""
+    experts = max(map(int, re.findall(r"\d{1,6}", given.text("num_experts") or "")), default=0)
+    return experts if experts > 1 else None
 
 
 def _flash_attention(given: Arguments) -> bool | None:

@@ -71,7 +71,9 @@ DIALECT = Dialect(
             _MODEL_PARALLEL,
             r"> number of parameters on model parallel rank \d{1,6} {1,40}(?P<params_billions>\d{1,6}\.\d{1,9}) Billion",
         ),
-        Pattern("fact", "estimated model", r"\bestimated model parameters: (?P<params_billions>\d{1,6}\.\d{1,16})"),
+        Pattern(
+            "fact", "estimated model", r"\bestimated model parameters: (?P<params_estimated_billions>\d{1,6}\.\d{1,16})"
+        ),
         Pattern(
             "fact",
             "Total number of parameters in billions",

@@ -11,6 +11,7 @@ _TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) st
 
 DIALECT = Dialect(
     name="modded_nanogpt",
+    dtype="bf16",
     engine="modded-nanogpt",
     patterns=(
         Pattern("step", " step_avg:", rf"{_STEP}(?:train_loss:(?P<loss>{NUMBER}) )?{_TIME}"),

@@ -33,6 +33,7 @@ def _interpret(texts: Mapping[str, str]) -> Fields:
 
 DIALECT = Dialect(
     name="nanochat",
+    dtype="bf16",
     engine="nanochat",
     interpret=_interpret,
     flags=("nanochat's printed loss is smoothed over steps",),

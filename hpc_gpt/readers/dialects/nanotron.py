@@ -75,6 +75,16 @@ DIALECT = Dialect(
                 ("zero_stage", "zero_stage"),
             )
         ),
+        Pattern("fact", "LlamaConfig(", _TAG + r"(?<=[ =(])LlamaConfig\(", facts={"model_type": "llama"}),
+        *(
+            Pattern(
+                "fact",
+                "tie_word_embeddings=",
+                _TAG + rf"(?<=[ (])tie_word_embeddings={on}(?=\){{0,4}},\s*$)",
+                facts={"untied_embeddings": on == "False"},
+            )
+            for on in ("True", "False")
+        ),
         Pattern("fact", "dtype=torch.", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
         *(
             Pattern(

@@ -62,21 +62,20 @@ DIALECT = Dialect(
             + _column("max_memory_reserved", "memory_reserved_bytes")
             + _column("val_loss", "loss_eval"),
         ),
-        Pattern(
-            "fact", "precision: ", LINE_START + r"precision: '?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?(?=\s*$)", weak=True
-        ),
-        Pattern(
-            "fact",
-            "activations_checkpoint_granularity: ",
-            LINE_START + r"activations_checkpoint_granularity: (?P<recompute>selective|full)(?=\s*$)",
-            weak=True,
-        ),
-        Pattern(
-            "fact",
-            "activations_checkpoint_granularity: ",
-            LINE_START + r"activations_checkpoint_granularity: null(?=\s*$)",
-            facts={"recompute": "none"},
-            weak=True,
+        # The configuration as YAML.
+        *(
+            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: {value}(?=\s*$)", facts=facts, weak=True)
+            for name, value, facts in (
+                ("precision", r"'?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?", {}),
+                ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
+                ("activations_checkpoint_granularity", "null", {"recompute": "none"}),
+                ("activation", "'?(?:fast-)?swiglu'?", {"swiglu": True}),
+                ("position_embedding_type", r"'?(?P<position_embedding>\w{1,24})'?", {}),
+                ("share_embeddings_and_output_weights", "[Ff]alse", {"untied_embeddings": True}),
+                ("bf16", "true", {"dtype": "bf16"}),
+                # Of the matrix products; `precision` is that of the rest.
+                ("fp8", "true", {"fp8_products": 1}),
+            )
         ),
         *(
             Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)", weak=True)
@@ -92,6 +91,10 @@ DIALECT = Dialect(
                 ("num_attention_heads", "heads"),
                 ("hidden_size", "hidden"),
                 ("ffn_hidden_size", "ffn"),
+                ("num_query_groups", "kv_heads"),
+                ("kv_channels", "head_dim"),
+                ("num_moe_experts", "experts"),
+                ("moe_router_topk", "experts_per_token"),
                 ("num_nodes", "nodes"),
                 ("devices", "gpus_per_node"),
             )
@@ -106,13 +109,13 @@ DIALECT = Dialect(
                 ("hidden_size", "hidden"),
                 ("ffn_hidden_size", "ffn"),
                 ("num_query_groups", "kv_heads"),
+                ("kv_channels", "head_dim"),
+                ("num_moe_experts", "experts"),
+                ("moe_router_topk", "experts_per_token"),
                 ("seq_length", "seq"),
             )
         ),
         Pattern("fact", "Padded vocab_size: ", rf"\bPadded vocab_size: (?P<vocab>{INT}), original vocab_size: {INT},"),
-        Pattern("fact", "bf16: true", LINE_START + r"bf16: true(?=\s*$)", facts={"dtype": "bf16"}, weak=True),
-        # Of the matrix products; `precision` is that of the rest.
-        Pattern("fact", "fp8: true", LINE_START + r"fp8: true(?=\s*$)", facts={"fp8_products": 1}, weak=True),
     ),
     specimen="""\
 Epoch 0:   1%|          | 795/77225 [9:41:49<878:35:39, 41.68s/it, loss=3.1, v_num=, reduced_train_loss=3.707, global_step=702.5, consumed_samples=1.17e+6]

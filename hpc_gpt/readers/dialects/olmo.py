@@ -29,6 +29,9 @@ DIALECT = Dialect(
         _metric("throughput/total_tokens", "consumed_tokens"),
         _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
         _metric("throughput/device/TPS", "tokens_per_s_gpu"),
+        _metric("throughput/device/MFU", "mfu_percent"),
+        _metric("throughput/total tokens", "consumed_tokens"),
+        Pattern("more", "/flopsPS=", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
         _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
         _metric("System/Peak GPU Memory (MB)", "memory_allocated_mb"),
         Pattern(
@@ -69,6 +72,9 @@ DIALECT = Dialect(
 [step=40/2500,epoch=1,eta=1h12m]
     train/CE loss=10.69
     throughput/device/TPS=11,628
+    throughput/device/MFU=41.27
+    throughput/device/flopsPS=408.1T
+    throughput/total tokens=51,380,224
     gpu_memory/GPU reserved mem (GiB)=61.35
 Total number of parameters: 1,158,336,550
 TrainConfig(run_name='ours', seed=6198, model=ModelConfig(d_model=1024, n_heads=16, n_kv_heads=None, n_layers=12, max_sequence_length=1024, vocab_size=50100, embedding_size=50176), global_train_batch_size=512, device_train_batch_size=64, device_train_microbatch_size=8, precision='amp_bf16', device_train_grad_accum=8)

@@ -9,9 +9,11 @@ from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later, named
 _NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
+_MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
 
 DIALECT = Dialect(
     name="torchtitan",
+    dtype="bf16",
     engine="torchtitan",
     patterns=(
         Pattern(
@@ -38,6 +40,16 @@ DIALECT = Dialect(
         ),
         Pattern(
             "fact",
+            "Total parameter count: ",
+            rf"\bTotal parameter count: dense (?P<params_dense>{INT}), sparse (?P<params_sparse>{INT}), "
+            rf"(?:vision {INT}, )?active (?P<params_active>{INT})\s*$",
+        ),
+        Pattern("fact", "Swapped to Float8Linear", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern(
+            "fact", "mixed_precision_param", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"
+        ),
+        Pattern(
+            "fact",
             " capacity: ",
             rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory",
         ),
@@ -51,7 +63,7 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "ModelArgs(",
-            r"\bBuilding \S{1,64} \S{1,64} with (?:Transformer)?ModelArgs\("
+            _MODEL
             + "".join(
                 rf"(?=(?:[^\n]{{0,2000}}?\b{name}=(?P<{fact}>\d{{1,9}})(?=[,)]))?)"
                 for name, fact in (
@@ -59,9 +71,18 @@ DIALECT = Dialect(
                     ("n_layers", "layers"),
                     ("n_heads", "heads"),
                     ("n_kv_heads", "kv_heads"),
+                    ("head_dim", "head_dim"),
+                    ("num_experts", "experts"),
+                    ("top_k", "experts_per_token"),
                     ("vocab_size", "vocab"),
                 )
             ),
+        ),
+        Pattern(
+            "fact",
+            "ModelArgs(",
+            _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)",
+            facts={"untied_embeddings": 1},
         ),
         Pattern(
             "fact",

@@ -1,5 +1,6 @@
 """From run folders and logs to runs. Here: a run as it was read, records in files, and a record's derived figures."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,6 +96,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     """The record with the figures that follow from its sizes and `step_s`, null if an input is not known.
 
     If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
+    TFLOPs that cannot be are left out, and a flag says why.
     """
     found, flags = _memory_by_formula(record), list(record.flags)
     step_s, mean = record.step_s, record.step_s_mean
@@ -104,14 +106,23 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
         words = f"some steps are heavy: the mean step takes {mean:.4g} s, {mean / step_s:.2f} x the median"
         flags.append(f"{words}; the rates follow the mean" if foreign else words)
         step_s = mean if foreign else step_s
-    if step_s and record.global_batch and record.seq:
-        speed = record.global_batch * record.seq / step_s
+    batch, seq, gpus, speed = record.global_batch, record.seq, record.gpus, record.tokens_per_s
+    if step_s and batch and seq:
+        speed = batch * seq / step_s
         found["tokens_per_s"] = (speed, _BY_MEAN if heavy and foreign else "global_batch x seq / step_s")
-        if record.gpus:
-            flops = _flops(record, step_s, record.global_batch, record.seq, record.gpus)
-            shares, wrong = _shares(record, flops)
-            found |= flops | shares
-            flags += wrong
+    if speed and gpus and (not foreign or not record.tokens_per_s_gpu):
+        found["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
+    flops: DerivedFigures = {}
+    if step_s and batch and seq and gpus:
+        flops = _flops(record, step_s, batch, seq, gpus)
+    elif seq and record.tokens_per_s_gpu and not record.tokens_per_s:
+        # Of an unknown number of GPUs each trains as many tokens as the program prints.
+        flops = _flops(record, seq / record.tokens_per_s_gpu, 1, seq, 1)
+    if flops:
+        possible, wrong = _possible(record, flops)
+        shares, lacking = _shares(record, possible)
+        found |= possible | shares
+        flags += wrong + lacking
     sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
     return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
@@ -146,12 +157,18 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
 
 def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> DerivedFigures:
     found: DerivedFigures = {}
-    params, layers, hidden, vocab = record.params, record.layers, record.hidden, record.vocab
-    recompute, shape = _RECOMPUTE.get(record.recompute or ""), _own_shape(record)
+    layers, hidden, vocab, recompute = (
+        record.layers,
+        record.hidden,
+        record.vocab,
+        _RECOMPUTE.get(record.recompute or ""),
+    )
+    params, weights, width = _active(record)
+    of = "" if not params or params == record.params else f"; P are the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
-        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12)")
-    if layers and hidden and vocab and recompute:
+        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
+    if layers and hidden and vocab and recompute and weights and width:
         figure = tflops_hardware(
             layers=layers,
             hidden=hidden,
@@ -161,27 +178,71 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
             global_batch=batch,
             gpus=gpus,
             step_s=step_s,
-            layer_weights=shape.layer_weights if shape else None,
-            attention_width=shape.query_width if shape else None,
+            layer_weights=weights,
+            attention_width=width,
         )
         found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
-    if layers and hidden and params:
-        width = shape.query_width if shape else hidden
+    if layers and width and params:
         figure = tflops_model(
             layers=layers, hidden=width, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
         )
-        found["tflops_model"] = (figure, "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B")
+        found["tflops_model"] = (figure, f"(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B{of}")
     return found
 
 
-def _own_shape(record: Record) -> ModelShape | None:
-    """The shape of a run of ours, as far as FLOPs depend on it: its record has it in `settings.model`."""
-    model = record.settings.get("model")
-    if not (isinstance(model, dict) and record.hidden and record.layers and record.heads):
-        return None
+def _active(record: Record) -> tuple[float | None, float | None, int | None]:
+    """What multiplies a token: parameters, weights of a layer, width of attention; None for what is not known.
+
+    The record of another program's log has them in `settings.active`, that of a run of ours its shape in
+    `settings.model`. Without either the layers are GPT-2's.
+    """
+    active, model = record.settings.get("active"), record.settings.get("model")
+    if active is not None:
+        return active.get("params"), active.get("layer_weights"), active.get("attention_width")
+    if not (record.hidden and record.layers and record.heads):
+        return record.params, 12 * (record.hidden or 0) ** 2, record.hidden
+    model = model if isinstance(model, dict) else {}
     sizes = {key: model[key] for key in ("kv_heads", "head_dim", "ffn") if isinstance(model.get(key), int)}
     mlp: MlpKind = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
-    return ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
+    shape = ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
+    return record.params, shape.layer_weights, shape.query_width
+
+
+_OF_PROGRAM = 2.5  # times what the program prints by its own formula, which may leave out or repeat a part
+_ALIKE = 0.05
+
+
+def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
+    """(the TFLOPs, null for those that cannot be; a flag for each reason)."""
+    params, weights, _ = _active(record)
+    model, hardware = (flops.get(name, (None, ""))[0] for name in ("tflops_model", "tflops_hardware"))
+    printed, most, of = record.tflops_printed, *_highest_peak(record)
+    gone, words = [*flops], ""
+    if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
+        words = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
+    elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
+        words = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
+    elif model and hardware and hardware < model and params:
+        # Parameters that multiply no token: an embedding beside the head, positions, norms and biases.
+        rows, hidden = record.vocab or 0, record.hidden or 0
+        idle = max(0.0, 1 - ((record.layers or 0) * (weights or 0) + rows * hidden) / params)
+        if idle <= (rows + (record.seq or 0)) * hidden / params + _ALIKE:
+            source = f"{flops['tflops_hardware'][1]}; without the {idle:.2%} of P that multiply no token"
+            return {**flops, "tflops_hardware": (hardware, source)}, []
+        gone = ["tflops_hardware"]
+        words = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
+    if not words:
+        return flops, []
+    return {**flops, **dict.fromkeys(gone, (None, f"null: {words}"))}, [f"{words}; left out"]
+
+
+def _highest_peak(record: Record) -> tuple[float, str]:
+    """(the highest dense TFLOP/s that the record's device has in its format, whose it is); of any if one is unknown."""
+    own = DEVICES.get(record.device or "")
+    devices = [own] if own and not own.nominal else [*DEVICES.values()]
+    peaks = [each.peaks[unit] for each in devices for unit in each.peaks if record.units in (None, unit)]
+    of = str(record.device) if len(devices) == 1 else f"any GPU in {record.units or 'any format'}"
+    return max(peaks, default=math.inf), of
 
 
 def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list[str]]:
@@ -201,8 +262,8 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
         return null, [f"{lack}: mfu and hfu are null"]
     found: DerivedFigures = {}
     for name, (of, formula) in names.items():
-        rate = flops[of][0] if of in flops else getattr(record, of)
-        share = getattr(record, name) if rate is None else formula(rate, peak)
-        found[name] = (share, f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
-    over = max(share or 0.0 for share, _ in found.values()) > 1
-    return found, [f"faster than the peak of {record.device}: the device or a size is wrong"] if over else []
+        rate, source = flops.get(of, (getattr(record, of), f"null: {of} is not known"))
+        found[name] = (None, source)
+        if rate is not None:
+            found[name] = (formula(rate, peak), f"{of} / {peak} dense {units} TFLOP/s of {record.device}")
+    return found, []

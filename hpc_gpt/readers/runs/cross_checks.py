@@ -64,7 +64,23 @@ def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
 
 
 def doubt_rates(record: Record, steps: LogSteps) -> Record:
-    """The record without a rate, and what follows from it, that the program's own rate contradicts."""
+    """The record without a rate, and what follows from it, that the program's own rate contradicts.
+
+    If the program's arithmetic explains that, or too few lines show it, its rate of one GPU gives way instead.
+    """
+    kept = _without_doubtful(record, steps)
+    speed, gpus, printed = kept.tokens_per_s, kept.gpus, kept.tokens_per_s_gpu
+    if not speed or not gpus or not printed or abs(printed * gpus / speed - 1) <= _ALIKE:
+        return kept
+    words = (
+        f"the program prints {printed:,.0f} tokens/s of a GPU, but tokens/s over {gpus} GPUs are {speed / gpus:,.0f}"
+    )
+    flags = kept.flags if len(kept.flags) > len(record.flags) else [*kept.flags, words]
+    sources = {**kept.sources, "tokens_per_s_gpu": "tokens_per_s / gpus"}
+    return replace(kept, tokens_per_s_gpu=speed / gpus, flags=flags, sources=sources)
+
+
+def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     if not record.tokens_per_s or not record.step_s:
         return record
     printed = _printed_rate(record, steps)
@@ -79,7 +95,8 @@ def doubt_rates(record: Record, steps: LogSteps) -> Record:
     reason = _arithmetic(record, ratio)
     if reason:
         return replace(record, flags=[*record.flags, f"{words}: {reason}"])
-    gone = {name: None for name in _OF_RATE if getattr(record, name) is not None}
+    derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
+    gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
     sources = {name: source for name, source in record.sources.items() if name not in gone}
     return replace(record, **gone, sources=sources, flags=[*record.flags, f"{words}: left out"])  # type: ignore[arg-type]
 

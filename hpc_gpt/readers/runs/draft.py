@@ -30,6 +30,11 @@ def _by_name() -> dict[str, Dialect]:
     return {dialect.name: dialect for dialect in dialects()}
 
 
+def dialect_named(name: str | None) -> Dialect | None:
+    """The dialect of a name, None without one."""
+    return _by_name().get(name or "")
+
+
 def dialects_of(part: Part) -> list[Dialect]:
     """The dialects with lines in a part, the one with most lines first."""
     names = sorted(part.dialects, key=lambda name: -part.dialects[name])

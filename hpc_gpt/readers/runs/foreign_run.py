@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, PeakMemory
@@ -16,25 +14,12 @@ from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
 from hpc_gpt.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
-from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
+from hpc_gpt.readers.runs.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
-from hpc_gpt.readers.runs.inferred import (
-    add_batch,
-    add_gpus,
-    add_params,
-    add_seq,
-    add_stages,
-    infer_fields,
-    is_on,
-    step_tokens,
-)
-from hpc_gpt.readers.runs.log_steps import (
-    BARS_OF_OTHERS,
-    LogSteps,
-    run_steps,
-    steps_to_show,
-)
-from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
+from hpc_gpt.readers.runs.inferred import add_batch, add_gpus, add_seq, add_stages, infer_fields, is_on, step_tokens
+from hpc_gpt.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.model_size import add_params
+from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_rates, add_times
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
@@ -47,6 +32,7 @@ _SETTINGS = (
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
     *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs", "params_printed"),
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
+    *("head_dim", "active"),
     *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
 # Dialects whose lines many programs print.
@@ -198,17 +184,18 @@ def read_foreign(
     add_gpus(draft, steps, parts)
     add_stages(draft, parts)
     infer_fields(draft, present, arguments)
+    _add_dtype(draft, dialect)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)
     doubt_step_time(draft, steps)
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
+    add_rates(draft, steps, parts)
     add_memory(draft, parts, arguments)
     causes = add_ends(draft, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
-    record = add_figures(_record(draft, name, dialect, arguments, parts), foreign=True)
-    record = doubt_rates(_with_printed(record, steps, parts, step_tokens(draft)), steps)
+    record = doubt_rates(add_figures(_record(draft, name, dialect, arguments, parts), foreign=True), steps)
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
@@ -241,7 +228,13 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif own is not None and own.name not in _NO_ENGINE:
             draft.infer("engine", own.name, "the program of these lines")
-    return
+
+
+def _add_dtype(draft: Draft, dialect: str | None) -> None:
+    """Adds the dtype that the program trains in unless it is told otherwise."""
+    own = dialect_named(dialect)
+    if own is not None:
+        draft.infer("dtype", own.dtype, f"{own.name} trains in {own.dtype} unless it is told otherwise")
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -307,36 +300,6 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
             "sources": sources,
         }
     )
-
-
-def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens: int | None) -> Record:
-    """The record with the printed TFLOPs, and tokens/s as printed or by `tokens` of a step if it has none.
-
-    A log such as nanoGPT's has neither batch, seq nor rate.
-    """
-    found: dict[str, tuple[float, str]] = {}
-    chosen = steps.steady if steps.steady.any() else steps.counts
-    known = np.flatnonzero(np.isfinite(steps["tflops"]) & chosen)
-    known = known if len(known) else np.flatnonzero(np.isfinite(steps["tflops"]) & steps.counts)
-    facts = [fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)]
-    if len(known):
-        source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
-        found["tflops_printed"] = (float(np.median(steps["tflops"][known])), source)
-    elif facts:
-        source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
-        found["tflops_printed"] = (float(np.median([fact.value for fact in facts])), source)
-    if record.tokens_per_s is None:
-        for key, each, what in (("tokens_per_s", 1, ""), ("tokens_per_s_gpu", record.gpus, " of one GPU x gpus")):
-            rates = steps[key][chosen & np.isfinite(steps[key])]
-            if len(rates) and each:
-                source = f"median of the program's own{what} over {len(rates)} lines"
-                found["tokens_per_s"] = (float(np.median(rates)) * each, source)
-                break
-        else:
-            if record.step_s and tokens:
-                found["tokens_per_s"] = (tokens / record.step_s, f"{tokens} tokens a step / step_s")
-    sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
-    return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources)  # type: ignore[arg-type]
 
 
 def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:

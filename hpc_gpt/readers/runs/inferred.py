@@ -1,12 +1,12 @@
-"""What follows from the stated fields: layout, batch, vocabulary, dtype, engine, and the true number of parameters.
+"""What follows from the stated fields: layout, batch, vocabulary, dtype and engine.
 
-A program's own rates and counts also show settings that it does not print. Each value says how it was inferred. If the
-program's own count of parameters differs from the count by the shape, a flag says why.
+A program's own rates and counts also show settings that it does not print. Each value says how it was inferred.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,8 @@ from hpc_gpt.readers.pattern import dtype_named
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.settings.devices import device_named
-from hpc_gpt.settings.experiment import Bias
 from hpc_gpt.settings.layout import AXES, Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import replicated_params
-from hpc_gpt.words import counted, show_whole
+from hpc_gpt.words import counted
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _NEAR = 0.25  # of a GPU
@@ -35,8 +32,7 @@ def infer_fields(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, 
     """Adds what follows from what is stated."""
     _words(draft)
     _engine(draft, dialects)
-    _layout(draft, arguments)
-    _batch(draft)
+    _layout_and_batch(draft, arguments)
     _vocab(draft, arguments)
 
 
@@ -68,12 +64,55 @@ def splits_only_the_batch(engine: object) -> bool:
     return engine in _ONLY_BATCH or (engine in engines() and not engines()[str(engine)].axes)
 
 
-def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
-    if (nodes := draft.whole("nodes")) and (each := draft.whole("gpus_per_node")):
-        draft.infer("gpus", nodes * each, f"nodes {nodes} x gpus_per_node {each}")
-    gpus = draft.whole("gpus")
+class Inference(NamedTuple):
+    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole."""
+
+    field: str
+    of: tuple[str, ...]
+    over: tuple[str, ...] = ()
+
+
+# Of several ways to a field the first is preferred.
+INFERENCES = (
+    Inference("gpus", ("nodes", "gpus_per_node")),
+    Inference("global_batch", ("global_batch_tokens",), ("seq",)),
+    Inference("dp", ("gpus",), ("tp", "pp", "cp")),
+    Inference("pp", ("gpus",), ("tp", "dp", "cp")),
+    Inference("dp", ("global_batch",), ("micro_batch", "micro_batches")),
+    Inference("gpus", ("tp", "pp", "cp", "dp")),
+    Inference("global_batch", ("micro_batch", "micro_batches", "dp")),
+    Inference("micro_batches", ("global_batch",), ("micro_batch", "dp")),
+    Inference("micro_batch", ("global_batch",), ("micro_batches", "dp")),
+)
+
+
+def _follow(draft: Draft, ways: Sequence[Inference]) -> None:
+    """Adds what follows in one of these ways, and what follows from that."""
+    while any(_goes(draft, way) for way in ways):
+        pass
+
+
+def _goes(draft: Draft, way: Inference) -> bool:
+    """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
+    given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
+    above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
+    # A number of GPUs that only follows from rates is too weak for a batch.
+    weak = way.field == "micro_batch" and "inferred" in draft.sources.get("gpus", "")
+    if way.field in draft or weak or not above or not below or above % below:
+        return False
+    # Of a layout the sizes are in the record; a batch is explained by them.
+    bare = AXES if "gpus" in (way.field, *way.of) else ()
+    shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
+    of, over = (" x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in way[1:])
+    divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
+    draft.infer(way.field, above // below, of + divisor)
+    return True
+
+
+def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
+    _follow(draft, INFERENCES[:1])
     splits = [name for name in ("tp", "pp") if name not in draft]
-    if gpus == 1:
+    if draft.whole("gpus") == 1:
         for name in AXES:
             draft.infer(name, 1, "one GPU")
     elif splits_only_the_batch(draft.get("engine")):
@@ -81,66 +120,27 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
             draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
-    _ranks_of_batch(draft)
-    tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
-    cp = draft.whole("cp") or 1
-    ways = "tp x pp" + (" x cp" if cp > 1 else "")
-    if gpus and tp and pp and not dp and gpus % (tp * pp * cp) == 0:
-        draft.infer("dp", gpus // (tp * pp * cp), f"gpus {gpus} / ({ways})")
-    elif gpus and tp and dp and not pp and gpus % (tp * dp * cp) == 0:
-        draft.infer("pp", gpus // (tp * dp * cp), f"gpus {gpus} / (tp x dp{' x cp' if cp > 1 else ''})")
-    elif tp and pp and dp and not gpus:
-        draft.infer("gpus", tp * pp * dp * cp, f"{ways} x dp")
-    gpus, dp = draft.whole("gpus"), draft.whole("dp")
-    if gpus and tp and pp and not dp:
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
-    elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
-        layout = Layout(tp, pp, dp, cp)
-        needed = counted(tp * pp * dp * cp, "GPU")
-        draft.flag(f"layout {layout} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
+    _follow(draft, INFERENCES)
+    gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
     if gpus and (each := draft.whole("gpus_per_node")):
         draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")
-
-
-def _ranks_of_batch(draft: Draft) -> None:
-    """Adds how many ranks share the batch, if only the batch sizes say it."""
+    cp = draft.whole("cp") or 1
+    if gpus and tp and pp and not dp:
+        ways = "tp x pp" + (" x cp" if cp > 1 else "")
+        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
+    elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
+        needed = counted(tp * pp * dp * cp, "GPU")
+        draft.flag(f"layout {Layout(tp, pp, dp, cp)} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
-    if not draft.whole("gpus") and micro and chunks and whole and whole % (micro * chunks) == 0:
-        how = f"global_batch {whole} / (micro_batch {micro} x micro_batches {chunks})"
-        draft.infer("dp", whole // (micro * chunks), how)
-
-
-def _batch(draft: Draft) -> None:
-    tokens, seq = draft.whole("global_batch_tokens"), draft.whole("seq")
-    if tokens and seq and tokens % seq == 0:
-        draft.infer("global_batch", tokens // seq, f"{tokens} tokens a batch / seq {seq}")
-    names = ("micro_batch", "micro_batches", "global_batch")
-    micro, chunks, whole = (draft.whole(name) for name in names)
-    dp = draft.whole("dp")
-    if not dp:
-        return
-    if micro and chunks and not whole:
-        draft.infer("global_batch", micro * chunks * dp, f"micro_batch {micro} x micro_batches {chunks} x dp {dp}")
-    elif micro and whole and not chunks and whole % (micro * dp) == 0:
-        draft.infer("micro_batches", whole // (micro * dp), f"global_batch {whole} / (micro_batch {micro} x dp {dp})")
-    elif (
-        chunks
-        and whole
-        and not micro
-        and whole % (chunks * dp) == 0
-        and "inferred" not in draft.sources.get("gpus", "")
-    ):
-        draft.infer("micro_batch", whole // (chunks * dp), f"global_batch {whole} / (micro_batches {chunks} x dp {dp})")
-    micro, chunks, whole = (draft.whole(name) for name in names)
-    if micro and whole and not chunks:
+    if dp and micro and whole and not chunks:
         draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}")
-    elif micro and chunks and whole and micro * chunks * dp != whole:
+    elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})")
 
 
 def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
-    plain, multiple = draft.whole("vocab_unpadded"), _number(arguments, "make_vocab_size_divisible_by")
+    plain, multiple = draft.whole("vocab_unpadded"), number_of(arguments, "make_vocab_size_divisible_by")
     if "vocab" in draft or not plain:
         return
     if multiple and (tp := draft.whole("tp")):
@@ -162,7 +162,7 @@ def is_on(arguments: Mapping[str, str], *names: str) -> bool:
     return any(arguments.get(name, "").strip().lower() in ("true", "1", "yes") for name in names)
 
 
-def _number(arguments: Mapping[str, str], *names: str) -> int | None:
+def number_of(arguments: Mapping[str, str], *names: str) -> int | None:
     """The first of the arguments that is a whole number."""
     for name in names:
         if re.fullmatch(r"\d{1,15}", arguments.get(name, "").strip()):
@@ -282,229 +282,3 @@ def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
     source = f"the {len(found)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
     draft.infer("pp", len(stages), source)
     draft.infer("tp", len(found) // len(stages), source)
-
-
-_GI = 2**30
-# Printed counts are rounded to two digits or more.
-_ROUNDING = 0.005
-_EXACT = 1e-6  # a count that is exact to this share is not rounded
-
-
-def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | None, str]:
-    """(the shape, "") if it is known, else (None, why not). Its vocabulary is the rows of the embedding."""
-    sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
-    if any(size is None for size in sizes):
-        return None, "the shape is not known"
-    hidden, layers, heads, rows = (size for size in sizes if size is not None)
-    if max(hidden, layers, heads, rows) > 10**9:
-        return None, "the shape is larger than any model"
-    if max(draft.whole("experts") or 0, _number(arguments, "num_local_experts", "n_routed_experts") or 0) > 1:
-        return None, "a mixture of experts, whose parameters do not all follow from the shape"
-    positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
-    rotary = positions not in ("learned_absolute", "learned", "absolute")
-    rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
-    gated = bool(draft.get("swiglu")) or is_on(arguments, "swiglu", "geglu", "reglu")
-    gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
-    no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
-    engine = draft.get("engine")
-    facts = engines().get(engine)
-    # GPT-2 unless the arguments say otherwise, as in programs of our engines' kinds that pad its vocabulary.
-    like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
-    if engine == "hf" or (facts is not None and facts.any_model):
-        # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
-        like_gpt2 = arguments.get('"model_type"', "gpt2") == "gpt2" and any("n_embd" in key for key in arguments)
-    known = like_gpt2 or gated or rotary
-    if not known:
-        return None, "it is not known whether the model is like GPT-2"
-    seq = _number(arguments, "max_position_embeddings") or draft.whole("seq")
-    if not rotary and seq is None:
-        return None, "the number of positions is not known"
-    kv_heads = draft.whole("kv_heads") or 0
-    if arguments.get("group_query_attention", "").strip() == "False":
-        kv_heads = 0
-    untied = bool(draft.get("untied_embeddings"))
-    untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
-    rms_norm = arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm")
-    no_bias_but_qkv: Bias = "qkv" if is_on(arguments, "add_qkv_bias") else "none"
-    return ModelShape(
-        hidden,
-        layers,
-        heads,
-        rows,
-        seq or 0,
-        tied=not untied,
-        vocab_multiple=1,
-        kv_heads=kv_heads or None,
-        head_dim=_number(arguments, "kv_channels"),
-        ffn=draft.whole("ffn"),
-        mlp="swiglu" if gated else "gelu",
-        norm="rmsnorm" if rms_norm else "layernorm",
-        positions="rope" if rotary else "learned",
-        bias=no_bias_but_qkv if no_bias else "all",
-        embedding_norm=is_on(arguments, "embed_layernorm"),
-    ), ""
-
-
-def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
-    """Adds `params`: the program's exact count of the whole model, else by the shape, else its rounded count.
-
-    A count is exact to a millionth. One that a known reason explains, such as parameters that each tensor-parallel
-    rank counts again, is not of the whole model; nor is one below vocabulary x hidden, such as that of one shard under
-    FSDP. A flag says if count and shape differ.
-    """
-    stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
-    tp, pp, ep = (draft.whole(name) for name in ("tp", "pp", "ep"))
-    one_rank = (tp, pp, ep or 1) == (1, 1, 1)
-    if (tp or 1, pp or 1, ep or 1) == (1, 1, 1):  # a program that states none may have none
-        of_rank = (fact for part in parts for fact in part.facts.get("params_of_rank", ()))
-        stated += [(fact.value, str(fact.place)) for fact in of_rank]
-    printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
-    summed = _sum_of_ranks(draft, parts)
-    if printed:
-        draft.set("params_printed", printed[0][0], printed[0][1])
-    elif summed is not None:
-        draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
-    shape, why = shape_of(draft, arguments)
-    draft.values.pop("params", None)
-    draft.sources.pop("params", None)
-    exact = [(value, where) for value, where in printed if 0 <= _exactness(value) < _EXACT and value % _GI]
-    if summed is not None and one_rank and summed[2]:
-        exact.append(summed[:2])
-    if shape is not None:
-        draft.set("params", shape.params, f"inferred: from the shape ({_shape_text(shape)})")
-        for value, where in exact:
-            if _is_whole(draft, shape, value):
-                text = f"{where}, the program's own count; the shape gives {show_whole(shape.params)}"
-                draft.set("params", round(value), text if round(value) != shape.params else where)
-        for value, where in printed:
-            _compare_count(draft, shape, value, where)
-        if summed is not None:
-            _compare_sum(draft, shape, *summed)
-        return
-    useful = [(value, where) for value, where in printed if value >= _least_params(draft)]
-    # Of an adapter's parameters and all parameters, all are the model's.
-    useful.sort(key=lambda pair: -pair[0])
-    if useful:
-        draft.set("params", round(useful[0][0]), f"{useful[0][1]}, the program's own count; {why}")
-    elif summed is not None:
-        total, where, whole = summed
-        rows, hidden = draft.whole("vocab"), draft.whole("hidden")
-        if whole and (draft.whole("pp") or 1) > 1 and rows and hidden:
-            draft.set(
-                "params", round(total - rows * hidden), f"inferred: sum over the ranks ({where}), the embedding once"
-            )
-        elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
-            draft.set("params", round(total), f"{where}, the program's own count; {why}")
-    elif printed:
-        draft.flag(f"the program counts no parameters ({printed[0][1]}): unknown, {why}")
-
-
-def _least_params(draft: Draft) -> int:
-    """The parameters of the embedding: no model has fewer."""
-    return max(1, (draft.whole("vocab_unpadded") or draft.whole("vocab") or 0) * (draft.whole("hidden") or 0))
-
-
-def _is_whole(draft: Draft, shape: ModelShape, value: float) -> bool:
-    """Whether a count that differs from the shape's can be that of the whole model."""
-    close = 0.5 < value / shape.params < 2
-    return close and value >= _least_params(draft) and not _reason(draft, shape, value)
-
-
-def _shape_text(shape: ModelShape) -> str:
-    details = [
-        "GPT-2's" if shape.is_gpt2 else "",
-        f"{shape.layers} layers",
-        f"hidden {shape.hidden}",
-        f"{shape.padded_vocab} rows of embedding",
-        f"{shape.seq} positions" if shape.positions == "learned" else "no learned positions",
-        "gated" if shape.is_gated else "",
-        f"{shape.key_heads} KV heads" if shape.key_heads != shape.heads else "",
-        "untied" if not shape.tied else "",
-        "a norm after the embedding" if shape.embedding_norm else "",
-    ]
-    return ", ".join(each for each in details if each)
-
-
-def _compare_count(draft: Draft, shape: ModelShape, value: float, where: str) -> None:
-    """Flags a program's own count that differs from the shape's, and why, if that is known."""
-    true = shape.params
-    if value > 0 and value % _GI == 0:
-        return _compare_gi(draft, true, int(value) // _GI, where)
-    if abs(value - true) <= _exactness(value) * true:
-        return None
-    reason = _reason(draft, shape, value)
-    if not reason and abs(value / true - 1) <= _ROUNDING:
-        return None
-    draft.flag(
-        f"the program counts {show_whole(value)} parameters ({where}), the shape gives {show_whole(true)}"
-        + (f": {reason}" if reason else "")
-    )
-    return None
-
-
-def _reason(draft: Draft, shape: ModelShape, value: float) -> str:
-    """Why a program's own count differs from the shape's; "" if that is not known."""
-    true, tp, gpus = shape.params, draft.whole("tp") or 1, draft.whole("gpus") or 1
-    if value == 0:
-        return "parameters sharded by ZeRO-3 count as none"
-    if abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
-        return "it divides by 2^30"
-    if tp > 1 and abs(value - true - (tp - 1) * replicated_params(shape)) < 1e-4 * true:
-        return f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
-    if abs(value - true * tp) < 0.01 * true * tp and tp > 1:
-        return f"each of {tp} tensor-parallel ranks counts the whole model"
-    if gpus > 1 and abs(value * gpus / true - 1) < 0.1:
-        return "it is one rank's share"
-    return ""
-
-
-def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
-    """Flags a size that the program printed in whole units of 2^30, if it differs from the shape's."""
-    words = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
-    if abs(true / _GI - printed) < 1:
-        draft.flag(f"{words}: it divides by 2^30")
-    elif abs(true / 1e9 - printed) >= 1:
-        draft.flag(words)
-
-
-def _exactness(value: float) -> float:
-    """The relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
-    for unit in (1e9, 1e6, 1e3):
-        if value >= unit:
-            scaled = value / unit
-            for digits in range(7):
-                if abs(round(scaled, digits) - scaled) < 1e-9 * scaled:
-                    return 0.5 * 10.0**-digits / scaled
-    return 0.0
-
-
-def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
-    """(sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
-    counts: dict[str, tuple[float, str]] = {}
-    for part in parts:
-        for rank, (value, place) in part.rank_params.items():
-            if math.isfinite(value):
-                counts.setdefault(rank, (value, str(place)))
-    if not counts:
-        return None
-    ways = (draft.whole("tp") or 1) * (draft.whole("pp") or 1)
-    first = next(iter(counts.values()))[1]
-    return sum(value for value, _ in counts.values()), first, len(counts) == ways
-
-
-def _compare_sum(draft: Draft, shape: ModelShape, total: float, where: str, whole: bool) -> None:
-    true = shape.params
-    tp, pp = draft.whole("tp") or 1, draft.whole("pp") or 1
-    if not whole:
-        return None
-    # Ranks of ZeRO-3 each count the whole model.
-    if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
-        return _compare_count(draft, shape, total / (tp * pp), where)
-    expected = (
-        true + (tp - 1) * replicated_params(shape) + (shape.padded_vocab * shape.hidden if pp > 1 and shape.tied else 0)
-    )
-    if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
-        draft.flag(
-            f"the ranks count {show_whole(total)} parameters together ({where}), the shape gives {show_whole(true)}"
-        )
-    return None

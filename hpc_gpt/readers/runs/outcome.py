@@ -289,6 +289,40 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
 _MOST_TOKENS = 10**18
 
 
+def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds what the program prints: TFLOPs, MFU, tokens/s of one GPU and of all, each the median of the steady lines.
+
+    A log such as nanoGPT's has neither batch, seq nor rate: tokens/s are then those of a step.
+    """
+    for column, key in _PRINTED.items():
+        usable = np.isfinite(steps[column]) & (steps[column] > 0)
+        known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
+        facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
+        if len(known):
+            source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+            draft.set(key, float(np.median(steps[column][known])), source)
+        elif facts:
+            source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+            draft.set(key, float(np.median([fact.value for fact in facts])), source)
+    if (draft.get("mfu_printed") or 0.0) > 1:
+        draft.flag(f"the program prints an MFU of {draft.values.pop('mfu_printed'):.0%}: left out")
+        del draft.sources["mfu_printed"]
+    each, gpus, step_s = draft.get("tokens_per_s_gpu"), draft.whole("gpus"), draft.get("step_s")
+    if each and gpus and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", each * gpus, f"{draft.sources['tokens_per_s_gpu']}, of one GPU x gpus")
+    elif step_s and (tokens := step_tokens(draft)) and "tokens_per_s" not in draft:
+        draft.set("tokens_per_s", tokens / step_s, f"{tokens} tokens a step / step_s")
+
+
+# {column of the steps, or fact: key of the record}
+_PRINTED = {
+    "tflops": "tflops_printed",
+    "mfu": "mfu_printed",
+    "tokens_per_s_gpu": "tokens_per_s_gpu",
+    "tokens_per_s": "tokens_per_s",
+}
+
+
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds the first and the last loss, and the loss of the last evaluation."""
     known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)

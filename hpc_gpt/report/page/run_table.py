@@ -57,9 +57,9 @@ def layout_text(record: Record) -> str:
 
 
 def tokens_per_s_gpu(record: Record) -> float | None:
-    """Tokens per second of one GPU."""
+    """Tokens per second of one GPU; those of all over the GPUs for a record from before it had the key."""
     tokens, gpus = number(record.tokens_per_s), number(record.gpus)
-    return tokens / gpus if tokens is not None and gpus else None
+    return number(record.tokens_per_s_gpu) or (tokens / gpus if tokens is not None and gpus else None)
 
 
 def figure_text(show: Callable[[float], str], figure: float | None) -> str:
@@ -111,8 +111,8 @@ _FEW_COLUMNS = (
            lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
            "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
-    Column("Tokens/s per GPU", ("tokens_per_s", "gpus"), tokens_per_s_gpu, show_rate, means="tokens/s / GPUs"),
-    *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu"),
+    replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
+    *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu", "mfu_printed"),
     Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
            show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
     *_figures("loss_last", "gpu_hours"),

@@ -72,9 +72,9 @@ def test_flops_of_a_run_of_ours_are_those_of_its_own_matrices():
     expected = tflops_hardware(
         **sizes, recompute="none", layer_weights=64 * 32 * (4 + 2 + 2 + 4) + 3 * 64 * 96, attention_width=128
     )
-    found = add_figures(replace(RUN, step_s=0.5, settings={"model": shape.table()}))
+    found = add_figures(replace(RUN, step_s=0.5, params=260_000, settings={"model": shape.table()}))
     assert found.tflops_hardware == expected
-    plain = add_figures(replace(RUN, step_s=0.5, settings={"model": {"tied": True}}))
+    plain = add_figures(replace(RUN, step_s=0.5, params=260_000, settings={"model": {"tied": True}}))
     assert plain.tflops_hardware == tflops_hardware(**sizes, recompute="none") != expected
     assert found.tflops_model - plain.tflops_model == pytest.approx(12 * 4 * 64 * 128 * 128 * 32 / (8 * 0.5e12))
 

@@ -4,7 +4,7 @@ import pytest
 
 from hpc_gpt.readers.logs import Fact, Part, Place
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.inferred import add_params, shape_of
+from hpc_gpt.readers.runs.model_size import add_params, size_by_shape
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import params_of_stages
 
@@ -39,13 +39,19 @@ TRUE = 51_970_064_384
         (48e9, 1, "counts 48,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384: it divides by 2^30"),
         (52.005e9, 4, "what each of 4 tensor-parallel ranks holds counts 4 times"),
         (0, 1, "sharded by ZeRO-3 count as none"),
-        (30e9, 1, "counts 30,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384"),
     ],
 )
 def test_the_shape_goes_before_the_programs_own_count_and_both_are_told(value, tp, reason):
     found = settled(draft(tp=tp), printed=[value])
     assert found.get("params") == TRUE
     assert [flag for flag in found.flags if reason in flag], found.flags
+
+
+@pytest.mark.parametrize("value", [30e9, 80e9])
+def test_a_rounded_count_of_another_model_leaves_the_parameters_out(value):
+    found = settled(draft(), printed=[value])
+    assert found.get("params") is None
+    assert [flag for flag in found.flags if f"counts {value:,.0f} parameters (a.log:9), the shape gives 51,970" in flag]
 
 
 @pytest.mark.parametrize("value", [TRUE, 51.97e9, 52e9, 51_970_064_384.0])
@@ -76,7 +82,7 @@ def test_without_a_shape_the_programs_own_count_is_taken_and_said_to_be():
 
 def test_what_is_not_known_to_be_gpt2_is_not_counted_as_if_it_were():
     assert settled(draft("torchtitan")).get("params") is None
-    assert shape_of(draft(experts=8), {})[0] is None
+    assert size_by_shape(draft(experts=8), {})[0] is None
     # A Trainer's model is GPT-2's where its configuration says n_embd.
     assert settled(draft("hf-deepspeed")).get("params") is None
     assert settled(draft("hf-deepspeed"), {"n_embd=": "8192"}).get("params") == TRUE

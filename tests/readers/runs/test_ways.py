@@ -1,0 +1,59 @@
+"""The ways to each field of layout and batch, and that what they give is true."""
+
+import pytest
+
+from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.inferred import INFERENCES, infer_fields
+
+# A run of 96 GPUs, as its log could state all of it.
+TRUE = {
+    "nodes": 12, "gpus_per_node": 8, "gpus": 96, "tp": 4, "pp": 3, "cp": 2, "dp": 4, "micro_batch": 2,
+    "micro_batches": 6, "global_batch": 48, "seq": 1024, "global_batch_tokens": 49152,
+}  # fmt: skip
+
+
+def drafted(names):
+    found = Draft()
+    for name in names:
+        found.set(name, TRUE[name], "a.log:1")
+    infer_fields(found, [], {})
+    return found
+
+
+def test_every_field_has_its_ways_by_preference():
+    ways = {}
+    for way in INFERENCES:
+        ways.setdefault(way.field, []).append(" x ".join(way.of) + (f" / {' x '.join(way.over)}" if way.over else ""))
+    assert ways == {
+        "gpus": ["nodes x gpus_per_node", "tp x pp x cp x dp"],
+        "global_batch": ["global_batch_tokens / seq", "micro_batch x micro_batches x dp"],
+        "dp": ["gpus / tp x pp x cp", "global_batch / micro_batch x micro_batches"],
+        "pp": ["gpus / tp x dp x cp"],
+        "micro_batches": ["global_batch / micro_batch x dp"],
+        "micro_batch": ["global_batch / micro_batches x dp"],
+    }
+
+
+@pytest.mark.parametrize("way", INFERENCES, ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}")
+def test_each_way_gives_what_is_true(way):
+    found = drafted((*way.of, *way.over))
+    assert found.get(way.field) == TRUE[way.field]
+    assert found.sources[way.field].startswith("inferred: ")
+    assert all(found.get(name) in (None, value) for name, value in TRUE.items() if name != "nodes"), found.values
+    assert found.get("nodes") in (None, TRUE["nodes"])
+
+
+def test_what_follows_is_used_in_turn():
+    """Tokens of a batch give samples, these the ranks that share them, and these the GPUs."""
+    found = drafted(("tp", "pp", "cp", "micro_batch", "micro_batches", "seq", "global_batch_tokens", "gpus_per_node"))
+    assert {name: found.get(name) for name in TRUE} == TRUE
+    assert not found.flags
+
+
+def test_a_quotient_that_is_not_whole_gives_nothing():
+    found = Draft()
+    for name, value in {"gpus": 10, "tp": 4, "pp": 1}.items():
+        found.set(name, value, "a.log:1")
+    infer_fields(found, [], {})
+    assert found.get("dp") is None
+    assert found.flags == ["10 GPUs are no multiple of tp x pp = 4: the layout is impossible"]
