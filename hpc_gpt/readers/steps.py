@@ -41,7 +41,7 @@ _FEWEST_WITH_LOSS = 2
 _NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
 
 
-@lru_cache(1024)
+@lru_cache(1024, typed=True)  # 1 is not True
 def _shared(rows: int, value: Any) -> NDArray[Any]:
     """An array that short tables share: it cannot be written to."""
     found = np.full(rows, value)
