@@ -104,7 +104,7 @@ def report(
         raise ConfigError("--predictions has its own columns", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
-    gathered = gather_paths(paths, logs_dir())
+    gathered = gather_paths(paths, logs_dir(), records_only=not (html or tensorboard or wandb))
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
     text = _predicted(gathered, form) if predictions else _text(gathered, form, columns)
     if form == "table" and not gathered.runs and not text and not gathered.unread:

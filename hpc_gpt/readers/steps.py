@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ Mask = NDArray[np.bool_]
 STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
 # Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
-
+_FEW_ROWS = 512
 
 # What a line of steps may lack after a NaN, or have once only.
 _NOT_OF_FORM = frozenset(
@@ -38,6 +39,14 @@ _NOT_OF_FORM = frozenset(
 )
 _FEWEST_WITH_LOSS = 2
 _NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
+
+
+@lru_cache(1024, typed=True)  # 1 is not True
+def _shared(rows: int, value: Any) -> NDArray[Any]:
+    """An array that short tables share: it cannot be written to."""
+    found = np.full(rows, value)
+    found.flags.writeable = False
+    return found
 
 
 def no_places() -> Places:
@@ -88,7 +97,7 @@ class StepTable:
         rows = max(map(len, (self.line, *self.columns.values())))
         for name, value in _BESIDE.items():
             if not len(getattr(self, name)):
-                setattr(self, name, np.full(rows, value))
+                setattr(self, name, _shared(rows, value) if rows < _FEW_ROWS else np.full(rows, value))
         lengths = {len(getattr(self, name)) for name in _BESIDE} | {len(each) for each in self.columns.values()}
         assert lengths == {rows}, lengths
 
@@ -461,6 +470,7 @@ def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes |
     timed = np.flatnonzero(steps.counts & np.isfinite(step_s) & (step_s > 0))
     times = measure_steps(step_s[timed], apart[timed], steps.attempt[timed])
     if times is not None:
+        steps.steady = steps.steady.copy()
         steps.steady[timed[times.steady]] = True
     return times
 

@@ -41,15 +41,15 @@ class GatheredRuns:
         return [run.record for run in self.runs]
 
 
-def gather_paths(paths: Sequence[str], logs: Path) -> GatheredRuns:
-    """Reads the PATHs of `report`.
+def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -> GatheredRuns:
+    """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
 
     A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, or a sweep,
     which means its runs under `logs`. Without PATH: `logs`. NoSuchRun for a PATH that is none of these.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     rest = [path for path in paths if path not in sweeps.values()]
-    gathered = _gather_found(rest, logs) if rest or not paths else GatheredRuns()
+    gathered = _gather_found(rest, logs, records_only=records_only) if rest or not paths else GatheredRuns()
     gathered.sweeps.update(sweeps)
     if sweeps:
         there = {record.run for record in gathered.records}
@@ -60,12 +60,12 @@ def gather_paths(paths: Sequence[str], logs: Path) -> GatheredRuns:
     return gathered
 
 
-def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False) -> GatheredRuns:
+def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
     own = [run for path in paths if path not in places for run in named_runs(path, logs)]
-    foreign = read_foreign_runs(found, as_one)
+    foreign = read_foreign_runs(found, as_one, records_only)
     for script in found.scripts if not foreign else []:
         found.skip("a Slurm script without a log", script)
     under = {folder for run in found.own for folder in (run.path, *run.path.parents)}

@@ -2,66 +2,140 @@
 
     python tests/benchmarks/read_logs.py [--gb GB] [--flat GB] [--folders COUNT] [--rounds N]
 
-Writes Megatron logs of that size into a temporary folder: lines of iterations alone, each followed by a line of timers,
-and both after a rank's label or a time of day. Each is read by `hpc-gpt report LOG`, the whole command, and by
-`re.finditer` with one pattern of seven groups over the mapped file, in turn and on one core. The CPU seconds' ratio is
-what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append, and
-one of many run folders.
+Writes logs of that size into a temporary folder, with the lines that programs print today: Megatron-LM with the
+throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, NeMo, DeepSpeed's pipeline; and
+Megatron-LM's of 2021 with a line of timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
+`re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU seconds'
+ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append,
+and one of many run folders, twice.
 """
 
 import argparse
 import os
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-BARE = r"""
+BARE = """
 import mmap, re, sys
-pattern = re.compile(
-    rb"iteration +(\d+)/ *(\d+) \| consumed samples: +(\d+) \| elapsed time per iteration \(ms\): ([\d.]+)"
-    rb" \| learning rate: ([\d.E+-]+) \| global batch size: +(\d+) \| lm loss: ([\d.E+-]+)"
-)
+pattern = re.compile(sys.argv[2].encode())
 with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
     for match in pattern.finditer(data):
         match.groups()
 """
 REPORT = ("-m", "hpc_gpt", "report", "--json")
-PREFIXES = {"": lambda _: "", "[default7]:": lambda _: "[default7]:", "time of day": lambda step: f"[{_clock(step)}]"}
+_STEPS = 40_000_000
+_N = r"([\d.eE+-]+)"
+_COLOUR = r"(?:\x1b\[[\d;]*m)?"
 
 
 def _clock(step: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(1_700_000_000 + 4 * step))
 
 
-def write_log(path: Path, size: int, prefix: str = "", timers: bool = False) -> None:
+def _duration(seconds: int) -> str:
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _megatron(dice: random.Random, step: int, throughput: bool = True) -> str:
+    rate = f" throughput per GPU (TFLOP/s/GPU): {dice.gauss(412, 9):.1f} |" if throughput else ""
+    return (
+        f" [{_clock(step)}] iteration {step:8d}/{_STEPS:8d} | consumed samples: {step * 1024:12d} |"
+        f" elapsed time per iteration (ms): {dice.gauss(4000, 200):.1f} |{rate}"
+        f" learning rate: {dice.random() * 1e-4:.6E} | global batch size: {1024:5d} |"
+        f" lm loss: {dice.uniform(2, 9):.6E} | loss scale: 1.0 | grad norm: {dice.uniform(0.1, 2):.3f} |"
+        " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+
+
+def _timers(dice: random.Random, step: int) -> str:
+    names = ("forward-compute", "forward-recv", "backward-compute", "backward-send", "backward-recv", "optimizer")
+    figures = " | ".join(f"{name}: {dice.gauss(300, 60):.2f}" for name in names)
+    return f"{_megatron(dice, step, throughput=False)}time (ms) | {figures}\n"
+
+
+def _torchtitan(dice: random.Random, step: int) -> str:
+    return (
+        f"[rank0]:[titan] {_clock(step)},{dice.randrange(1000):03} - root - INFO - \x1b[31mstep: {step:2}  "
+        f"\x1b[32mloss: {dice.uniform(2, 9):7.4f}  \x1b[38;2;180;60;0mgrad_norm: {dice.uniform(0.1, 2):7.4f}  "
+        f"\x1b[38;2;54;234;195mmemory: {dice.gauss(41, 0.1):5.2f}GiB({dice.gauss(51, 0.1):.2f}%)  "
+        f"\x1b[34mtps: {round(dice.gauss(7100, 40)):,}  \x1b[36mtflops: {dice.gauss(412, 3):,.2f}  "
+        f"\x1b[35mmfu: {dice.gauss(41, 0.3):.2f}%\x1b[39m\n"
+    )
+
+
+def _hf_trainer(dice: random.Random, step: int) -> str:
+    norm, lr = dice.uniform(0.1, 2), 2e-5 * (1 - step / _STEPS)
+    told = {"loss": round(dice.uniform(1, 9), 4), "grad_norm": norm, "learning_rate": lr, "epoch": round(step / 1e5, 2)}
+    return f"{told}\n"
+
+
+def _hf_with_bars(dice: random.Random, step: int) -> str:
+    percent = 100 * step // _STEPS
+    bar = (
+        f"\r{percent:3d}%|{'█' * (percent // 10):10}| {step}/{_STEPS}"
+        f" [{_duration(4 * step)}<{_duration(4 * (_STEPS - step))},  {dice.gauss(4, 0.1):.2f}s/it]"
+    )
+    return f"{bar}\r{' ' * 70}\r{_hf_trainer(dice, step)}{bar}"
+
+
+def _nemo(dice: random.Random, step: int) -> str:
+    lr, loss, step_s = (
+        float(f"{each:.4g}") for each in (dice.random() * 1e-4, dice.uniform(1, 12), dice.gauss(6, 0.2))
+    )
+    return (
+        f"Training epoch 0, iteration {step}/{_STEPS - 1} | lr: {lr} | global_batch_size: 512 | global_step: {step} |"
+        f" reduced_train_loss: {loss} | train_step_timing in s: {step_s} | consumed_samples: {step * 512}\n"
+    )
+
+
+def _deepspeed(dice: random.Random, step: int) -> str:
+    return (
+        f"steps: {step} loss: {dice.uniform(1, 9):.4f} iter time (s): {dice.gauss(3, 0.1):.3f}"
+        f" samples/sec: {dice.gauss(340, 5):.3f}\n"
+    )
+
+
+_MEGATRON = (
+    rf"iteration +(\d+)/ *(\d+) \| consumed samples: +(\d+) \| elapsed time per iteration \(ms\): {_N} \|"
+    rf"(?: throughput per GPU \(TFLOP/s/GPU\): {_N} \|)? learning rate: {_N} \| global batch size: +(\d+) \|"
+    rf" lm loss: {_N}"
+)
+_HF = rf"'loss': {_N}, 'grad_norm': {_N}, 'learning_rate': {_N}, 'epoch': {_N}\}}"
+# What a program prints of one step, and a bare expression for it.
+PROGRAMS: dict[str, tuple[Callable[[random.Random, int], str], str]] = {
+    "Megatron-LM": (_megatron, _MEGATRON),
+    "torchtitan": (
+        _torchtitan,
+        rf"step: +(\d+)  {_COLOUR}loss: +{_N}  {_COLOUR}grad_norm: +{_N}  {_COLOUR}memory: +{_N}GiB\({_N}%\)  "
+        rf"{_COLOUR}tps: +([\d,]+)  {_COLOUR}tflops: +{_N}  {_COLOUR}mfu: +{_N}%",
+    ),
+    "HF Trainer": (_hf_trainer, _HF),
+    "HF Trainer with bars": (_hf_with_bars, rf"{_HF}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
+    "NeMo": (
+        _nemo,
+        rf"Training epoch (\d+), iteration (\d+)/(\d+) \| lr: {_N} \| global_batch_size: (\d+) \|"
+        rf" global_step: (\d+) \| reduced_train_loss: {_N} \| train_step_timing in s: {_N}",
+    ),
+    "DeepSpeed's pipeline": (_deepspeed, rf"steps: (\d+) loss: {_N} iter time \(s\): {_N} samples/sec: {_N}"),
+    "Megatron-LM of 2021, timers": (_timers, _MEGATRON),
+}
+
+
+def write_log(path: Path, size: int, program: str) -> None:
     """A log of so many bytes at least."""
-    dice, label = random.Random(0), PREFIXES[prefix]
-    with path.open("w") as file:
+    dice, print_step = random.Random(0), PROGRAMS[program][0]
+    with path.open("w", newline="") as file:
         first = 1
         while file.tell() < size:
-            lines = []
-            for step in range(first, first + 10_000):
-                before = label(step)
-                lines.append(
-                    f"{before} iteration {step:8d}/{40_000_000:8d} | consumed samples: {step * 1024:12d} |"
-                    f" elapsed time per iteration (ms): {dice.gauss(4000, 200):.1f} |"
-                    f" learning rate: {dice.random() * 1e-4:.3E} | global batch size: {1024:5d} |"
-                    f" lm loss: {dice.uniform(2, 9):.6E} | loss scale: 65536.0 |"
-                    f" grad norm: {dice.uniform(0.1, 2):.3f} |"
-                    " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
-                )
-                if timers:
-                    names = ("forward-compute", "forward-recv", "backward-compute", "backward-send", "backward-recv")
-                    more = ("backward-params-all-reduce", "optimizer-copy-to-main-grad", "optimizer", "batch-generator")
-                    figures = " | ".join(f"{name}: {dice.gauss(300, 60):.2f}" for name in (*names, *more))
-                    lines.append(f"{before}time (ms) | {figures}\n")
-            file.writelines(lines)
-            first += 10_000
+            count = 50 if size < 100_000 else 10_000
+            file.writelines(print_step(dice, step) for step in range(first, first + count))
+            first += count
 
 
 def run(words: tuple[str, ...], cache: Path | None = None) -> tuple[float, float, float]:
@@ -85,27 +159,25 @@ def run(words: tuple[str, ...], cache: Path | None = None) -> tuple[float, float
 
 
 def beside_bare(folder: Path, size: int, rounds: int) -> None:
-    """The ratio of the command to the bare loop, for each sort of log."""
-    print(f"report beside re.finditer, {size / 1e9:.3g} GB, CPU seconds on one core, median of {rounds} rounds in turn")
+    """The ratio of the command to the bare loop, for the lines of each program."""
+    print(
+        f"report beside re.finditer, {size / 1e9:.3g} GB, CPU seconds on one core, the least of {rounds} rounds in turn"
+    )
     print(f"{'log':32} {'finditer':>9} {'report':>9} {'ratio':>6} {'peak MiB':>9}")
-    for timers in (False, True):
-        for prefix in PREFIXES:
-            log = folder / "run.out"
-            write_log(log, size, prefix, timers)
-            run(("-c", BARE, str(log)))
-            pairs = [(run(("-c", BARE, str(log))), run((*REPORT, str(log)))) for _ in range(rounds)]
-            bare = statistics.median(pair[0][0] for pair in pairs)
-            ours = statistics.median(pair[1][0] for pair in pairs)
-            ratio = statistics.median(pair[1][0] / pair[0][0] for pair in pairs)
-            name = ", ".join(("iterations and timers" if timers else "iterations", *([prefix] if prefix else [])))
-            print(f"{name:32} {bare:8.2f}s {ours:8.2f}s {ratio:6.2f} {pairs[-1][1][2]:9.0f}", flush=True)
+    for program, (_, pattern) in PROGRAMS.items():
+        log = folder / "run.out"
+        write_log(log, size, program)
+        run(("-c", BARE, str(log), pattern))
+        pairs = [(run(("-c", BARE, str(log), pattern)), run((*REPORT, str(log)))) for _ in range(rounds)]
+        bare, ours = (min(pair[which][0] for pair in pairs) for which in (0, 1))
+        print(f"{program:32} {bare:8.2f}s {ours:8.2f}s {ours / bare:6.2f} {pairs[-1][1][2]:9.0f}", flush=True)
 
 
 def memory(folder: Path, sizes: tuple[int, ...]) -> None:
     """Peak memory of the command by the log's size."""
     for size in sizes:
         log = folder / "run.out"
-        write_log(log, size, timers=True)
+        write_log(log, size, "Megatron-LM")
         cpu, _, peak = run((*REPORT, str(log)))
         print(f"peak memory of report, log of {size / 1e6:8.0f} MB: {peak:6.0f} MiB, {cpu:.2f} s", flush=True)
 
@@ -113,7 +185,7 @@ def memory(folder: Path, sizes: tuple[int, ...]) -> None:
 def appended(folder: Path, size: int) -> None:
     """A second report after 1 MB more."""
     log, cache = folder / "run.out", folder / "cache"
-    write_log(log, size)
+    write_log(log, size, "Megatron-LM")
     first = run((*REPORT, str(log)), cache)[0]
     with log.open("a") as file:
         file.write(log.read_text()[-1_000_000:] if size < 10_000_000 else "a line of nothing\n" * 60_000)
@@ -122,15 +194,16 @@ def appended(folder: Path, size: int) -> None:
 
 
 def folders(folder: Path, count: int) -> None:
-    """One report of many folders, each with a log of 50 KB."""
-    runs = folder / "runs"
+    """Two reports of many folders, each with a log of one program, of 2 to 50 KB."""
+    runs, programs = folder / "runs", list(PROGRAMS)
     for number in range(count):
         (runs / f"run-{number}").mkdir(parents=True)
-        write_log(runs / f"run-{number}" / "main.log", 1)
-        log = (runs / f"run-{number}" / "main.log").read_text()[:50_000]
-        (runs / f"run-{number}" / "main.log").write_text(log)
-    cpu, took, peak = run((*REPORT, str(runs)))
-    print(f"{count} folders of one log of 50 KB: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB", flush=True)
+        write_log(runs / f"run-{number}" / "main.log", 2_000 + number * 37 % 48_000, programs[number % len(programs)])
+    for which in ("first", "second"):
+        cpu, took, peak = run((*REPORT[:-1], str(runs)), folder / "cache of folders")
+        print(
+            f"{count} folders of one log, {which} report: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB", flush=True
+        )
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.steps import SLOW_STEP, measure_steps, warmup_count
+from hpc_gpt.readers.steps import SLOW_STEP, StepTable, measure_steps, warmup_count
 
 
 def measured(*seconds, apart=(), attempts=None):
@@ -117,3 +117,14 @@ def counted_one_by_one(seconds, apart):
 def test_the_count_is_that_of_the_rule_a_step_at_a_time(rows):
     seconds, apart = [row[0] for row in rows], [row[1] for row in rows]
     assert warmup_count(np.array(seconds), np.array(apart)) == counted_one_by_one(seconds, apart)
+
+
+def test_default_columns_of_short_tables_have_their_own_types() -> None:
+    """They are shared by length: 1 and True are not the same there."""
+    for rows in (3, 3, 600):
+        table = StepTable({"step": np.arange(rows, dtype=np.float64)})
+        assert (table.line.dtype, table.attempt.dtype) == (np.int64, np.int64)
+        for mask in (table.counts, table.steady, table.after_pause, table.nan):
+            assert mask.dtype == np.bool_
+        assert table.counts.all()
+        assert not table.steady.any()

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_gpt.readers.steps import StepTable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """A line of a file, counted from 1. `str` is `file:line`."""
 
@@ -20,7 +20,7 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A value that a log states, and where."""
 
@@ -29,7 +29,7 @@ class Fact:
     dialect: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A failure in the words of the log: its class of state.ENDED, where and when it was printed, and by which rank.
 
@@ -47,7 +47,7 @@ class Failure:
     to_do: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PeakMemory:
     """Peak GiB of one rank, the highest in the log; None if the log does not print it.
 
@@ -60,7 +60,7 @@ class PeakMemory:
     at_start: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Part:
     """One stretch of a log: from one start of a program to the next, or the whole log of one rank.
 

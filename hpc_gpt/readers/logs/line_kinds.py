@@ -1,23 +1,32 @@
 """The kinds of lines: lines that differ in digits only are read like the first of them, many at once.
 
 A program prints its lines from a few formats. With every digit made a 0, lines of one format and width are the same
-bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. This is true if no
-pattern asks for a certain digit. Lines that such a pattern may match are searched by it; they are of the kind if it
-finds in each line what it found in the first.
+bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. If a pattern asks for
+certain digits (`digits.py`), these are compared in each line of the kind. Colours are part of a kind: they are removed
+from its first line only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.logs.matches import DialectPattern, Found, field_spans, find, rank_span, time_spans
+from hpc_gpt.readers.logs.digits import AskedDigits, asked_digits
+from hpc_gpt.readers.logs.matches import (
+    ANSI,
+    DialectPattern,
+    Found,
+    field_spans,
+    find,
+    rank_span,
+    time_spans,
+    without_colours,
+)
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, SIZES, STEP_FACTS, STEP_FIELDS, TEXT_FIELDS, figure, unit
 from hpc_gpt.readers.steps import Mask, Places, StepColumn, no_places
 
@@ -49,7 +58,8 @@ class DigitColumn:
     """A field of lines that differ in digits only: where it is in a line, and how its text becomes a figure.
 
     `numeral`: (sign, columns of the digits, how many of them are fraction, sign of the exponent, its columns, size);
-    None if each text is read by itself.
+    None if each text is read by itself. `plain`: a number of more digits, as Python prints floats. `finite`: no line of
+    the kind has a NaN or an infinity here.
     """
 
     field: str
@@ -57,6 +67,8 @@ class DigitColumn:
     width: int
     factor: float
     numeral: tuple[str, tuple[int, ...], int, str, tuple[int, ...], float] | None
+    plain: bool = False
+    finite: bool = False
 
     @staticmethod
     def of(name: str, line: bytes, start: int, end: int) -> DigitColumn:
@@ -65,16 +77,20 @@ class DigitColumn:
         stripped = text.strip()
         start += len(text) - len(text.lstrip())
         field, factor = unit(name)
-        column = DigitColumn(field, start, len(stripped.encode()), factor, _numeral(stripped))
-        plain = DigitColumn(field, start, len(stripped.encode()), factor, None)
+        found = _NUMERAL.fullmatch(stripped) if stripped.isascii() and not _LARGE.search(stripped) else None
+        slow = DigitColumn(field, start, len(stripped.encode()), factor, None, finite=found is not None)
+        is_plain = found is not None and not found[6] and stripped[-1] != "%" and "," not in stripped
+        column = replace(slow, numeral=_numeral(stripped), plain=is_plain)
         here = np.zeros(1, np.int64)
-        same = np.array_equal(column.read(line, here), plain.read(line, here), equal_nan=True)
-        return column if same else plain
+        same = np.array_equal(column.read(line, here), slow.read(line, here), equal_nan=True)
+        return column if same else slow
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
         """The field of the lines that begin at these places; NaN if the text is no figure."""
         places = lines + self.start
-        if self.numeral is None:
+        if self.numeral is None and self.plain:
+            figures = _cells(data, places, self.width).view(f"S{self.width}").reshape(-1).astype(np.float64)
+        elif self.numeral is None:
             texts = (data[place : place + self.width].decode("utf-8", "replace") for place in places.tolist())
             figures = np.array([np.nan if (found := figure(text)) is None else found for text in texts], np.float64)
         else:
@@ -123,19 +139,15 @@ def _numeral(text: str) -> tuple[str, tuple[int, ...], int, str, tuple[int, ...]
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The time of day in lines that differ in digits only: the places of its numbers in a line."""
+    """The time of day in lines that differ in digits only: where it is in a line, and its numbers in it."""
 
-    spans: dict[str, tuple[int, int]]
+    start: int
+    spans: tuple[tuple[str, tuple[int, int]], ...]
 
     def read(self, data: bytes, lines: Places) -> StepColumn:
         """Epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
-        start = min(span[0] for span in self.spans.values())
-        end = max(span[1] for span in self.spans.values())
-        found = _cells(data, lines + start, end - start)
-        number = {
-            name: _whole(found, tuple(range(span[0] - start, span[1] - start))).astype(np.int64)
-            for name, span in self.spans.items()
-        }
+        found = _cells(data, lines + self.start, max(span[1] for _, span in self.spans))
+        number = {name: _whole(found, tuple(range(*span))).astype(np.int64) for name, span in self.spans}
         year, month, day = (number[name] for name in ("year", "month", "day"))
         hour, minute, second = (number[name] for name in ("hour", "minute", "second"))
         fine = (year > 0) & (month > 0) & (month < 13) & (day > 0) & (hour < 24) & (minute < 60) & (second < 60)
@@ -146,7 +158,8 @@ class TimeColumn:
         seconds = (first.astype(np.int64) + day - 1) * 86400 + hour * 3600 + minute * 60 + second
         at = seconds.astype(np.float64)
         if "part" in number:
-            at = at + number["part"] / _POWERS[self.spans["part"][1] - self.spans["part"][0]]
+            first_digit, end = dict(self.spans)["part"]
+            at = at + number["part"] / _POWERS[end - first_digit]
         return np.where(fine, at, np.nan)
 
 
@@ -155,8 +168,7 @@ _FIRST = 2  # of the kinds below
 _MOST_KINDS = 20_000
 _LONGEST = 4_000  # bytes of a line that is remembered
 _LARGE = re.compile(r"[eE][-+]?\d{3}")
-# Parts of a pattern that have digits and ask for none: repetitions, whole ranges.
-_NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
+RANK, TIME = "rank", "time of day"  # columns beside the fields of a pattern
 
 
 def zeroed(found: NDArray[np.uint8]) -> bytes:
@@ -168,44 +180,17 @@ def zeroed(found: NDArray[np.uint8]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Guard:
-    """A pattern that asks for certain digits, and where its groups were in the first line of a kind."""
-
-    each: DialectPattern
-    spans: tuple[object, ...]
-
-
-def _spans(each: DialectPattern, text: str) -> tuple[object, ...]:
-    if each.pattern.literal not in text:
-        return ()
-    return tuple(match.regs for match in each.regex.finditer(text))
-
-
-@dataclass(frozen=True)
 class LineKind:
-    """Lines of steps (`columns` of fields) or of timers (none) of one format and width.
+    """Lines of steps, bars or timers of one format and width: the pattern that matches them, and their `columns`.
 
-    `stated`: the fields that the pattern states of every such line.
+    `stated`: the fields that the pattern states of every such line. `digits`: those that its patterns ask for.
     """
 
     each: DialectPattern
-    steps: bool
     width: int
-    columns: dict[str, DigitColumn]
-    rank: DigitColumn | None
-    at: TimeColumn | None
+    columns: dict[str, DigitColumn | TimeColumn]
     stated: dict[str, float]
-    guards: tuple[Guard, ...] = ()
-
-    def holds(self, text: str) -> bool:
-        """Whether the patterns that ask for certain digits find in a line what they found in the first one."""
-        return all(_spans(guard.each, text) == guard.spans for guard in self.guards)
-
-    def read(self, name: str, data: bytes, lines: Places) -> StepColumn:
-        """A field of the lines that begin at these places."""
-        if name in self.columns:
-            return self.columns[name].read(data, lines)
-        return np.full(len(lines), self.stated.get(name, np.nan))
+    digits: AskedDigits = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -222,7 +207,7 @@ class FieldLayout:
 
     starts: Places
     forms: Places
-    texts: dict[DigitColumn | float, int]
+    texts: dict[DigitColumn | TimeColumn | float, int]
 
     def with_kinds(self, name: str, kinds: list[LineKind]) -> FieldLayout:
         """The layout with more kinds appended."""
@@ -241,7 +226,12 @@ class FieldLayout:
     def read(self, form: int, data: bytes, places: Places) -> StepColumn:
         """The field that begins at these places, in lines of one form."""
         text = next(islice(self.texts, form, None))
-        return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
+        return np.full(len(places), text) if isinstance(text, float) else text.read(data, places)
+
+    @property
+    def not_finite(self) -> Mask:
+        """By form whether its texts may be a NaN or an infinity."""
+        return np.array([isinstance(text, DigitColumn) and not text.finite for text in self.texts])
 
 
 class _Table(dict[bytes, int]):
@@ -255,8 +245,8 @@ class LineKinds:
     def __init__(self) -> None:
         self.table = _Table({b"": NOTHING})
         self.kinds: list[LineKind] = []
-        self.guarded: list[int] = []  # the numbers of those that have guards
         self._timers: dict[object, int] = {}
+        self._which: dict[Callable[[LineKind], object], Mask] = {}
         self._layouts: dict[str, FieldLayout] = {}
 
     def layout(self, name: str) -> FieldLayout:
@@ -269,32 +259,36 @@ class LineKinds:
             known = self._layouts[name] = known.with_kinds(name, new)
         return known
 
+    def has(self, name: str) -> Mask:
+        """By number of the kind whether its lines have a field."""
+        return self.layout(name).forms > 0
+
     def kind(self, number: int) -> LineKind:
         """The kind of a number in the table."""
         return self.kinds[number - _FIRST]
 
-    def sorts(self) -> tuple[Mask, Mask]:
-        """By number of the kind whether its lines are of steps, and whether they are of timers."""
-        steps = np.array([False] * _FIRST + [kind.steps for kind in self.kinds], np.bool_)
-        timers = ~steps
-        timers[:_FIRST] = False
-        return steps, timers
+    def which(self, of: Callable[[LineKind], object]) -> Mask:
+        """By number of the kind whether something is true of it."""
+        known = self._which.get(of, np.zeros(_FIRST, np.bool_))
+        if len(known) < _FIRST + len(self.kinds):
+            new = [bool(of(kind)) for kind in self.kinds[len(known) - _FIRST :]]
+            known = self._which[of] = np.concatenate((known, np.array(new, np.bool_)))
+        return known
 
     def learn(self, zeros: bytes, line: bytes, tried: list[DialectPattern]) -> tuple[int, str, list[Found]]:
         """(number, the line as text, what is found in it if the number is UNKNOWN) of a line not in the table.
 
         `zeros`: the line with every digit made a 0. `tried`: the patterns whose literal is in it.
         """
-        text = line.decode("utf-8", "replace")
+        text = without_colours(line.decode("utf-8", "replace"))
         found = find(text, tried)
-        seeing = [each for each in tried if not _digit_blind(each.pattern.literal + each.pattern.regex)]
+        digits = asked_digits(tried, text)
         if not found:
-            return (NOTHING if seeing else self._remember(zeros, NOTHING)), text, found
+            return (NOTHING if digits != () else self._remember(zeros, NOTHING)), text, found
         kind = found[0][1].pattern.kind
-        if len(found) == 1 and kind in ("step", "timers") and self._has_room(zeros):
-            made = _step_kind(line, text, *found[0]) if kind == "step" else _timers_kind(line, text, *found[0])
-            if made is not None and (made.steps or not seeing):
-                made = replace(made, guards=tuple(Guard(each, _spans(each, text)) for each in seeing))
+        if len(found) == 1 and digits is not None and kind in ("step", "progress", "timers") and self._has_room(zeros):
+            made = _kind(line, text, *found[0], digits)
+            if made is not None:
                 return self._remember(zeros, self._number(made)), text, found
         return UNKNOWN, text, found
 
@@ -313,81 +307,116 @@ class LineKinds:
         return number
 
     def _number(self, made: LineKind) -> int:
-        if not made.steps:  # lines of timers differ in their names alone: one number for all
-            key = (made.each.number, repr(made.at))
+        if is_timers(made):  # lines of timers differ in their names alone: one number for all
+            key = (made.each.number, made.columns.get(TIME))
             if key in self._timers:
                 return self._timers[key]
             self._timers[key] = _FIRST + len(self.kinds)
         self.kinds.append(made)
-        number = _FIRST + len(self.kinds) - 1
-        if made.guards:
-            self.guarded.append(number)
-        return number
+        return _FIRST + len(self.kinds) - 1
 
 
-@cache
-def _digit_blind(regex: str) -> bool:
-    """Whether a pattern matches a line whatever its digits are."""
-    return re.search(r"\d", _NO_DIGIT.sub("", regex)) is None
+def is_step(kind: LineKind) -> bool:
+    """Whether its lines are of steps."""
+    return kind.each.pattern.kind == "step"
 
 
-def _plain_digits(line: bytes, text: str) -> bool:
-    """Whether all digits of a line are ASCII: digits of other scripts were not made 0."""
-    return text.isascii() or (text.encode() == line and not any(each.isdecimal() and each > "9" for each in text))
+def is_timers(kind: LineKind) -> bool:
+    """Whether its lines are of timers."""
+    return kind.each.pattern.kind == "timers"
 
 
-def _step_kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern) -> LineKind | None:
-    if not _plain_digits(line, text):
+def is_bar(kind: LineKind) -> bool:
+    """Whether its lines are of bars or counters."""
+    return kind.each.pattern.kind == "progress"
+
+
+def _is_beside(kind: LineKind) -> bool:
+    return not is_step(kind)
+
+
+def asks_digits(kind: LineKind) -> bool:
+    """Whether lines of its format are of it by their digits only."""
+    return bool(kind.digits)
+
+
+def _kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern, digits: AskedDigits) -> LineKind | None:
+    """The kind of a line in which one match is found, None if lines of its format are read one by one."""
+    # Digits of other scripts were not made 0.
+    if not text.isascii() and any(one.isdecimal() and one > "9" for one in text):
         return None
-    spans = field_spans(text, match, each.pattern)
-    if "step" not in spans:
+    places = _places(line, text)
+    if places is None:
         return None
-    stated = {name: float(value) for name, value in each.pattern.facts.items() if name in STEP_FIELDS}
-    columns: dict[str, DigitColumn] = {}
-    for name, (start, end) in spans.items():
-        field = unit(name)[0]
-        if field == "rank":
+
+    def span(start: int, end: int) -> tuple[int, int]:
+        """Where characters of the text are in the line, up to the end of the last of them."""
+        return places[start], places[end - 1] + len(text[end - 1].encode()) if end > start else places[start]
+
+    columns: dict[str, DigitColumn | TimeColumn] = {}
+    stated: dict[str, float] = {}
+    if each.pattern.kind == "timers":
+        if digits or "key" in match.groupdict():
             return None
-        if field in TEXT_FIELDS or field not in (*STEP_FIELDS, *STEP_FACTS, *MEMORY_FIELDS):
-            continue
-        before = len(text[:start].encode())
-        column = DigitColumn.of(name, line, before, before + len(text[start:end].encode()))
-        first = column.read(line, np.zeros(1, np.int64))[0]
-        if np.isnan(first) and "nan" not in text[start:end].lower():
-            if _LARGE.search(text, start, end):
-                return None  # too large for a float; other digits may fit
-            continue
-        if field not in STEP_FIELDS and not np.isfinite(first):
+    else:
+        spans = field_spans(text, match, each.pattern)
+        stated = {name: float(value) for name, value in each.pattern.facts.items() if name in STEP_FIELDS}
+        for name, (start, end) in spans.items():
+            field = unit(name)[0]
+            if field == RANK or ANSI.search(line, *span(start, end)):
+                return None
+            if field in TEXT_FIELDS or field not in (*STEP_FIELDS, *STEP_FACTS, *MEMORY_FIELDS):
+                continue
+            column = DigitColumn.of(name, line, *span(start, end))
+            first = column.read(line, np.zeros(1, np.int64))[0]
+            if np.isnan(first) and "nan" not in text[start:end].lower():
+                if _LARGE.search(text, start, end):
+                    return None  # too large for a float; other digits may fit
+                continue
+            if field not in STEP_FIELDS and not np.isfinite(first):
+                return None
+            columns[field] = column
+        if not _is_readable(each, spans, columns):
             return None
-        columns[field] = column
+    if label := rank_span(text):
+        if not text[: label[1]].isascii() or ANSI.search(line, *span(*label)):
+            return None
+        columns[RANK] = DigitColumn.of(RANK, line, *span(*label))
+    if moment := time_spans(text):
+        begin, stop = min(first for first, _ in moment.values()), max(last for _, last in moment.values())
+        if ANSI.search(line, *span(begin, stop)):
+            return None
+        inside = tuple((name, (first - begin, last - begin)) for name, (first, last) in moment.items())
+        columns[TIME] = TimeColumn(places[begin], inside)
+    asked = tuple((places[at], allowed) for at, allowed in digits)
+    return LineKind(each, len(line), columns, stated, asked)
+
+
+def _is_readable(each: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:
+    """Whether lines with these columns can be read many at once: a step is a whole number, and a bar has one."""
     step = columns.get("step")
-    if (
-        step is None
-        or step.numeral is None
-        or step.numeral[0]
-        or step.numeral[2:] != (0, "", (), 1.0)
-        or step.factor != 1
-    ):
-        return None  # steps that are no whole numbers are read line by line
-    return LineKind(each, True, len(line), columns, _rank(line, text), _at(text), stated)
+    if each.pattern.kind == "progress" and (step is None or each.pattern.own or each.pattern.facts):
+        return False
+    if step is None:
+        return "step" not in spans
+    assert isinstance(step, DigitColumn)
+    return (
+        step.numeral is not None and not step.numeral[0] and step.numeral[2:] == (0, "", (), 1.0) and step.factor == 1
+    )
 
 
-def _timers_kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern) -> LineKind | None:
-    if "key" in match.groupdict() or not _plain_digits(line, text):
-        return None
-    return LineKind(each, False, len(line), {}, _rank(line, text), _at(text), {})
-
-
-def _rank(line: bytes, text: str) -> DigitColumn | None:
-    span = rank_span(text)
-    return DigitColumn.of("rank", line, *span) if span and text[: span[1]].isascii() else None
-
-
-def _at(text: str) -> TimeColumn | None:
-    spans = time_spans(text)
-    if not spans:
-        return None
-    return TimeColumn({name: (len(text[:a].encode()), len(text[:b].encode())) for name, (a, b) in spans.items()})
+def _places(line: bytes, text: str) -> Sequence[int] | None:
+    """By character of a line's text, which has no colours, its place in the bytes; None if it has none."""
+    if len(line) == len(text) and text.isascii():
+        return range(len(line) + 1)
+    found, at = [], 0
+    colours = {match.start(): match.end() for match in ANSI.finditer(line)}
+    for each in (*text, ""):
+        while at in colours:
+            at = colours[at]
+        found.append(at)
+        at += len(each.encode())
+    return found if at == len(line) else None
 
 
 _shared = LineKinds()
@@ -405,7 +434,7 @@ def kinds_for_a_log() -> LineKinds:
 class LineBlock:
     """Lines of a log. `starts`, `stops`: where each is in `data`. `numbers`: its line number in the log.
 
-    `kinds`: its number in the table of kinds. `steps`, `timers`: the indexes of the lines of steps and of timers.
+    `kinds`: its number in the table of kinds. `steps`: the indexes of the lines of steps; `beside`: of timers and bars.
     """
 
     data: bytes
@@ -414,8 +443,8 @@ class LineBlock:
     numbers: Places
     kinds: Places = field(default_factory=no_places)
     steps: Places = field(default_factory=no_places)
-    timers: Places = field(default_factory=no_places)
-    step: StepColumn = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step
+    beside: Places = field(default_factory=no_places)
+    step: StepColumn = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step, NaN without one
     rank: StepColumn | None = None  # its rank label, NaN without one; None if no line has one
     dialect: Places = field(default_factory=no_places)  # and the number of its dialect
     dialects: list[str] = field(default_factory=list)
@@ -426,12 +455,13 @@ class LineBlock:
         return self.data[self.starts[index] : self.stops[index]]
 
     def text(self, index: int) -> str:
-        """A line as text."""
-        return self.line(index).decode("utf-8", "replace")
+        """A line as text, without colours."""
+        return without_colours(self.line(index).decode("utf-8", "replace"))
 
     def is_indented(self, index: int) -> bool:
         """Whether a line begins with a blank."""
-        return self.data[self.starts[index] : self.starts[index] + 1] in (b" ", b"\t")
+        first = self.data[self.starts[index] : self.starts[index] + 1]
+        return first in (b" ", b"\t") or (first == b"\x1b" and self.text(index)[:1] in (" ", "\t"))
 
     def found(self, index: int) -> tuple[str, list[Found]]:
         """A line of a known kind as text, and what is found in it."""
@@ -441,21 +471,27 @@ class LineBlock:
         return text, [(match, each)]
 
     def sort_lines(self, table: LineKinds) -> None:
-        """Finds the lines of steps and of timers by their kinds, and step, dialect and rank of each line of steps."""
+        """Finds lines of steps, timers and bars by their kinds, and step, dialect and rank of each line of steps."""
         self.table = table
-        is_steps, is_timers = table.sorts()
-        self.steps = np.flatnonzero(is_steps[self.kinds])
-        self.timers = np.flatnonzero(is_timers[self.kinds])
+        self.steps = self.those(is_step)
+        self.beside = self.those(_is_beside)
         self.step = self.column("step", self.steps)
+        self.rank = self.column(RANK, self.steps) if self.has(RANK, self.steps) else None
+        self.dialects = list(dict.fromkeys(kind.each.dialect.name for kind in self.kinds_of(self.steps)))
         self.dialect = np.zeros(len(self.steps), np.int64)
-        for kind, rows in self.by_kind(self.steps):
-            name = kind.each.dialect.name
-            if name not in self.dialects:
-                self.dialects.append(name)
-            self.dialect[rows] = self.dialects.index(name)
-            if kind.rank is not None:
-                self.rank = np.full(len(self.steps), np.nan) if self.rank is None else self.rank
-                self.rank[rows] = kind.rank.read(self.data, self.starts[self.steps[rows]])
+        if len(self.dialects) > 1:
+            for kind, rows in self.by_kind(self.steps):
+                self.dialect[rows] = self.dialects.index(kind.each.dialect.name)
+
+    def those(self, of: Callable[[LineKind], object], lines: Places | None = None) -> Places:
+        """The lines, of all or of some, of whose kind something is true."""
+        kinds = self.kinds if lines is None else self.kinds[lines]
+        found = np.flatnonzero(self.table.which(of)[kinds])
+        return found if lines is None else lines[found]
+
+    def kinds_of(self, lines: Places) -> list[LineKind]:
+        """The kinds of some lines, each once."""
+        return [self.table.kind(number) for number in np.flatnonzero(np.bincount(self.kinds[lines])).tolist()]
 
     def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
         """(kind, which of the lines are of it) for each kind of some lines."""
@@ -468,17 +504,26 @@ class LineBlock:
         rows = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
         return [(self.table.kind(int(kinds[of_kind[0]])), of_kind) for of_kind in rows]
 
+    def not_finite(self, name: str, lines: Places) -> Places:
+        """Which of some lines have a NaN or an infinity for a field."""
+        layout = self.table.layout(name)
+        rows = np.flatnonzero(layout.not_finite[layout.forms[self.kinds[lines]]])
+        return rows[~np.isfinite(self.column(name, lines[rows]))]
+
+    def has(self, name: str, lines: Places) -> bool:
+        """Whether a line of some has a field."""
+        return bool(self.table.has(name)[self.kinds[lines]].any())
+
     def column(self, name: str, lines: Places) -> StepColumn:
-        """A field of some lines of steps, NaN for a line that lacks it."""
+        """A field of some lines, NaN for a line that lacks it."""
         if not len(lines):
             return np.zeros(0)
         layout, kinds = self.table.layout(name), self.kinds[lines]
-        places = self.starts[lines] + layout.starts[kinds]
         forms = layout.forms[kinds]
         if (forms == forms[0]).all():
-            return layout.read(int(forms[0]), self.data, places)
+            return layout.read(int(forms[0]), self.data, self.starts[lines] + layout.starts[kinds])
         found = np.full(len(lines), np.nan)
         for form in np.flatnonzero(np.bincount(forms)).tolist():
             rows = np.flatnonzero(forms == form)
-            found[rows] = layout.read(form, self.data, places[rows])
+            found[rows] = layout.read(form, self.data, self.starts[lines[rows]] + layout.starts[kinds[rows]])
         return found

@@ -143,7 +143,7 @@ class LineReader:
             self._more(number, values, each, rank)
         part = self.parts[-1]
         if not pattern.weak:
-            part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
+            self.count(each.dialect.name)
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
             if name not in STEP_FIELDS:
@@ -152,7 +152,7 @@ class LineReader:
             case "fact" | "start":
                 rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
                 if isinstance(rank_params, float) and (
-                    name in part.rank_params or self._room("ranks' parameters", len(part.rank_params))
+                    name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
                 ):
                     part.rank_params.setdefault(name, (rank_params, place))
                 for name, value in values.items():
@@ -162,27 +162,27 @@ class LineReader:
                 if key and "value" in values and not is_secret(key, value):
                     given = Fact(cut_value(value), place, each.dialect.name)
                     self._add_to_header(True, key, given)
-                    if key not in part.arguments and self._room("arguments", len(part.arguments)):
+                    if key not in part.arguments and self.room("arguments", len(part.arguments)):
                         part.arguments[key] = (given.value, place)
             case "total":
                 for name, value in values.items():
                     if not pattern.weak or each.dialect.name in part.dialects:
                         part.totals.setdefault(name, Fact(cut_value(value), place, each.dialect.name))
             case "progress":
-                step, planned = float_of(values, "step"), self._planned(each)
+                step, planned = float_of(values, "step"), self.planned(each)
                 other = bool(planned) and values.get("steps_planned", planned[0]) not in planned
                 if other:
                     self.leave_out(OTHER_BARS)
-                elif step is not None and self._room("bars", len(part.progress)):
+                elif step is not None and self.room("bars", len(part.progress)):
                     part.progress.append((step, float_of(values, "elapsed_s"), number))
                 if "steps_planned" in values and not other:
                     self.fact("steps_planned", values["steps_planned"], place, each)
             case "eval":
                 loss = float_of(values, "loss_eval")
-                if loss is not None and self._room("evaluations", len(part.evals)):
+                if loss is not None and self.room("evaluations", len(part.evals)):
                     part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
             case "save":
-                if self._room("saves", len(part.saves)):
+                if self.room("saves", len(part.saves)):
                     part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))
             case "memory":
                 self.memory(values, rank, place)
@@ -190,7 +190,7 @@ class LineReader:
                 self.timers(values)
             case "failure":
                 assert pattern.ended
-                if self._room("failures", len(part.failures)):
+                if self.room("failures", len(part.failures)):
                     words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
                     named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
                     whose = rank if named is None else named
@@ -207,7 +207,7 @@ class LineReader:
             case "end":
                 assert pattern.ended
                 shown = not pattern.weak or bool(self.rows[-1] or part.progress)
-                if shown and self._room("ends", len(part.ends)):
+                if shown and self.room("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
@@ -220,8 +220,8 @@ class LineReader:
         words = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
         node = node_of(line) or node_of_label(line)
         for each in patterns_of(text):
-            if self._room("failures", len(part.failures)):
-                part.dialects["python_exceptions"] = part.dialects.get("python_exceptions", 0) + 1
+            if self.room("failures", len(part.failures)):
+                self.count("python_exceptions")
                 at = Place(self.file, number), rank_of(line), node, time_of(line)
                 part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
 
@@ -434,7 +434,7 @@ class LineReader:
                 known[-1] = Fact(value, place, each.dialect.name)
         return None
 
-    def _planned(self, each: DialectPattern) -> list[Any]:
+    def planned(self, each: DialectPattern) -> list[Any]:
         """The goals that other dialects than that of a bar state: a bar with another goal counts no steps."""
         known = self.parts[-1].facts.get("steps_planned", ())
         return [fact.value for fact in known if fact.dialect != each.dialect.name]
@@ -459,7 +459,7 @@ class LineReader:
             if isinstance(gib, float) and not 0 <= gib <= MOST_GIB:
                 self.leave_out(f"impossible figures of {name}")
                 values = {key: value for key, value in values.items() if key != name}
-        if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
+        if rank not in part.memory and not self.room("ranks' memory", len(part.memory)):
             return
         at_start = not (self.rows[-1] or part.progress or "after_steps" in values)
         old = part.memory.get(rank, PeakMemory(None, None, place))
@@ -477,7 +477,7 @@ class LineReader:
         key = str(values.get("key", ""))[:64]
         pieces = [f"{key}:{values.get('value', '')}"] if key else str(values.get("value", "")).split("|")
         timers = self.parts[-1].timers_s
-        if key and key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
+        if key and key not in self.timer_lines and not self.room("timers", len(self.timer_lines)):
             return
         nth = self.timer_lines.get(key, 0)
         self.timer_lines[key] = nth + 1
@@ -489,18 +489,24 @@ class LineReader:
             found = scaled("step_ms", text) if colon else None
             if found is None or not isinstance(found[1], float) or not math.isfinite(found[1]) or len(name) >= 64:
                 continue
-            if name in timers or self._room("timers", len(timers)):
+            if name in timers or self.room("timers", len(timers)):
                 total, count = timers.get(name, (0.0, 0))
                 timers[name] = (total + found[1], count + 1)
 
-    def _room(self, what: str, count: int) -> bool:
-        """Whether a part that has `count` of these may have one more; if not, it is counted as left out."""
+    def room(self, what: str, count: int, wanted: int = 1) -> int:
+        """How many more of `wanted` a part may have that has `count` of these; the others are counted as left out."""
         of_part, of_file = _MOST[what]
-        if count >= of_part or self.taken.get(what, 0) >= of_file:
-            self.leave_out(f"{what} beyond the limit")
-            return False
-        self.taken[what] = self.taken.get(what, 0) + 1
-        return True
+        taken = self.taken.get(what, 0)
+        room = max(0, min(wanted, of_part - count, of_file - taken))
+        if room < wanted:
+            self.leave_out(f"{what} beyond the limit", wanted - room)
+        self.taken[what] = taken + room
+        return room
+
+    def count(self, dialect: str, lines: int = 1) -> None:
+        """Counts lines of a dialect in the part."""
+        dialects = self.parts[-1].dialects
+        dialects[dialect] = dialects.get(dialect, 0) + lines
 
     def leave_out(self, words: str, count: int = 1) -> None:
         """Counts what is skipped of the part."""

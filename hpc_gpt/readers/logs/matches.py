@@ -147,7 +147,8 @@ def cut_value(value: Any) -> Any:
 
 
 # What launchers and loggers put before a program's own text: colours, ranks, times of day.
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)")
+_COLOURS = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)"
+_ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
 # torchrun's and deepspeed's tags, srun --label, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
 # rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
 _RANK = re.compile(

@@ -6,7 +6,7 @@ the line that ends a stretch is read by itself.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,24 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.logs.kept import kept_file
-from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, LineKind, kinds_for_a_log, zeroed
+from hpc_gpt.readers.logs.line_kinds import (
+    NOTHING,
+    TIME,
+    UNKNOWN,
+    LineBlock,
+    LineKind,
+    asks_digits,
+    is_bar,
+    is_timers,
+    kinds_for_a_log,
+    zeroed,
+)
 from hpc_gpt.readers.logs.lines import (
     ALL_TIMERS,
+    BARS,
     LONGEST_LINE,
     MOST_GIB,
+    OTHER_BARS,
     OTHER_RANKS,
     PRINTED_BEFORE,
     SOME_TIMERS,
@@ -29,9 +42,9 @@ from hpc_gpt.readers.logs.lines import (
     LineReader,
 )
 from hpc_gpt.readers.logs.matches import (
+    ANSI,
     DialectPattern,
     Found,
-    find,
     literal_scan,
     rank_of,
     row_of,
@@ -42,7 +55,7 @@ from hpc_gpt.readers.logs.matches import (
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.logs.tracebacks import LAST_FRAME
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
-from hpc_gpt.readers.steps import NOT_FINITE, SUMMED, Mask, Places, StepColumn
+from hpc_gpt.readers.steps import NOT_FINITE, SUMMED, Mask, Places, no_places
 
 READER_FAILED = "its reader failed"  # how the reason begins why a sound file is left out
 _STRETCH = 1 << 16  # bytes
@@ -130,8 +143,6 @@ class BlockReader:
 
     def take(self, data: bytes) -> None:
         """Takes one block."""
-        if b"\x1b" in data:
-            data = without_colours(data.decode("utf-8", "replace")).encode()
         if not data:
             return None
         found = np.frombuffer(data, np.uint8)
@@ -149,7 +160,8 @@ class BlockReader:
             passed = np.arange(len(starts), dtype=np.int64)
         numbers = self.newlines + 1 + passed
         self.newlines = int(numbers[-1]) - 1
-        self.begun = data[-1] != 10
+        last = data[starts[-1] :] if b"\x1b" in data[starts[-1] :] else b""
+        self.begun = data[-1] != 10 and not (last and not without_colours(last.decode("utf-8", "replace")))
         block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
         unknown = self._kinds_of(block, found, bars)
         return self._take(block, unknown)
@@ -177,7 +189,7 @@ class BlockReader:
 
     def _take(self, block: LineBlock, unknown: dict[int, bytes]) -> None:
         apart = self._learn(block, unknown) if unknown else []
-        if self._kinds.guarded:
+        if self._kinds.which(asks_digits).any():
             apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
@@ -207,21 +219,25 @@ class BlockReader:
         take_known(self.reader, block, start, len(block.kinds), between)
 
     def _doubtful(self, block: LineBlock) -> list[_SingleLine]:
-        """The lines that differ from others of their kind in a digit that a pattern asks for."""
-        apart: list[_SingleLine] = []
-        for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
-            text = block.text(index)
-            if not self._kinds.kind(int(block.kinds[index])).holds(text):
-                block.kinds[index] = UNKNOWN
-                apart.append(_SingleLine(index, text, find(text)))
-        return apart
+        """The lines that have not the digits which the patterns of their kind ask for."""
+        block.table = self._kinds
+        asking = block.those(asks_digits)
+        found = np.frombuffer(block.data, np.uint8)
+        wrong = np.zeros(len(asking), np.bool_)
+        for kind, rows in block.by_kind(asking):
+            for place, digits in kind.digits:
+                seen = found[block.starts[asking[rows]] + place]
+                wrong[rows] |= ~np.isin(seen, np.frombuffer(digits.encode(), np.uint8))
+        block.kinds[asking[wrong]] = UNKNOWN
+        return [_SingleLine(index, block.text(index), None) for index in asking[wrong].tolist()]
 
     def _learn(self, block: LineBlock, zeros_of: dict[int, bytes]) -> list[_SingleLine]:
         """The lines to read one by one; sets the kinds of the others in the block."""
         apart: list[_SingleLine] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         distinct = list(dict.fromkeys(texts))
-        candidates = {distinct[place]: each for place, each in literal_scan().candidates(distinct).items()}
+        plain = [ANSI.sub(b"", zeros) if b"\x1b" in zeros else zeros for zeros in distinct]
+        candidates = {distinct[place]: each for place, each in literal_scan().candidates(plain).items()}
         long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
         wanted = sorted({*(place for place, zeros in enumerate(texts) if zeros in candidates), *long})
         nothing = np.ones(len(unknown), np.bool_)
@@ -235,7 +251,7 @@ class BlockReader:
             if number == UNKNOWN:
                 line = block.line(index)
                 if len(line) > LONGEST_LINE:
-                    apart.append(_SingleLine(index, line.decode("utf-8", "replace"), None))
+                    apart.append(_SingleLine(index, block.text(index), None))
                     continue
                 number, text, found = self._kinds.learn(zeros, line, tried)
                 if number == UNKNOWN:
@@ -266,21 +282,21 @@ def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, betw
     if start == stop:
         return None
     row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
-    timer, last_timer = np.searchsorted(block.timers, (start, stop)).tolist()
-    if last_row - row + last_timer - timer <= _FEW:
-        lines = np.concatenate((block.steps[row:last_row], block.timers[timer:last_timer]))
+    near, last_near = np.searchsorted(block.beside, (start, stop)).tolist()
+    if last_row - row + last_near - near <= _FEW:
+        lines = np.concatenate((block.steps[row:last_row], block.beside[near:last_near]))
         return _one_by_one(reader, block, lines, between)
     while row < last_row:
         cut = _first_apart(reader, block, row, last_row)
         until = int(block.steps[cut]) if cut < last_row else stop
-        next_timer = int(np.searchsorted(block.timers, until))
+        next_near = int(np.searchsorted(block.beside, until))
         here = {index: line for index, line in between.items() if index < until}
         between = {index: line for index, line in between.items() if index >= until}
-        _stretch(reader, block, np.arange(row, cut), block.timers[timer:next_timer], here)
+        _stretch(reader, block, np.arange(row, cut), block.beside[near:next_near], here)
         if cut < last_row:
             _one_by_one(reader, block, block.steps[cut : cut + 1], {})
-        row, timer = cut + 1, next_timer
-    return _stretch(reader, block, np.zeros(0, np.int64), block.timers[timer:last_timer], between)
+        row, near = cut + 1, next_near
+    return _stretch(reader, block, no_places(), block.beside[near:last_near], between)
 
 
 def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> None:
@@ -290,7 +306,8 @@ def _one_by_one(reader: LineReader, block: LineBlock, lines: Places, between: Be
 
 
 def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) -> int:
-    """The first line of steps that must be read by itself: a dialect's first, or one whose step goes back."""
+    """The first line of steps that must be read by itself: a dialect's first, one whose step goes back, or one that has
+    a step after one without, or none after one with."""
     if reader.full:
         return stop
     found = stop
@@ -306,9 +323,11 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
             losses = block.column("loss", block.steps[rows[~own]])
             found = min([found, *rows[~own][np.isfinite(losses)][:1].tolist()])
         rows = rows[own]
-        back = np.flatnonzero(np.diff(block.step[rows], prepend=_before(known.last_step)) < 0)
-        if len(back):
-            found = min(found, int(rows[back[0]]))
+        back = np.diff(block.step[rows], prepend=_before(known.last_step)) < 0
+        lacks = np.isnan(block.step[rows])
+        back |= np.diff(lacks, prepend=known.last_step is None)
+        if back.any():
+            found = min(found, int(rows[np.argmax(back)]))
     return found
 
 
@@ -331,15 +350,17 @@ def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
     return np.asarray(np.isnan(ranks) | (ranks == step_rank))
 
 
-def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places, between: Between) -> None:
+def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places, between: Between) -> None:
     """Adds lines that all go into the last part; of their order only the first and the last line matter."""
-    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers)), between)
+    timers, bars = block.those(is_timers, beside), block.those(is_bar, beside)
+    if len(bars) and not _bars_stand_alone(block, block.steps[rows], bars):
+        between = between | {index: block.found(index) for index in bars.tolist()}
+        bars = no_places()
+    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers, bars)), between)
     later: Later = []  # facts, by line: the first ones are kept
     for name, of_dialect in _by_dialect(block, rows):
-        part = reader.parts[-1]
-        part.dialects[name] = part.dialects.get(name, 0) + len(of_dialect)
-        for kind, those in block.by_kind(block.steps[of_dialect]):
-            _stated(reader, block, kind, int(block.steps[of_dialect[those[0]]]), later)
+        reader.count(name, len(of_dialect))
+        _stated(reader, block, block.steps[of_dialect], later)
         if reader.full:
             reader.leave_out(TOO_MANY_PARTS, len(of_dialect))
             continue
@@ -349,19 +370,25 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places,
             _memory_of_others(reader, block, of_dialect[~own])
             _other_ranks(reader, block, of_dialect[~own])
             of_dialect = of_dialect[own]
-        again = np.diff(block.step[of_dialect], prepend=_before(reader.rows[-1][name].last_step)) == 0
+        before = reader.rows[-1][name]
+        again = np.diff(block.step[of_dialect], prepend=_before(before.last_step)) == 0
         if again.any():
-            reader.leave_out(PRINTED_BEFORE, int(again.sum()))
             first = int(np.argmax(again))
-            before = block.text(int(block.steps[of_dialect[first - 1]])) if first else reader.own_line
-            reader.saw_again(block.text(int(block.steps[of_dialect[first]])), before)
-            of_dialect = of_dialect[~again]
+            above = block.text(int(block.steps[of_dialect[first - 1]])) if first else reader.own_line
+            reader.saw_again(block.text(int(block.steps[of_dialect[first]])), above)
+        of_dialect = of_dialect[~again]
+        repeated = _repeated(block, of_dialect, before.open_row)
+        if again.any() or len(repeated):
+            reader.leave_out(PRINTED_BEFORE, int(again.sum()) + len(repeated))
+            of_dialect = np.delete(of_dialect, repeated)
         if len(of_dialect):
             _take_rows(reader, block, name, of_dialect, later)
-    for kind, those in block.by_kind(timers):
-        name = kind.each.dialect.name
-        reader.parts[-1].dialects[name] = reader.parts[-1].dialects.get(name, 0) + len(those)
-        _stated(reader, block, kind, int(timers[those[0]]), later)
+    for lines in (timers, bars):
+        _stated(reader, block, lines, later)
+        for kind, those in block.by_kind(lines):
+            later.append((int(lines[those[0]]), partial(reader.count, kind.each.dialect.name, len(those))))
+    if len(bars):
+        _take_bars(reader, block, bars, later)
     for index, (text, found) in between.items():
         later.append((index, partial(reader.apply, int(block.numbers[index]), text, found)))
     for _, call in sorted(later, key=lambda each: each[0]):
@@ -374,15 +401,12 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, timers: Places,
 def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) -> float | None:
     """Reports the first and the last time of day of some lines to the reader; returns the last."""
     seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
-    for kind, those in block.by_kind(lines):
-        if kind.at is None:
-            continue
-        indices = np.sort(lines[those])
-        ends = indices[[0, -1]]
-        at = kind.at.read(block.data, block.starts[ends])
+    timed = np.sort(lines[block.table.layout(TIME).forms[block.kinds[lines]] > 0])
+    if len(timed):
+        ends = timed[[0, -1]]
+        at = block.column(TIME, ends)
         if np.isnan(at).any():
-            ends = indices
-            at = kind.at.read(block.data, block.starts[ends])
+            ends, at = timed, block.column(TIME, timed)
         seen += [(int(index), float(each)) for index, each in zip(ends, at, strict=True) if each == each]
     if not seen:
         return None
@@ -391,12 +415,45 @@ def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) 
     return max(seen)[1]
 
 
-def _stated(reader: LineReader, block: LineBlock, kind: LineKind, index: int, later: Later) -> None:
-    """Adds the facts that a pattern states of every line of its kind."""
-    for name, value in kind.each.pattern.facts.items():
-        if name not in STEP_FIELDS:
-            place = Place(reader.file, int(block.numbers[index]))
-            later.append((index, partial(reader.fact, name, value, place, kind.each)))
+def _states_facts(kind: LineKind) -> bool:
+    return any(name not in STEP_FIELDS for name in kind.each.pattern.facts)
+
+
+def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
+    """Adds the facts that patterns state of every line of their kinds."""
+    lines = block.those(_states_facts, lines)
+    for kind, rows in block.by_kind(lines):
+        index = int(lines[rows[0]])
+        for name, value in kind.each.pattern.facts.items():
+            if name not in STEP_FIELDS:
+                place = Place(reader.file, int(block.numbers[index]))
+                later.append((index, partial(reader.fact, name, value, place, kind.each)))
+
+
+def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[int]:
+    """Which of some lines of steps say what the last one before them said that is taken; `row`: that of the first.
+
+    A line without a step, with an epoch, is one; lines with a step are compared by it.
+    """
+    lines = block.steps[rows]
+    if not block.has("epoch", lines):
+        return []
+    loss = block.column("loss", lines)
+    likely = np.isnan(block.step[rows]) & (np.diff(block.column("epoch", lines), prepend=row.get("epoch", np.nan)) == 0)
+    likely &= np.isnan(loss) | (np.diff(loss, prepend=row.get("loss", np.nan)) == 0)
+    found: list[int] = []
+    for index in np.flatnonzero(likely).tolist():
+        if index and index - 1 not in found[-1:]:
+            row = _row(block, int(lines[index - 1]))
+        own = _row(block, int(lines[index]))
+        if all(row.get(name) == value for name, value in own.items() if name != "at"):
+            found.append(index)
+    return found
+
+
+def _row(block: LineBlock, index: int) -> dict[str, float]:
+    text, ((match, each),) = block.found(index)
+    return row_of(values_of(text, match, each.pattern), time_of(text))
 
 
 def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, later: Later) -> None:
@@ -406,70 +463,74 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
     before = rows.count
     first = rows.first_kept()
     kept = lines[:-1][first :: rows.stride]
-    kinds = block.by_kind(lines)
-    fields = {field for kind, _ in kinds for field in kind.fields}
+    kinds = block.kinds_of(lines)
+    fields = {field for kind in kinds for field in kind.fields}
     columns = {field: block.column(field, kept) for field in STEP_FIELDS if field in fields and field != "at"}
-    if any(kind.at is not None for kind, _ in kinds) or "at" in fields:
-        columns["at"] = _at_column(block, kept)
+    if "at" in fields or block.has(TIME, lines):
+        printed = block.table.has("at")[block.kinds[kept]]
+        columns["at"] = np.where(printed, block.column("at", kept), block.column(TIME, kept))
     totals = {}
     for field_name in SUMMED:
         if field_name in fields:
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
-    for kind, those in kinds:
-        if kind.each.dialect.last_resort:
-            for row in those[:2]:  # of lines of one kind any two are alike
+    if any(kind.each.dialect.last_resort for kind in kinds):
+        for kind, those in block.by_kind(lines):
+            for row in those[:2] if kind.each.dialect.last_resort else ():  # of lines of one kind any two are alike
                 rows.see_shape(block.text(int(lines[row])))
-    bad = _not_finite(block, kinds, lines)
+    bad = np.full(len(lines), np.nan)
+    for field_name, value in NOT_FINITE.items():
+        bad[block.not_finite(field_name, lines)] = value
     if not np.isnan(bad).all():
         columns["not_finite"] = bad[:-1][first :: rows.stride]
         if losses := int((bad[:-1] == NOT_FINITE["loss"]).sum()):
             totals["nan_loss"] = float(losses)
-    text, ((match, each),) = block.found(int(lines[-1]))
-    reader.own_line = text
-    last = row_of(values_of(text, match, each.pattern), time_of(text))
-    rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
+    reader.own_line = block.text(int(lines[-1]))
+    last = _row(block, int(lines[-1])), int(block.numbers[lines[-1]])
+    rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, last)
     reader.bound_rows(rows, before)
-    _facts_of_steps(reader, block, lines, later)
+    for field_name in STEP_FACTS:
+        _facts(reader, block, field_name, lines, later)
     _memory(reader, block, lines)
 
 
-def _at_column(block: LineBlock, lines: Places) -> StepColumn:
-    found = np.full(len(lines), np.nan)
-    for kind, those in block.by_kind(lines):
-        places = block.starts[lines[those]]
-        if "at" in kind.fields:
-            found[those] = kind.read("at", block.data, places)
-        elif kind.at is not None:
-            found[those] = kind.at.read(block.data, places)
-    return found
+def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later: Later) -> None:
+    """Adds the values of a field of lines."""
+    if not block.has(name, lines):
+        return
+    having = lines[block.table.has(name)[block.kinds[lines]]]
+    values = block.column(name, having)
+    firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
+    # Of very many values the first ones and the largest are looked at.
+    for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
+        index, value = int(having[first]), float(values[first])
+        place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
+        later.append((index, partial(reader.fact, name, value, place, each)))
 
 
-def _not_finite(block: LineBlock, kinds: list[tuple[LineKind, Places]], lines: Places) -> StepColumn:
-    """The column `not_finite` of lines of these kinds; a kind whose figures are digits has none."""
-    found = np.full(len(lines), np.nan)
-    for kind, those in kinds:
-        for name, value in NOT_FINITE.items():
-            column = kind.columns.get(name)
-            if column is not None and column.numeral is None:
-                wrong = ~np.isfinite(column.read(block.data, block.starts[lines[those]]))
-                found[those[wrong]] = value
-    return found
+def _bars_stand_alone(block: LineBlock, steps: Places, bars: Places) -> bool:
+    """Whether all bars count the same, whatever the lines of steps between them say."""
+    dialects = {kind.each.dialect.name for kind in block.kinds_of(bars)}
+    stated = any("steps_planned" in kind.each.pattern.facts for kind in block.kinds_of(steps))
+    if stated or block.has("steps_planned", steps) or len(dialects) > 1:
+        return False
+    return dialects == {BARS} or not block.has("steps_planned", bars)
 
 
-def _facts_of_steps(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
-    for name in STEP_FACTS:
-        having = lines[block.table.layout(name).forms[block.kinds[lines]] > 0]
-        if not len(having):
-            continue
-        values = block.column(name, having)
-        firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
-        # Of very many values the first ones and the largest are looked at.
-        for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
-            index, value = int(having[first]), float(values[first])
-            place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
-            later.append((index, partial(reader.fact, name, value, place, each)))
+def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Later) -> None:
+    """Adds bars of one dialect."""
+    planned = block.column("steps_planned", bars)
+    if goals := reader.planned(block.table.kind(int(block.kinds[bars[0]])).each):
+        other = np.isin(planned, [goal for goal in np.unique(planned).tolist() if goal == goal and goal not in goals])
+        if other.any():
+            reader.leave_out(OTHER_BARS, int(other.sum()))
+            bars = bars[~other]
+    _facts(reader, block, "steps_planned", bars, later)
+    bars = bars[: reader.room("bars", len(reader.parts[-1].progress), len(bars))]
+    elapsed = [None if each != each else each for each in block.column("elapsed_s", bars).tolist()]
+    taken = zip(block.column("step", bars).tolist(), elapsed, block.numbers[bars].tolist(), strict=True)
+    reader.parts[-1].progress += taken
 
 
 def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:
@@ -491,7 +552,7 @@ def _memory_of_others(reader: LineReader, block: LineBlock, rows: Places) -> Non
 
 def _memory(reader: LineReader, block: LineBlock, lines: Places) -> None:
     """Adds peaks of memory from lines of steps: only rising and impossible figures are read one by one."""
-    if not any(name in kind.columns for kind, _ in block.by_kind(lines) for name in MEMORY_FIELDS):
+    if not any(block.has(name, lines) for name in MEMORY_FIELDS):
         return
     columns = [block.column(name, lines) for name in MEMORY_FIELDS]
     # If the first line had no label, lines of several ranks are read: each rank has its own peak.

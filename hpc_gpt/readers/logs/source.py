@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-CHUNK = 1 << 21  # bytes
+CHUNK = 1 << 20  # bytes
 HEAD = 1 << 16  # bytes that decide what a file is
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"

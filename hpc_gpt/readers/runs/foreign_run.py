@@ -1,6 +1,6 @@
 """Runs of other programs: from their logs to records and steps, each run with its own name."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -40,10 +40,11 @@ _NO_ENGINE = frozenset(("tqdm", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False) -> list[RunRead]:
+def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only: bool = False) -> list[RunRead]:
     """The runs in the logs that were found. Files that are no logs are counted in `found`.
 
     `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
+    `records_only`: without steps and failures, which take more room than all else.
     """
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
@@ -72,13 +73,18 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False) -> list[RunR
     runs = [run for run in runs if not _is_bars_alone(run, found)]
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     found_runs = []
-    for run, name in zip(runs, _names(runs), strict=True):
+    logs.clear()
+    waiting = deque(zip(runs, _names(runs), strict=True))
+    runs.clear()
+    while waiting:  # what was read of a run is dropped as soon as it is a record
+        run, name = waiting.popleft()
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
         beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
         try:
-            found_runs.append(read_foreign(run, name, next(filter(None, beside), None), of_files))
+            read = read_foreign(run, name, next(filter(None, beside), None), of_files)
+            found_runs.append(RunRead(read.record, files=read.files) if records_only else read)
         except Exception as fault:
             for path in run.files:
                 found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
