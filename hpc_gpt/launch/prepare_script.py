@@ -247,7 +247,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
             notes.append(
                 f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
             )
-    own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
+    own = [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]
     if own:
         notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
     if added:
