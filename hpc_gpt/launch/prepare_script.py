@@ -101,6 +101,7 @@ def prepare_script(
     title = found.get("job-name") or asked.path.name
     if "job-name" not in found:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
+    found = {**found, "job-name": title}
     words = [word for option in options for word in option.words]
     experiment = _experiment(name or folder_name(without_suffix(title)), tables, found, sizes, asked)
     lead = _lead(experiment.job, profile, found.get("time"))

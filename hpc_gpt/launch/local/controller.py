@@ -41,7 +41,7 @@ from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import KILL_WAIT_S
-from hpc_gpt.slurm.environment import job_python, submission_environment
+from hpc_gpt.slurm.environment import given_environment, job_python, submission_environment
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -245,6 +245,7 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
     """
     code = ready_code(run.path)
     own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
+    own |= given_environment(os.environb) if resolved.script is not None else {}
     environment = submission_environment(os.environ, own)
     with interrupts_wait(), lock.locked(run):
         attempt = begin_attempt(run)
