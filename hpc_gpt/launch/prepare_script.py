@@ -112,7 +112,7 @@ def prepare_script(
     directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
-    array = _array(found.get("array"), here)
+    array = _array(found.get("array"))
     return PreparedRun(
         resolved,
         text,
@@ -229,11 +229,9 @@ def _lead(job: Job, profile: ClusterProfile, time: str | None) -> int | None:
     return None if lead < 1 or (limit is not None and lead >= limit) else lead
 
 
-def _array(text: str | None, here: bool) -> list[int]:
+def _array(text: str | None) -> list[int]:
     if text is None:
         return []
-    if here:
-        raise ConfigError(f"--array={text} is an array, and this machine runs one job", "leave --array out")
     if not (numbers := array_numbers(text)):
         raise ConfigError(f"--array={text} is no list of numbers", "for example --array=0-9%4")
     return numbers

@@ -3,6 +3,7 @@
 Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,18 @@ def array_numbers(text: str) -> list[int]:
             return []
         numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)))
     return sorted(numbers)
+
+
+def array_variables(numbers: Sequence[int]) -> dict[str, str]:
+    """The variables that all elements of an array have.
+
+    >>> array_variables([3, 5, 7])["SLURM_ARRAY_TASK_STEP"], array_variables([1, 2, 9])["SLURM_ARRAY_TASK_STEP"]
+    ('2', '1')
+    """
+    steps = {later - number for number, later in itertools.pairwise(numbers)}
+    step = steps.pop() if len(steps) == 1 else 1
+    found = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers), "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in found.items()}
 
 
 def split_directive(line: str) -> list[str]:
