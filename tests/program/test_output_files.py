@@ -13,6 +13,7 @@ from hpc_gpt.program.output_files import copied_files, copy_more, make_outputs
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import hpc_gpt
+from tests.local.conftest import wait_until
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "gpt"}
 
@@ -127,11 +128,13 @@ def test_on_this_machine_they_are_there_before_the_first_line_and_the_users_own(
     error.write_text("mine\n")
     (tmp_path / "train.slurm").write_text(FIRST.format(error=error))
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
-    done = hpc_gpt("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment=own)
+    words = ("--cluster", "local", "--wait", "--set", "notify.command=exit 9", "train.slurm")
+    done = hpc_gpt("submit", *words, cwd=tmp_path, environment=own)
     assert done.code == 0, done
     assert (tmp_path / "seen").read_text() == "regular empty file\nregular file\n"
     assert error.read_text() == "mine\nbad\n"
     subprocess.run(["gzip", "moved.out"], cwd=tmp_path, check=True)  # which takes no file with a second name
     assert gzip.decompress((tmp_path / "moved.out.gz").read_bytes()) == b"said\nmore\n"
     (run,) = list_runs(tmp_path / "logs")
-    assert RunFolder(run.path).attempt(1).log.read_text() == "said\nmore\n"
+    log = RunFolder(run.path).attempt(1).log
+    wait_until(lambda: log.read_text() == "said\nmore\nnotify: ended: the command ended with exit code 9\n")

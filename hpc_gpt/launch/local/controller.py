@@ -184,6 +184,7 @@ class RunController(Controller):
             self.wait()
         finally:
             self._kill_groups()
+            self._reopen_log()
             if any(self.codes.values()):
                 self._say_failed()
             elif len(self.codes) < self.ntasks:
@@ -197,6 +198,13 @@ class RunController(Controller):
             # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
             lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
+
+    def _reopen_log(self) -> None:
+        """What is printed from now on is for the log, also if a job script's job.sh has made a copy of it."""
+        with contextlib.suppress(OSError), self.attempt.log.open("ab") as log:
+            if self.stdouts and os.path.samestat(os.fstat(1), os.fstat(self.stdouts[0].fileno())):
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
 
     def _start_notifier(self) -> None:
         """Starts the process that sends what earlier attempts could not, and the first step."""

@@ -247,10 +247,12 @@ run_script() { # sets $rc to the script's exit code
   } 2>/dev/null # bash's words on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
+  [ "$rc" != 0 ] || part_logs # before its end is known; else a requeue may be urgent
 }
 part_logs() { # the files of --output and --error are the user's alone from here on: gzip takes none with a second name
   find "$attempt/log" "$attempt/err" -links 2 -size -64M -exec cp -p {} {}.own \; -exec mv -f {}.own {} \; 2>/dev/null
   rm -f -- "$attempt/log.own" "$attempt/err.own" # of a full disk
+  exec >>"$attempt/log" 2>&1
 }
 is_near_the_limit() { # whether a signal to this shell alone is the one that this script asks Slurm for
   return 1
