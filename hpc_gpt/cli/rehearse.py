@@ -47,7 +47,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     and finishes, with the same losses as an uninterrupted run. Waiting times are skipped. What cannot be shown here is
     listed. Nothing is left running, and nothing of yours is written except to --keep. Takes a minute or two. With
     neither EXPERIMENT nor a size it is demo. A job script runs as it is, in its folder, and is stopped after its second
-    start.
+    start; of an array so does each element.
 
     \b
     hpc-gpt rehearse demo

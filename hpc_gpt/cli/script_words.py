@@ -1,10 +1,12 @@
 """The command line of a verb that takes a job script: which words are the verb's, sbatch's, and the script's.
 
-`[OPTIONS] FILE [ARGS…]`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
-stand the verb's options and sbatch's; after it the script's own words.
+`[OPTIONS] FILE [ARGS]…`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
+stand the verb's options and sbatch's; after it the script's own words. Those of `_OF_THE_VERB` are refused there: taken
+for the script's, they would queue what was not to be queued. After a first `--`, which is dropped, all is the script's.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.secrets import hide_secrets
 
 # In click's context: (file, its words, sbatch's words).
 META = "hpc_gpt.script"
@@ -22,6 +25,9 @@ _TAKEN = {
 }  # fmt: skip
 # sbatch has these, too, but a verb's own mean more here.
 _OURS = {"--wait", "-W"}
+# Refused after the script, if they are options of the verb; by verb those that only it refuses.
+_OF_THE_VERB = {"--dry-run", "--cluster", "--script", "--here", "--max-gpu-hours"}
+_OF_ONE_VERB = {"doctor": {"--json"}}
 
 
 class ScriptCommand(GroupedCommand):
@@ -32,8 +38,38 @@ class ScriptCommand(GroupedCommand):
         if found is None:
             return super().parse_args(ctx, args)
         ours, asked, path, words = found
-        ctx.meta[META] = (path, tuple(words), tuple(asked))
+        refused = _OF_THE_VERB | _OF_ONE_VERB.get(str(self.name), set())
+        own = {name: each for each in self.params for name in each.opts if name in refused}
+        ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, words, own)), tuple(asked))
         return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[ARGS]…"]
+
+
+def _of_script(verb: str, line: Sequence[str], words: Sequence[str], own: Mapping[str, click.Parameter]) -> list[str]:
+    """The script's words of those after its file in a verb's command line, without the first `--`. ConfigError for an
+    option of the verb before that."""
+    if "--" in line[: len(line) - len(words)]:  # the options ended before the file
+        return list(words)
+    end = words.index("--") if "--" in words else len(words)
+    left, moved, kept = list(words[:end]), list[str](), list[str]()
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.partition("=")
+        (moved if name in own else kept).append(word)
+        if name in own and not equals and not _is_flag(own[name]):
+            moved += [left.pop(0) for _ in left[:1]]
+    if moved:
+        *before, file = line[: len(line) - len(words)]
+        of_verb = [*before, *moved, file, *kept, *words[end:]]
+        of_script = [*before, file, "--", *words[:end], *words[end + 1 :]]
+        first, option, then = (hide_secrets(shlex.join(each)) for each in (of_verb, moved[:1], of_script))
+        raise ConfigError(
+            f"{option} is after {file}, so it would go to the script: nothing was done",
+            f"{verb} {first}, or for the script: {verb} {then}",
+        )
+    return [*kept, *words[end + 1 :]]
 
 
 def split(

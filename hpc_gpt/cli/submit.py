@@ -59,7 +59,7 @@ def submit(
     """Submit EXPERIMENT or a job script to Slurm, or start it here.
 
     A file that begins with #! is a job script: it runs as it is under the job chain. Options of sbatch and of submit
-    stand before it, its own words after it.
+    stand before it, its own words after it; after a -- all words are its own.
 
     --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a file
     or folder under experiments/. Without EXPERIMENT it is the 52B model of Megatron-DeepSpeed's perf tables on 64 GPUs,

@@ -37,6 +37,7 @@ from hpc_gpt.launch.sweep import (
     queue_sweep,
     start_queued,
     submit_script_array,
+    write_script_array,
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
@@ -96,9 +97,7 @@ def submit_one(
             _ask_first(prepared, request)
         _print_lines((*prepared.notes, *prepared.faster))
         if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
-            sweep = submit_script_array(prepared, logs_folder())
-            click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
-            _follow_sweep(sweep, wait)
+            _submit_array(prepared, wait)
             return
         submitted = _submit(prepared, None, how)
     if submitted is None:
@@ -107,6 +106,20 @@ def submit_one(
     if wait:
         wait_for(submitted.run, interrupts)
         _print_record(submitted.run)
+
+
+def _submit_array(prepared: PreparedRun, wait: bool) -> None:
+    """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
+    here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
+    if here:
+        sweep, rows = write_script_array(prepared, logs_folder())
+    else:
+        sweep = submit_script_array(prepared, logs_folder())
+    click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+    if here:
+        _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
+    else:
+        _follow_sweep(sweep, wait)
 
 
 def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
@@ -390,9 +403,10 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun]) -> None:
-    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep."""
-    queue_locally(sweep)
+def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> None:
+    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
+    the links to the runs, their numbers unless given."""
+    queue_locally(sweep, names)
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):
         submitted = start_queued(run, row)

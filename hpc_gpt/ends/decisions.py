@@ -15,7 +15,7 @@ from typing import Any
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.end_policy import End, cannot_continue
 from hpc_gpt.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
-from hpc_gpt.ends.failures import VAGUE, meaning
+from hpc_gpt.ends.failures import QUICK_S, VAGUE, meaning
 from hpc_gpt.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.ends.run_state import is_lost_here, read_end
 from hpc_gpt.ends.state import class_of
@@ -232,10 +232,17 @@ def read_history(
                 gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None),
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
+                quick=_is_quick(attempt),
                 stopped=verdict.get("go_on") is False and ended != "refused",
             )
         )
     return past
+
+
+def _is_quick(attempt: Attempt) -> bool:
+    """Whether it is of a job script that exited with an error, not by a signal, within seconds, before a step."""
+    end = attempt.script_exit()
+    return 0 < end.get("code", 0) <= 128 and end.get("seconds", QUICK_S) < QUICK_S and not attempt.last_metrics()
 
 
 def newest_saved(run: RunFolder) -> int:

@@ -14,6 +14,8 @@ MOST_WITHOUT_PROGRESS = 2
 MOST_NODE_FAILURES = 5
 # The same for time limits of a script that shows neither checkpoints nor steps: it may have come further each time.
 MOST_UNSEEN = 5
+# A job script that exits with an error within so many seconds, before a step or a checkpoint, was started wrongly.
+QUICK_S = 20
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.ends.failures import MOST_UNSEEN, RETRIES
+from hpc_gpt.ends.failures import MOST_UNSEEN, QUICK_S, RETRIES
 from hpc_gpt.ends.state import ends_by_itself, is_mistake, pause_s
 
 
@@ -12,7 +12,8 @@ class EndedAttempt:
     """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
-    without one. `unseen`: it ended at the time limit, and nothing says how far it came. It had its GPUs for
+    without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job
+    script exited with an error within seconds, before a step. It had its GPUs for
     `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
     after it was started by hand: attempts and failures are counted anew.
     """
@@ -27,6 +28,7 @@ class EndedAttempt:
     gpu_seconds: float = 0.0
     over: float = 0.0
     unseen: bool = False
+    quick: bool = False
     stopped: bool = False
 
     @property
@@ -106,6 +108,9 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdic
         return stop(asked, own)
     if last.ended == "error" and is_mistake(last.cause):
         return stop("error", f"{own}; started again, the program would say the same")
+    if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
+        words = f"it exited within {QUICK_S} s, before a step or a checkpoint"
+        return stop("error", f"{own}; {words}: started again, it would do the same")
     if rules.cannot_continue:
         return stop(last.ended, f"{own}; {rules.cannot_continue}")
     spent = gpu_hours(past)

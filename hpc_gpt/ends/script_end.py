@@ -34,6 +34,7 @@ from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.environment import as_given
 from hpc_gpt.slurm.sbatch_words import signal_of
 
 # Slurm signals up to a minute early.
@@ -94,7 +95,8 @@ def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
     """The processes on this node that the script started, by the variables that only it has. A job that it submitted
     has them, too: what is of another job than this process, by its variables or by its cgroup, is not among them."""
     marks = {f"HPC_GPT_ATTEMPT={attempt.number}".encode(), os.fsencode(f"HPC_GPT_CHECKPOINTS={run.path}/checkpoints")}
-    own = job_of_process("self", [os.fsencode(f"{name}={value}") for name, value in os.environ.items()])
+    text = b"\0".join(b"%b=%b" % pair for pair in os.environb.items())
+    own = job_of_process("self", [b"%b=%b" % pair for pair in as_given(text).items()])
     found = []
     for name in filter(re.compile(r"\d+").fullmatch, os.listdir("/proc")):
         with contextlib.suppress(OSError):

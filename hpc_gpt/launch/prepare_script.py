@@ -101,6 +101,7 @@ def prepare_script(
     title = found.get("job-name") or asked.path.name
     if "job-name" not in found:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
+    found = {**found, "job-name": title}
     words = [word for option in options for word in option.words]
     experiment = _experiment(name or folder_name(without_suffix(title)), tables, found, sizes, asked)
     lead = _lead(experiment.job, profile, found.get("time"))
@@ -111,7 +112,7 @@ def prepare_script(
     directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
-    array = _array(found.get("array"), here)
+    array = _array(found.get("array"))
     return PreparedRun(
         resolved,
         text,
@@ -228,11 +229,9 @@ def _lead(job: Job, profile: ClusterProfile, time: str | None) -> int | None:
     return None if lead < 1 or (limit is not None and lead >= limit) else lead
 
 
-def _array(text: str | None, here: bool) -> list[int]:
+def _array(text: str | None) -> list[int]:
     if text is None:
         return []
-    if here:
-        raise ConfigError(f"--array={text} is an array, and this machine runs one job", "leave --array out")
     if not (numbers := array_numbers(text)):
         raise ConfigError(f"--array={text} is no list of numbers", "for example --array=0-9%4")
     return numbers
@@ -247,7 +246,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
             notes.append(
                 f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
             )
-    own = [word for word in arguments if word in ("--dry-run", "--wait", "--checkpoints", "--cluster", "--set")]
+    own = [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]
     if own:
         notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
     if added:

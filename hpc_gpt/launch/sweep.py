@@ -35,6 +35,7 @@ from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
 from hpc_gpt.slurm.clients import largest_array
 from hpc_gpt.slurm.directives import directives_but_name
+from hpc_gpt.slurm.sbatch_words import array_variables
 from hpc_gpt.slurm.start_check import NeverStarts
 from hpc_gpt.words import counted
 
@@ -143,11 +144,18 @@ def write_sweep(name: str, rows: Sequence[PreparedRun], logs: Path, provenance: 
     return sweep
 
 
-def _write_rows(sweep: SubmittedSweep, rows: Iterable[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> None:
+def _write_rows(
+    sweep: SubmittedSweep,
+    rows: Sequence[PreparedRun],
+    logs: Path,
+    provenance: Mapping[str, Any],
+    more: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """`more`: what sweep.json has of each row beside its name."""
     texts: dict[str, SharedFile] = {}  # all have the file with all rows
-    for row in rows:
+    for row, own in zip(rows, more or [{}] * len(rows), strict=True):
         try:
-            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row}
+            note = {"id": sweep.id, "name": sweep.name, "row": row.resolved.row, **own}
             if row.text not in texts:
                 texts[row.text] = SharedFile(EXPERIMENT, row.text.encode("utf-8", "surrogateescape"))
             sweep.runs.append(write_run(row, logs, provenance, note, text=texts[row.text]))
@@ -194,6 +202,24 @@ def _queue(
     return SweepJob(job_id, tuple(runs), waits)
 
 
+def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSweep, list[PreparedRun]]:
+    """Writes a run folder for each element of an array of a job script, and gives its rows. On this machine the
+    elements get Slurm's variables of the array. Raises as write_sweep."""
+    asked, resolved = prepared.job_script, prepared.resolved
+    assert asked is not None
+    provenance = check_submission([prepared], logs)
+    sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
+    own = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(asked.array)}
+    experiment, of_all = experiment_of(resolved), (resolved.cluster, resolved.name)
+    rows = []
+    for number in map(str, asked.array):
+        rows.append(replace(prepared, resolved=resolve(experiment, *of_all, number, resolved.script)))
+    here = resolved.cluster.scheduler == "local"
+    notes = [{"array": {**own, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
+    _write_rows(sweep, rows, logs, provenance, notes)
+    return sweep, rows
+
+
 def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     """Submits an array of a job script: a run folder for each element, with a link by its number, and one job. Raises
     as submit_run."""
@@ -201,14 +227,9 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
 
     asked, resolved = prepared.job_script, prepared.resolved
     assert asked is not None
-    provenance = check_submission([prepared], logs)
     waits = check_start(resolved, prepared.script)
-    sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
-    numbers = list(map(str, asked.array))
-    experiment, of_all = experiment_of(resolved), (resolved.cluster, resolved.name)
-    elements = (resolve(experiment, *of_all, number, resolved.script) for number in numbers)
-    rows = (replace(prepared, resolved=element) for element in elements)
-    _write_rows(sweep, rows, logs, provenance)
+    sweep, rows = write_script_array(prepared, logs)
+    numbers = [str(row.resolved.row) for row in rows]
     try:
         folder = link_runs(sweep, 1, sweep.runs, numbers)
     except RunFolderError as fault:
@@ -233,13 +254,13 @@ def link_runs(
     return folder
 
 
-def queue_locally(sweep: SubmittedSweep) -> None:
-    """Notes in each run that it waits for its turn on this machine, and for which process."""
+def queue_locally(sweep: SubmittedSweep, names: Iterable[str] | None = None) -> None:
+    """Notes in each run that it waits for its turn on this machine, and for which process; `names` as in link_runs."""
     pid = os.getpid()
     queue = {"pid": pid, "pid_start": start_time(pid)}
     for run in sweep.runs:
         run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
-    link_runs(sweep, 1, sweep.runs)
+    link_runs(sweep, 1, sweep.runs, names)
 
 
 def start_queued(run: RunFolder, row: PreparedRun) -> SubmittedRun | None:

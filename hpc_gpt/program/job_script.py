@@ -64,6 +64,10 @@ _WORDS = (
         re.compile(r"--exit[-_]duration[-_]in[-_]mins"),
         "ends it before its last step: is it to be continued?",
     ),
+    (
+        re.compile(r"\bCommand=|\bsqueue\b.*%\.?\d*o\b"),
+        "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR",
+    ),
     (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: the run's next attempt, once"),
 )
 # What a line only prints, such as its usage; a command within "$(…)" runs.

@@ -19,23 +19,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.ends.end_policy import End, first_reason, limits_reached, write_said
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.files import write_once
 from hpc_gpt.process import descendants, send, start_time, stat_of
 from hpc_gpt.program.job_script import submits_again
+from hpc_gpt.program.output_files import copied_files, copy_more
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, StepClock, count_steps, said_by, trained_s
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.runs.slurm_script import globs_of
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.experiment import ScriptFacts
-from hpc_gpt.slurm.sbatch_words import expand_pattern
 from hpc_gpt.supervision.full_disk import release_reserve, reserve
 from hpc_gpt.supervision.heartbeat import LEAVING
 from hpc_gpt.supervision.signals import Inbox
@@ -51,9 +50,7 @@ _LAST_LINES_S = 4.0  # job.sh waits longer
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
-_OUR_LOG = re.compile(r"/attempts/\d+/(?:log|err)$")
 _MOST_FILES = 64
-_MOST_LINKS = 40  # from one to the next; Linux follows as many
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
 
@@ -101,16 +98,13 @@ class ScriptWatch:
         self._asked_at = self._looked = 0.0
         self._killed = self._hangs = False
         self._queued: re.Match[str] | None = None
-        self._copies: list[tuple[Path, Path]] = []
+        self._copies = copied_files(attempt.folder)
         self._globs, self._found = self._read_globs(), set[Path]()
         started = attempt.folder / "attempt.json"
         self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
-        if self._resolved.script is not None and "HPC_GPT_REHEARSAL" not in os.environ:  # whose logs go
-            with contextlib.suppress(OSError, RuntimeError):
-                self._copies = link_outputs(self._attempt, self._resolved.script, os.environ, self._folder)
         self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)
         reserve(self._attempt)  # job.sh's judge has files to write
         Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
@@ -168,7 +162,7 @@ class ScriptWatch:
         for line in lines:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         for log, copy in self._copies:
-            _copy_more(log, copy, self._attempt.folder / f".copied-{log.name}")
+            copy_more(log, copy)
         if lines and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(self._attempt, self._heart)
@@ -285,47 +279,6 @@ class ScriptWatch:
         self._kill()
         (self._attempt.folder / ".followed").touch()
         os._exit(1)
-
-
-def link_outputs(
-    attempt: Attempt, facts: ScriptFacts, environment: Mapping[str, str], folder: Path
-) -> list[tuple[Path, Path]]:
-    """Makes the files of sbatch's `--output` and `--error` links to the attempt's logs, a relative one in the job's
-    `folder`. A link of the user's stays, and what it names becomes ours; what is there and is no link stays. Returns
-    (log, file) of the files to which the log is to be copied, as a link of the user's names them."""
-    if "SLURM_JOB_ID" not in environment:
-        return []
-    default = "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in environment else "slurm-%j.out"
-    links = {facts.output or default: attempt.log}
-    if facts.error is not None and facts.error != facts.output:
-        links[facts.error] = attempt.err
-    copies = []
-    for pattern, log in links.items():
-        link = named = folder / expand_pattern(pattern, environment, environment.get("SLURM_JOB_USER", ""))
-        for _ in range(_MOST_LINKS):
-            if named.is_symlink() and not _OUR_LOG.search(target := os.readlink(named)):
-                named = named.parent / target
-        if named.is_symlink() or not named.exists():
-            aside = named.with_name(f".{named.name}.{os.getpid()}")
-            with contextlib.suppress(OSError):
-                aside.symlink_to(log)
-                aside.replace(named)
-        elif named.is_file() and link.is_symlink():
-            copies.append((log, named))
-        elif named.is_file():
-            print(f"note: {link} is a file of yours: no link to this attempt's log", flush=True)
-    return copies
-
-
-def _copy_more(log: Path, file: Path, mark: Path) -> None:
-    """Appends to a file what a log has more than `mark` counts."""
-    with contextlib.suppress(OSError):
-        done = int(mark.read_text(encoding="utf-8")) if mark.exists() else 0
-        with log.open("rb") as text, file.open("ab") as out:
-            text.seek(done)
-            if more := text.read(_MOST_BYTES):
-                out.write(more)
-                replace_whole(mark, f"{done + len(more)}")
 
 
 def to_signal(body: int, number: signal.Signals) -> list[int]:

@@ -46,7 +46,7 @@ _OPTIONS = {
     "sacct": options_table("format/o jobs/j", "", "allocations/X duplicates/D federation noheader/n parsable2/P"),
 }
 # Options that start anything but a job's script and its ranks.
-_NOT_REHEARSED = {"sbatch": {"array", "wrap"}, "srun": {"het-group", "jobid", "multi-prog", "no-allocate"}}
+_NOT_REHEARSED = {"sbatch": {"wrap"}, "srun": {"het-group", "jobid", "multi-prog", "no-allocate"}}
 # Options that would change the place of output or ranks, or the time. All others without an effect here ask for what
 # only a site has, and are granted.
 _IGNORED = {
@@ -268,6 +268,8 @@ def _sbatch(state: SlurmState, line: Mapping[str, str], arguments: Sequence[str]
     directives = script_directives(script.decode("utf-8", "surrogateescape"))
     words = [word for directive in directives for word in split_directive(directive)]
     options = {"job-name": file.name, **parse_options("sbatch", words)[0], **line}
+    if not options.get("array", "0").isdecimal():
+        raise not_rehearsed("sbatch", f"sbatch --array={options['array']}")
     nodes, limit = sizes_of(options).nodes, limit_s(options.get("time"))
     if "test-only" in options:
         sys.stderr.write(f"sbatch: Job 1 to start now using {nodes} nodes\n")
@@ -356,7 +358,7 @@ def _stamp(moment: float | None, unknown: str) -> str:
 
 
 def _squeue(state: SlurmState, options: Mapping[str, str], _: Sequence[str]) -> str:
-    """All jobs are the user's, and none is an array, so --user and --array change nothing."""
+    """All jobs are the user's, and an array has one element, so --user and --array change nothing."""
     form = options.get("format", "")
     if unknown := set(re.findall("%[^%]*?[a-zA-Z]", form)) - {"%i", "%T", "%r"}:
         raise not_rehearsed("squeue", f"'squeue -o {unknown.pop()}'")
@@ -365,9 +367,9 @@ def _squeue(state: SlurmState, options: Mapping[str, str], _: Sequence[str]) -> 
     wanted = options["jobs"].split(",") if "jobs" in options else None
     states = options.get("states", f"{PENDING},{RUNNING},{COMPLETING}").upper().split(",")
     return "".join(
-        form.replace("%i", str(job.id)).replace("%T", job.state).replace("%r", job.reason) + "\n"
+        form.replace("%i", job.name).replace("%T", job.state).replace("%r", job.reason) + "\n"
         for job in state.jobs.values()
-        if (wanted is None or str(job.id) in wanted) and (job.state in states or states == ["ALL"])
+        if (wanted is None or {str(job.id), job.name} & set(wanted)) and (job.state in states or states == ["ALL"])
     )
 
 
@@ -396,7 +398,7 @@ def _sacct(state: SlurmState, options: Mapping[str, str], _: Sequence[str]) -> s
         if not job.is_over:
             states.append(RUNNING if job.state == COMPLETING else job.state)
         for each in states if "duplicates" in options else states[-1:]:
-            lines.append("|".join({"jobid": str(job.id), "state": each}[name] for name in fields) + "\n")
+            lines.append("|".join({"jobid": job.name, "state": each}[name] for name in fields) + "\n")
     return "".join(lines)
 
 

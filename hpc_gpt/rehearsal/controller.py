@@ -27,7 +27,7 @@ from hpc_gpt.rehearsal.local_slurm import (
     signal_session,
 )
 from hpc_gpt.slurm.hosts import expand_hosts
-from hpc_gpt.slurm.sbatch_words import expand_pattern
+from hpc_gpt.slurm.output_names import expand_pattern
 
 CLUSTER = "rehearsal"
 _TICK_S = 0.02
@@ -184,6 +184,8 @@ def _variables(job: RehearsedJob) -> dict[str, str]:
     cpus = [share * int(options.get("cpus-per-task", 1)) for share in shares]
     variables = {
         **dict.fromkeys(("HOSTNAME", "SLURMD_NODENAME"), job.nodes[0]),
+        "SLURM_ARRAY_JOB_ID": job.id if "array" in options else None,
+        "SLURM_ARRAY_TASK_ID": options.get("array"),
         "SLURM_CLUSTER_NAME": CLUSTER,
         "SLURM_CPUS_ON_NODE": cpus[0],
         "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),

@@ -71,6 +71,11 @@ class RehearsedJob:
     limit_signalled: bool = False
 
     @property
+    def name(self) -> str:
+        """Its id; of an array, which has one element here, with that."""
+        return f"{self.id}_{self.options['array']}" if "array" in self.options else str(self.id)
+
+    @property
     def is_over(self) -> bool:
         return self.state not in (PENDING, RUNNING, COMPLETING)
 
@@ -140,7 +145,9 @@ class SlurmState:
     ignored: dict[str, None] = field(default_factory=dict)
 
     def find(self, job_id: str) -> RehearsedJob | None:
-        return self.jobs.get(int(job_id)) if job_id.isdecimal() else None
+        number = job_id.partition("_")[0]
+        job = self.jobs.get(int(number)) if number.isdecimal() else None
+        return job if job is not None and job_id in (number, job.name) else None
 
 
 @contextlib.contextmanager

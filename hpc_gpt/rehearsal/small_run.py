@@ -24,6 +24,7 @@ from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import shrink, small_layout
 from hpc_gpt.slurm.clients import check_reachable
+from hpc_gpt.slurm.sbatch_words import array_variables
 from hpc_gpt.slurm.start_check import ask_start
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.words import counted
@@ -111,13 +112,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
 
 
 def script_as_it_is(real: PreparedRun, gpus_here: int) -> SmallRun:
-    """The run of a script, which nothing makes small. Raises ConfigError for an array."""
-    assert real.job_script is not None
-    if real.job_script.array:
-        raise ConfigError(
-            f"an array of {len(real.job_script.array)} jobs is not rehearsed",
-            "hpc-gpt submit --dry-run asks Slurm about it",
-        )
+    """The run of a script, which nothing makes small."""
     run = real.resolved
     what = f"{counted(run.nodes, 'node')} of {run.cluster.name}"
     missing = [NotRehearsed(what, "names of this one machine: no memory, speed or network"), *of_the_job(run)]
@@ -182,6 +177,18 @@ def _gpus_for(ranks: int, here: int) -> str:
     return f"{counted(here, 'GPU')} for {ranks} ranks" if here else "no GPU"
 
 
+def elements_of(prepared: PreparedRun) -> dict[str, PreparedRun]:
+    """{words on it: the run} of each element of a script's array; without one the run alone."""
+    script = prepared.job_script
+    if script is None or not script.array:
+        return {"": prepared}
+    found = {}
+    for number in script.array:
+        one = replace(script, array=(number,), words=(*script.words, f"--array={number}"))
+        found[f"element {number}: "] = replace(prepared, job_script=one)
+    return found
+
+
 # --- the rehearsal ----------------------------------------------------------------------------------------------------
 
 
@@ -209,11 +216,11 @@ def rehearse(
     Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
     with what is waited for. However the rehearsal ends, nothing is left running.
     """
-    outcome = RehearsalOutcome(missing=list(small.missing))
+    outcome, words = RehearsalOutcome(missing=list(small.missing)), ""
 
     def note(stage: Stage) -> None:
-        outcome.stages.append(stage)
-        report(stage)
+        outcome.stages.append(replace(stage, evidence=words + stage.evidence))
+        report(outcome.stages[-1])
 
     began = time.monotonic()
     is_script = real.job_script is not None
@@ -233,15 +240,19 @@ def rehearse(
     nodes = small.resolved.nodes + (small.resolved.job.spare_nodes or 0) + _MORE_NODES
     # If there are too few GPUs for all ranks, no rank gets one.
     also = _VARIABLES if small.gpus else {**_VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
+    if real.job_script is not None and real.job_script.array:
+        also = {**also, **array_variables(real.job_script.array)}
     with LocalSlurm(nodes, small.gpus, also) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
-        life = RunRehearsal(prepared, small.gpus, slurm, logs, note, wait, began)
         try:
-            if not is_script:
-                life.say("script", *_check_script(real.script))
-            life.rehearse(quick)
+            for element, one in elements_of(prepared).items():
+                words = element
+                life = RunRehearsal(one, small.gpus, slurm, logs, note, wait, began)
+                if not is_script:
+                    life.say("script", *_check_script(real.script))
+                life.rehearse(quick)
         except RehearsalFailed as fault:
-            outcome.cause, outcome.log = f"{fault.stage}: {fault}", fault.log
+            outcome.cause, outcome.log = f"{words}{fault.stage}: {fault}", fault.log
         except UserError as fault:
             note(Stage("submitted", str(fault), time.monotonic() - began, ok=False))
             outcome.cause, outcome.log = f"submitted: {fault}", [f"hint: {fault.hint}"] if fault.hint else []

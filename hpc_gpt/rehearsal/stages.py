@@ -16,6 +16,7 @@ from hpc_gpt.files import read_json_lines
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.submission import submit_run
+from hpc_gpt.launch.sweep import submit_script_array
 from hpc_gpt.rehearsal.local_slurm import COMPLETING, PENDING, RUNNING, LocalSlurm, RehearsedJob, marked
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.log_lines import last_lines
@@ -286,13 +287,16 @@ class RunRehearsal:
 
     def _submit(self, name: str) -> RunFolder:
         before = self.slurm.jobs()
-        submitted = submit_run(self.prepared, self.logs)
-        self.run = submitted.run
+        script = self.prepared.job_script
+        if script is not None and script.array:
+            (self.run,) = submit_script_array(self.prepared, self.logs).runs
+        else:
+            self.run = submit_run(self.prepared, self.logs).run
         jobs = [str(job_id) for job_id in self.slurm.jobs() if job_id not in before]
-        state = read_status([submitted.run])[0].state
+        state = read_status([self.run])[0].state
         which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, each after the one before"
-        self.say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
-        return submitted.run
+        self.say(name, f"{which}, run {self.run.run_id}; status says {state}")
+        return self.run
 
     def _bring_limit_forward(self, attempt: Attempt) -> int | None:
         """Lets the signal ahead of the time limit come now, and returns its lead; without one, the limit itself."""
@@ -362,13 +366,21 @@ class RunRehearsal:
         return RehearsalFailed(stage, cause, [text for _, text in next(filter(None, found), [])])
 
     def _job_of(self, attempt: Attempt) -> RehearsedJob:
-        return self.slurm.jobs()[int(attempt.started()["job_id"])]
+        return self.slurm.jobs()[int(attempt.started()["job_id"].partition("_")[0])]
 
     def _jobs(self) -> list[RehearsedJob]:
-        """The jobs of the newest run, by the HPC_GPT_RUN with which they were submitted, or a script's argument."""
+        """The jobs of the newest run, by the HPC_GPT_RUN with which they were submitted, or a script's argument: its
+        folder, or of an array one with a link to it."""
         assert self.run is not None
-        run, jobs = str(self.run.path), self.slurm.jobs().values()
-        return [job for job in jobs if run in (job.environment.get("HPC_GPT_RUN"), *job.words[1:2])]
+        own = os.path.realpath(self.run.path)
+
+        def folder_of(job: RehearsedJob) -> str:
+            named = job.environment.get("HPC_GPT_RUN") or os.path.join(
+                *job.words[1:2] or "/", job.options.get("array", "")
+            )
+            return os.path.realpath(named)
+
+        return [job for job in self.slurm.jobs().values() if folder_of(job) == own]
 
     def _ranks(self) -> str:
         return counted(self.resolved.gpus, "rank")

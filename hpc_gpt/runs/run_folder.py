@@ -103,6 +103,10 @@ class Attempt:
         how long it had its job."""
         return read_stored(self.folder / "ended.json")
 
+    def script_exit(self) -> dict[str, Any]:
+        """exit.json: the exit `code` of a job script and how many `seconds` it ran; empty if it has not ended."""
+        return read_stored(self.folder / "exit.json")
+
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
         empty if the attempt is not judged."""

@@ -25,6 +25,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
                     "lost": str, "element": str, "clusters": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
               "elapsed_s": float},
+    "exit": {"code": int, "seconds": float},
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
         "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,

@@ -3,6 +3,7 @@
 Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ _OTHER_NAMES = {
     "burst-buffer": "bb", "cpu-freq-req": "cpu-freq",
 }  # fmt: skip
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
-_FIELD = re.compile(r"%(\d*)([%A-Za-z])")
 # A part of a directive's word: a quoted text, a character after a backslash, or what is neither quote nor comment.
 _WORD_PART = re.compile(
     r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^\s"'#\\]""", re.DOTALL
@@ -213,6 +213,18 @@ def array_numbers(text: str) -> list[int]:
     return sorted(numbers)
 
 
+def array_variables(numbers: Sequence[int]) -> dict[str, str]:
+    """The variables that all elements of an array have.
+
+    >>> array_variables([3, 5, 7])["SLURM_ARRAY_TASK_STEP"], array_variables([1, 2, 9])["SLURM_ARRAY_TASK_STEP"]
+    ('2', '1')
+    """
+    steps = {later - number for number, later in itertools.pairwise(numbers)}
+    step = steps.pop() if len(steps) == 1 else 1
+    found = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers), "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in found.items()}
+
+
 def split_directive(line: str) -> list[str]:
     r"""The words of a line after `#SBATCH`, as sbatch reads them: a backslash counts within quotes, too, and what
     follows a `#` that is not quoted is a comment. ValueError if a quote has no end.
@@ -237,35 +249,3 @@ def split_directive(line: str) -> list[str]:
         words[-1:] = [words[-1] + text] if inside else [*words[-1:], text]
         place, inside = found.end(), True
     return words
-
-
-def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:
-    r"""The name of a file by sbatch's pattern, of the job that an environment is of.
-
-    >>> expand_pattern("log/%x-%4j.out", {"SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "7"})
-    'log/gpt-0007.out'
-    """
-    if "\\" in pattern:  # then sbatch replaces nothing
-        return pattern.replace("\\", "")
-    job = environment.get("SLURM_JOB_ID", "")
-    values = {
-        "%": "%",
-        "A": environment.get("SLURM_ARRAY_JOB_ID", job),
-        "a": environment.get("SLURM_ARRAY_TASK_ID", "4294967294"),
-        "J": job,
-        "j": job,
-        "N": (environment.get("SLURMD_NODENAME") or "").partition(".")[0],
-        "n": "0",
-        "s": "batch",
-        "t": "0",
-        "u": user,
-        "x": environment.get("SLURM_JOB_NAME", ""),
-    }
-
-    def value(found: re.Match[str]) -> str:
-        text = values.get(found[2])
-        if text is None:
-            return found[0]
-        return text.zfill(min(int(found[1] or 0), 10)) if text.isdigit() else text
-
-    return _FIELD.sub(value, pattern)

@@ -36,6 +36,31 @@ def test_a_program_that_ends_by_itself_is_started_once_more(saved: tuple[int, ..
     assert f"ends by itself at {saved[-1]} of 500,000" in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("attempts", "goes_on"),
+    [
+        ([("error", True, 0)], False),
+        ([("error", False, 0)], True),
+        ([("error", True, 5)], True),  # it left a checkpoint
+        ([("hang", True, 0)], True),
+        ([("requeued", False, 0), ("error", True, 0)], False),  # Slurm ended the first one early
+        ([("walltime", False, 0), ("error", True, 0)], False),  # the second in a row without progress
+        ([("walltime", False, 5), ("error", True, 5)], True),  # it has trained: not its words are wrong
+        ([("node_failure", True, 0), ("error", True, 0)], False),
+    ],
+)
+def test_a_script_that_exits_within_seconds_is_not_started_again(attempts, goes_on) -> None:
+    history = [
+        replace(each, quick=quick)
+        for each, (_, quick, _) in zip(past(*((ended, saved) for ended, _, saved in attempts)), attempts, strict=True)
+    ]
+    verdict = judge(history, RULES)
+    assert verdict.go_on is goes_on
+    if not goes_on and len([each for each in history if each.quick]) == len(attempts):
+        assert (verdict.ended, verdict.retries) == ("error", 0)
+        assert "exited within 20 s, before a step or a checkpoint: started again, it would do the same" in verdict.why
+
+
 @pytest.mark.parametrize("ended", ENDS)
 def test_each_class_alone(ended: str) -> None:
     verdict = judge(past((ended, 10)), RULES)

@@ -156,6 +156,24 @@ def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
     assert "0123456789abcdef" not in "".join(map(str, found))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        """SCRIPT=$(scontrol show job "$SLURM_JOB_ID" | awk -F= '/Command=/{print $2}')""",
+        "scontrol show job 1 | sed -n 's/^ *Command=//p' | cut -d ' ' -f 1",
+        'here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %o)")',
+    ],
+)
+def test_a_script_that_looks_for_itself_in_the_jobs_command_is_told(tmp_path: Path, line: str) -> None:
+    script(tmp_path, HEAD + line + "\n")
+    done = in_process("submit", "--dry-run", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path)
+    assert done.code == 0, done
+    assert f"note: train.slurm: line 4: {line.strip()[:20]}" in done.stderr
+    assert "the job's command is the run's job.sh, not this script" in done.stderr
+    script(tmp_path, HEAD + 'echo "$Command=x"; squeue -h -j "$SLURM_JOB_ID" -o "%i of %u"\n# Command=\n')
+    assert "job's command" not in in_process("submit", "--dry-run", "train.slurm", cwd=tmp_path).stderr
+
+
 def test_a_request_to_end_is_for_the_programs_and_for_a_shell_that_catches_it(tmp_path: Path) -> None:
     import signal
 

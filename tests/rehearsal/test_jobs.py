@@ -209,7 +209,7 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         ("squeue -h -o %L", "'squeue -o %L'"),
         ("sacct -n -P -j 1 -o MaxRSS", "sacct but with -n -P -j and -o JobID,State"),
         ("scancel --name=it", "scancel --name"),
-        ("sbatch --array=0-3 job.sh", "sbatch --array"),
+        ("sbatch --array=0-3 job.sh", "sbatch --array=0-3"),
         ("sbatch --nosuch job.sh", "sbatch --nosuch"),
         ("srun --multi-prog plan", "srun --multi-prog"),
         ("sinfo -h", "sinfo"),
@@ -224,6 +224,18 @@ def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(slurm, com
     assert done.stderr.startswith(f"{name}: error: {what} is not known to a rehearsal")
     assert done.stderr.endswith("a real Slurm knows it\n")
     assert not slurm.jobs()
+
+
+def test_one_element_of_an_array_is_a_job_that_has_both_names(slurm: LocalSlurm, commands: Commands) -> None:
+    said = 'echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_JOB_ID"; scontrol requeue "${SLURM_ARRAY_JOB_ID}_9" 2>&1'
+    job = submitted(slurm, commands, f"{said}; squeue --noheader --array --format=%i", "--array=4", "--no-requeue")
+    commands.wait_end(str(job.id))
+    assert commands.output("job").splitlines() == [
+        f"4 of {job.id}",
+        f"Invalid job id specified for job {job.id}_9",
+        f"{job.id}_4",
+    ]
+    assert commands.run("sacct", "-X", "-n", "-P", "-o", "JobID", "-j", f"{job.id}_4").stdout == f"{job.id}_4\n"
 
 
 def test_rehearsals_at_once_have_jobs_of_other_ids():

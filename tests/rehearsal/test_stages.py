@@ -27,7 +27,7 @@ def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypat
     monkeypatch.setattr(stages_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
     job = SimpleNamespace(
-        id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, words=["", "run"], environment={}
+        id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, words=["", "run"], environment={}, options={}
     )
     prepared: Any = SimpleNamespace(resolved=SimpleNamespace(gpus=2))
     slurm: Any = SimpleNamespace(jobs=lambda: {7: job})

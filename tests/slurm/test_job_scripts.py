@@ -229,7 +229,7 @@ def test_at_its_time_limit_a_script_saves_and_comes_back(launcher: Launcher) -> 
     assert job.ended() == ["walltime", "done"], job.log()
     assert job.log().count("saved") == 1
     assert "after the training: 0" in job.log()
-    assert (folder / f"out-{job.id}.txt").resolve() == job.run.attempt(2).log
+    assert (folder / f"out-{job.id}.txt").read_text() == job.run.attempt(2).log.read_text()
 
 
 DEAF = """\
@@ -321,7 +321,7 @@ ARRAY = """\
 #!/bin/bash
 #SBATCH --array=3-7:2%2 -N 1 --job-name=many -e err-%a.txt -o out-%a.txt
 echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
-[ "$SLURM_ARRAY_TASK_ID" != 5 ] || [ -n "$SLURM_RESTART_COUNT" ] || exit 4
+[ "$SLURM_ARRAY_TASK_ID" != 5 ] || [ -n "$SLURM_RESTART_COUNT" ] || { echo "step 1 loss 2.5" && exit 4; }
 """
 
 
@@ -341,7 +341,7 @@ def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launche
     ends = {row: [each.ended().get("ended") for each in run.attempts()] for row, run in runs.items()}
     assert ends == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
     assert runs["5"].attempt(2).log.read_text() == "5 of 3\n"
-    assert (folder / "out-5.txt").resolve() == runs["5"].attempt(2).log
+    assert (folder / "out-5.txt").read_text() == "5 of 3\n"
 
 
 CHAINED = """\
@@ -349,7 +349,7 @@ CHAINED = """\
 #SBATCH -N 1 --ntasks=1 --job-name=chained
 env >"$REC/env.$HPC_GPT_ATTEMPT"
 echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
-[ "$HPC_GPT_ATTEMPT" = 2 ] || exit 4
+[ "$HPC_GPT_ATTEMPT" = 2 ] || { echo "step 1 loss 2.5" && exit 4; }
 """
 
 
@@ -391,7 +391,7 @@ def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> No
     job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm")
     job.wait_end("FAILED")
     assert job.ended() == ["user_error"], job.log()
-    assert (folder / "err.txt").resolve() == job.run.attempt(1).err
+    assert (folder / "err.txt").read_text() == job.run.attempt(1).err.read_text()
     why = json.loads(launcher.run("why", str(job.run.path), "--json")[0])
     assert "NameError" in json.dumps(why["attempts"][-1]), why
     assert "NameError" in launcher.run("why", str(job.run.path))[0]
@@ -457,7 +457,7 @@ LIMITED = """\
 squeue -h -j "$SLURM_JOB_ID" -o %l >>"$REC/limits"
 case "$HPC_GPT_ATTEMPT" in
 1) no-such-program ;;
-2) exit 4 ;;
+2) echo "step 1 loss 2.5" && exit 4 ;;
 esac
 echo end
 """
@@ -499,7 +499,7 @@ def test_a_link_of_the_users_is_written_through(launcher: Launcher, there: bool)
     job = submit(launcher, "submit", folder, "train.slurm")
     job.wait_end("COMPLETED")
     assert (folder / "latest.txt").readlink() == Path("real.txt")
-    assert (folder / "latest.txt").read_text() == ("before\n" if there else "") + "it was quick\n"
+    assert (folder / "latest.txt").read_text() == "it was quick\n"  # sbatch truncates it, too
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import KILL_WAIT_S
-from hpc_gpt.slurm.environment import job_python, submission_environment
+from hpc_gpt.slurm.environment import given_environment, job_python, submission_environment
 
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -184,6 +184,7 @@ class RunController(Controller):
             self.wait()
         finally:
             self._kill_groups()
+            self._reopen_log()
             if any(self.codes.values()):
                 self._say_failed()
             elif len(self.codes) < self.ntasks:
@@ -197,6 +198,13 @@ class RunController(Controller):
             # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
             lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
+
+    def _reopen_log(self) -> None:
+        """What is printed from now on is for the log, also if a job script's job.sh has made a copy of it."""
+        with contextlib.suppress(OSError), self.attempt.log.open("ab") as log:
+            if self.stdouts and os.path.samestat(os.fstat(1), os.fstat(self.stdouts[0].fileno())):
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
 
     def _start_notifier(self) -> None:
         """Starts the process that sends what earlier attempts could not, and the first step."""
@@ -245,6 +253,7 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
     """
     code = ready_code(run.path)
     own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
+    own |= given_environment(os.environb) if resolved.script is not None else {}
     environment = submission_environment(os.environ, own)
     with interrupts_wait(), lock.locked(run):
         attempt = begin_attempt(run)

@@ -7,6 +7,8 @@
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 exec 3<&0 </dev/null
+[ -n "${HPC_GPT_GIVEN:-}" ] || HPC_GPT_GIVEN=$(gzip <"/proc/$$/environ" | base64 -w 0) # the script's environment
+export HPC_GPT_GIVEN
 export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-python3}" PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 
 main() {
@@ -22,6 +24,7 @@ main() {
   n="$HPC_GPT_ATTEMPT" attempt="$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT"
   run_script
   "$HPC_GPT_PYTHON" -m hpc_gpt.chain.script_end "$HPC_GPT_RUN" "$n" "$rc"
+  part_logs
   exit "$rc"
 }
 
@@ -104,13 +107,14 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
   done
 }
 run_script() { # sets $rc to the script's exit code
-  local each keeper file="$HPC_GPT_RUN/slurm_script"
+  local each keeper began ended file="$HPC_GPT_RUN/slurm_script"
   mkdir -p -- "$attempt/.signals" "$HPC_GPT_RUN/checkpoints"
   [ -e "$file" ] ||
     (umask 077 && tail -c 52 -- "$HPC_GPT_RUN/job.sh" >"$file.$n" && chmod 700 "$file.$n" && mv -f -- "$file.$n" "$file")
   # shellcheck disable=SC2064
   for each in $signals; do trap "pass_on $each" "$each"; done
   hear_of_group &
+  read -r began _ </proc/uptime
   set -m # a background job then has a process group of its own and its input, and ignores no signal: as sbatch has it
   the_script &
   waits=$!
@@ -124,6 +128,8 @@ run_script() { # sets $rc to the script's exit code
   wait "$waits" 2>/dev/null # its exit code; bash's words on a killed job are none of the script's
   rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
+  read -r ended _ </proc/uptime
+  printf '{"code": %d, "seconds": %d}\n' "$rc" $((${ended%.*} - ${began%.*})) >"$attempt/exit.json"
   each=10
   [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
   within "$each" tail --pid="$keeper" -f /dev/null
@@ -133,6 +139,12 @@ run_script() { # sets $rc to the script's exit code
   } 2>/dev/null # bash's words on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
+  [ "$rc" != 0 ] || part_logs # before its end is known; else a requeue may be urgent
+}
+part_logs() { # the files of --output and --error are the user's alone from here on: gzip takes none with a second name
+  find "$attempt/log" "$attempt/err" -links 2 -size -64M -exec cp -p {} {}.own \; -exec mv -f {}.own {} \; 2>/dev/null
+  rm -f -- "$attempt/log.own" "$attempt/err.own" # of a full disk
+  exec >>"$attempt/log" 2>&1
 }
 # shellcheck disable=SC2317,SC2329
 pass_on() { # pass_on NUMBER: the controller's signals: USR2 before the time limit, INT for Ctrl-C, TERM for a cancel

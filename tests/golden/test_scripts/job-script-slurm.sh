@@ -34,6 +34,7 @@ main() {
   continue_or_end    # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
   send_event after
   end_beside 30
+  part_logs
   exit "$rc"
 }
 
@@ -209,16 +210,19 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
   done
 }
 run_script() { # sets $rc to the script's exit code
-  local each keeper file="$HPC_GPT_RUN/slurm_script"
+  local each keeper began ended file="$HPC_GPT_RUN/slurm_script"
   mkdir -p -- "$attempt/.signals" "$HPC_GPT_RUN/checkpoints"
   [ -e "$file" ] ||
     (umask 077 && tail -c 52 -- "$HPC_GPT_RUN/job.sh" >"$file.$n" && chmod 700 "$file.$n" && mv -f -- "$file.$n" "$file")
   # So many seconds after the time limit's SIGTERM Slurm kills this script, too. It needs the last ones to continue the run.
-  kill_wait=$(within 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
-  kill_wait=${kill_wait:-30} last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
+  kill_wait=30 each=$(within 20 scontrol show config 2>/dev/null)
+  [[ ! $each =~ KillWait\ *=\ *([0-9]+) ]] || kill_wait=${BASH_REMATCH[1]}
+  last_s=$((kill_wait > 9 ? kill_wait / 3 : 3))
+  [[ ! $each =~ JobFileAppend\ *=\ *1 ]] || export JOB_FILE_APPEND=1
   # shellcheck disable=SC2064
   for each in $signals; do trap "pass_on $each" "$each"; done
   hear_of_group &
+  read -r began _ </proc/uptime
   set -m # a background job then has a process group of its own and its input, and ignores no signal: as sbatch has it
   the_script &
   waits=$!
@@ -232,6 +236,8 @@ run_script() { # sets $rc to the script's exit code
   wait "$waits" 2>/dev/null # its exit code; bash's words on a killed job are none of the script's
   rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
+  read -r ended _ </proc/uptime
+  printf '{"code": %d, "seconds": %d}\n' "$rc" $((${ended%.*} - ${began%.*})) >"$attempt/exit.json"
   each=$((last_s < 10 ? last_s : 10))
   [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
   within "$each" tail --pid="$keeper" -f /dev/null
@@ -241,6 +247,12 @@ run_script() { # sets $rc to the script's exit code
   } 2>/dev/null # bash's words on it, too
   rm -rf -- "$attempt/.signals" "$attempt/.followed" "$attempt/.code" "$attempt/body"
   rmdir -- "$attempt/flight" 2>/dev/null
+  [ "$rc" != 0 ] || part_logs # before its end is known; else a requeue may be urgent
+}
+part_logs() { # the files of --output and --error are the user's alone from here on: gzip takes none with a second name
+  find "$attempt/log" "$attempt/err" -links 2 -size -64M -exec cp -p {} {}.own \; -exec mv -f {}.own {} \; 2>/dev/null
+  rm -f -- "$attempt/log.own" "$attempt/err.own" # of a full disk
+  exec >>"$attempt/log" 2>&1
 }
 is_near_the_limit() { # whether a signal to this shell alone is the one that this script asks Slurm for
   return 1

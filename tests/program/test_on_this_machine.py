@@ -1,0 +1,112 @@
+"""A job script with --cluster local: its submitter's environment as it was given, and its arrays."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.find_runs import list_runs
+from tests.cli.command import hpc_gpt, in_process
+from tests.conftest import REPOSITORY
+
+ENVIRONMENT = '#!/bin/bash\n#SBATCH -N 1\ncat "/proc/$$/environ" >environ\n'
+# What belongs to another job or to a run of ours, what Python reads, and what is no UTF-8.
+GIVEN = {
+    "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONSAFEPATH": "1",
+    "SUBMITIT_EXECUTOR": "mine",
+    "SUBMITIT_X": "mine",
+    "HPC_GPT_STOP_AT": "mine",
+    "HPC_GPT_STOP_ATTEMPTS": "3",
+    "HPC_GPT_PYTHON": "",
+    "SLURM_JOB_ID": "77",
+    "RANK": "3",
+    "LINES_OF": "two\nlines\udcff",
+}
+OURS = ("HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS")
+
+
+@pytest.mark.parametrize("by", ["submit", pytest.param("bash", marks=pytest.mark.long)])
+def test_a_script_has_the_environment_as_it_was_given(tmp_path: Path, by: str) -> None:
+    (tmp_path / "train.slurm").write_text(ENVIRONMENT)
+    path = f":{REPOSITORY}::/nowhere:"
+    own = {**GIVEN, "PYTHONPATH": path, "HPC_GPT_LOGS": str(tmp_path / "logs")}
+    if by == "submit":
+        line = [sys.executable, "-m", "hpc_gpt", "submit", "--cluster", "local", "--wait", "train.slurm"]
+    else:
+        rendered = in_process("render", "--cluster", "local", "train.slurm", cwd=tmp_path)
+        (tmp_path / "job.sh").write_text(rendered.stdout)
+        line, own = ["/bin/bash", "job.sh"], {**own, "HPC_GPT_PYTHON": sys.executable}
+        del own["SUBMITIT_EXECUTOR"]
+    given = {**os.environ, **own}
+    done = subprocess.run(line, cwd=tmp_path, env=given, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 0, done
+    entries = (tmp_path / "environ").read_bytes().split(b"\0")[:-1]
+    found = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
+    for name in OURS:
+        assert name in found
+        given[name] = found[name]
+    assert found == given
+
+
+ARRAY = """\
+#!/bin/bash
+#SBATCH -N 1 --job-name=many --array=3-7:2%2 --output=out-%A_%a.txt
+echo "step 1 loss 2.5"
+echo "$SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_STEP"
+ls out-*.txt | wc -l
+[ "$SLURM_ARRAY_TASK_ID" != 5 ] || exit 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        (("--array=7",), {"7": "done"}),
+        pytest.param((), {"3": "done", "5": "error", "7": "done"}, marks=pytest.mark.long),
+    ],
+    ids=["one", "all"],
+)
+def test_an_array_runs_element_after_element_each_a_run(tmp_path: Path, words, ends) -> None:
+    (tmp_path / "train.slurm").write_text(ARRAY)
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    done = hpc_gpt("submit", "--cluster", "local", *words, "train.slurm", cwd=tmp_path, environment=own)
+    assert done.code == (3 if "5" in ends else 0), done
+    assert ("1 of 3 runs failed: 5" in done.stderr) is ("5" in ends)
+    runs = {json.loads((run.path / "sweep.json").read_text())["row"]: run for run in list_runs(tmp_path / "logs")}
+    assert {row: run.attempt(1).ended()["ended"] for row, run in runs.items()} == ends
+    (array,) = {path.name[4:-6] for path in tmp_path.glob("out-*.txt")}
+    first, *_, last = [*ends, *ends]
+    for place, row in enumerate(ends, 1):
+        said = f"step 1 loss 2.5\n{row} {len(ends)} {first} {last} {2 if len(ends) > 1 else 1}\n{place}\n"
+        assert (tmp_path / f"out-{array}_{row}.txt").read_text() == said
+        assert runs[row].attempt(1).log.read_text() == said
+        (link,) = (tmp_path / "logs" / "many").glob(f"*/1/{row}")
+        assert link.resolve() == runs[row].path.resolve()
+
+
+REHEARSED = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --job-name=many --array=3-7:2 --time=9
+echo "$SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT" >>elements
+echo "step 1 loss 2.5"
+"""
+
+
+@pytest.mark.long
+def test_an_array_is_rehearsed_element_after_element(tmp_path: Path) -> None:
+    (tmp_path / "train.slurm").write_text(REHEARSED)
+    words = ("rehearse", "--cluster", "generic-slurm", "--json", "--quick", "--array=3,5", "train.slurm")
+    done = hpc_gpt(*words, cwd=tmp_path)
+    assert done.code == 0, done
+    stages = [(each["evidence"].partition(": ")[0], each["name"]) for each in json.loads(done.stdout)["stages"]]
+    elements = [element for element, _ in stages if element.startswith("element")]
+    assert list(dict.fromkeys(elements)) == ["element 3", "element 5"]
+    assert elements == sorted(elements)
+    for number in (3, 5):
+        assert (f"element {number}", "submitted") in stages
+        assert (f"element {number}", "left") in stages
+    assert (tmp_path / "elements").read_text() == "3 2\n5 2\n"

@@ -1,0 +1,147 @@
+"""What a job script sees of its own output and job, by sbatch and by `hpc-gpt submit`."""
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.slurm.launcher import Job, Launcher
+from tests.slurm.test_job_scripts import folder_of, submit
+
+FILES = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --job-name=files --output=%x-%j-%N-%t.out --error=%5j.err
+stat -c %F files-* *.err >seen
+echo said
+echo bad >&2
+mv files-*.out moved.out
+echo more
+cp moved.out own.out
+"""
+
+
+def ends(job: Job) -> None:
+    job.wait("its end", lambda: not job.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+
+
+def test_output_files_are_there_before_the_first_line_and_the_users_own(launcher: Launcher) -> None:
+    jobs = {}
+    for way in ("sbatch", "submit"):
+        folder = folder_of(launcher, f"files-{way}", train_slurm=FILES)
+        jobs[way] = folder, submit(launcher, way, folder, "train.slurm")
+    found = {}
+    for way, (folder, job) in jobs.items():
+        ends(job)
+        subprocess.run(["gzip", "moved.out"], cwd=folder, check=True)
+        names = [path.name.replace(job.id, "ID") for path in folder.iterdir() if path.name != "logs"]
+        texts = [(folder / name).read_text() for name in ("seen", "own.out", f"{int(job.id):05}.err")]
+        found[way] = sorted(names), texts, gzip.decompress((folder / "moved.out.gz").read_bytes())
+    assert found["submit"] == found["sbatch"]
+    assert found["submit"][1] == ["regular empty file\nregular empty file\n", "said\nmore\n", "bad\n"]
+    run = jobs["submit"][1].run
+    assert run.attempt(1).log.read_text().startswith("said\nmore\n")
+    assert run.attempt(1).err.read_text() == "bad\n"
+
+
+AGAIN = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --requeue --output=out.txt
+echo "start ${SLURM_RESTART_COUNT:-0}"
+[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 60; }
+"""
+SCONTROL = """#!/bin/bash
+{scontrol} "$@" | sed 's/^\\(JobFileAppend *= \\)0/\\11/'
+exit "${{PIPESTATUS[0]}}"
+"""
+
+
+@pytest.mark.long
+def test_an_earlier_file_is_truncated_or_appended_to_as_open_mode_says(launcher: Launcher) -> None:
+    jobs = {}
+    for mode in ("", "truncate", "append"):
+        for way in ("sbatch", "submit"):
+            folder = folder_of(launcher, f"again-{mode}-{way}", train_slurm=AGAIN)
+            (folder / "out.txt").write_text("of an earlier job\n")
+            words = [f"--open-mode={mode}"] if mode else []
+            jobs[mode, way] = folder, submit(launcher, way, folder, *words, "train.slurm")
+    site = launcher.place("again-site")
+    (site / "scontrol").write_text(SCONTROL.format(scontrol=shutil.which("scontrol")))
+    (site / "scontrol").chmod(0o755)
+    folder = folder_of(launcher, "again-site-submit", train_slurm=AGAIN)
+    (folder / "out.txt").write_text("of an earlier job\n")
+    own = {"PATH": f"{site}:{os.environ['PATH']}", "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
+    jobs["site", "submit"] = folder, launcher.submit("train.slurm", cwd=folder, **own)
+    found = {}
+    for key, (folder, job) in jobs.items():
+        ends(job)
+        assert job.restarts == 1
+        lines = (folder / "out.txt").read_text().splitlines()
+        found[key] = [line for line in lines if line.startswith(("start", "of an"))]
+    kept = ["of an earlier job", "start 0", "start 1"]
+    for mode, lines in {"": ["start 1"], "truncate": ["start 1"], "append": kept}.items():
+        assert found[mode, "sbatch"] == found[mode, "submit"] == lines
+    assert found["site", "submit"] == kept  # JobFileAppend=1 in slurm.conf
+    for (_, way), (_, job) in jobs.items():
+        if way == "submit":
+            starts = [re.findall(r"^start .", each.log.read_text(), re.MULTILINE) for each in job.run.attempts()]
+            assert starts == [["start 0"], ["start 1"]]
+
+
+USAGE = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9
+echo "start" >>starts
+echo "$1"
+echo "usage: train.py --config FILE" >&2
+exit 2
+"""
+
+
+@pytest.mark.long
+def test_a_script_that_exits_within_seconds_is_started_once(launcher: Launcher) -> None:
+    jobs = {}
+    for words in ("no step", "step 1 loss 2.5"):
+        folder = folder_of(launcher, f"usage-{words[:2]}", train_slurm=USAGE)
+        jobs[words] = folder, submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm", words)
+    for _, job in jobs.values():
+        job.wait("its end", lambda job=job: job.slurm_state == "FAILED")
+    wrong, failed = ((folder / "starts").read_text().split() for folder, _ in jobs.values())
+    assert (len(wrong), len(failed) > 1) == (1, True)
+    job = jobs["no step"][1]
+    assert job.shown()["ExitCode"] == "2:0"
+    assert "exited within 20 s, before a step or a checkpoint" in job.run.attempt(1).verdict()["why"]
+    assert "exited within 20 s" in launcher.run("why", str(job.run.path))[0]
+
+
+COMMAND = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --output=file.txt
+scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p'
+"""
+
+
+@pytest.mark.long
+def test_slurm_keeps_as_the_command_what_sbatch_read(launcher: Launcher) -> None:
+    """So the user's script cannot be the command of a job whose script is job.sh. If this fails, it can."""
+    folder = folder_of(launcher, "command", train_slurm=COMMAND)
+    (folder / "link.slurm").symlink_to("train.slurm")
+
+    def command_of(*words: str, text: str | None = None) -> str:
+        line = ["sbatch", "--parsable", "--output=out.txt", "-N1", "--time=9", *words]
+        done = subprocess.run(
+            line, cwd=folder, env=launcher.environment, input=text, capture_output=True, text=True, check=True
+        )
+        job = Job(launcher.cluster, RunFolder(folder), done.stdout.strip())
+        shown = job.shown()["Command"]
+        refused = launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "Command=/x")
+        assert "not supported" in refused.stderr
+        return shown
+
+    assert command_of("train.slurm") == f"{folder}/train.slurm"
+    assert command_of("link.slurm") == f"{folder}/link.slurm"
+    assert command_of("./train.slurm") == "./train.slurm"
+    assert command_of(text=COMMAND) == command_of("--wrap=true") == "(null)"
