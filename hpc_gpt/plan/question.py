@@ -26,11 +26,11 @@ from hpc_gpt.words import counted
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
 # A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
 NO_ENGINE = "no engine that is asked for splits so"
+NO_GAIN = "a shorter cp is as fast"
 _TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
-# Tokens of a rank below which cp is not tried: the exchange takes longer than the attention that it saves.
-_LEAST_TOKENS = 8192
+_LEAST_TOKENS = 1024  # of a rank under cp: published layouts have 4,096, and kernels want their tiles full
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (

@@ -84,9 +84,9 @@ class _StepModel:
         first, most, at_end = _slowest(training, per_layer, head)
         compute = most * (layer.forward_s + layer.backward_s + waited) + head * at_end
         again, tensor, context = most * layer.again_s, most * tensor, most * context
-        sends = self._sends_s(training)
+        sends, on_average = self._sends_s(training)
         slot = compute + again + tensor + context + sends + most * gathers
-        bubble = max(0.0, shape.layers * per_layer + head + pp * sends - slot) / vp if pp > 1 else 0.0
+        bubble = max(0.0, shape.layers * per_layer + head + pp * on_average - slot) / vp if pp > 1 else 0.0
         params = _stage_params(training, first)
         hiding = (layer.forward_s + layer.backward_s) * first
         dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
@@ -151,11 +151,12 @@ class _StepModel:
         """The part of `takes` seconds that `hiding` seconds of other work do not hide."""
         return max(0.0, takes - hiding) + self.constants.exposed * min(takes, hiding)
 
-    def _sends_s(self, training: Training) -> float:
-        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage.
+    def _sends_s(self, training: Training) -> tuple[float, float]:
+        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage:
+        over the slowest boundary, which each micro-batch waits for, and on average, as in filling the pipeline.
         Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
         if training.pp == 1:
-            return 0.0
+            return 0.0, 0.0
         size = 2.0 * training.tokens * training.shape.hidden
         gathered = 0.0
         if engine_of(training).scatters_outputs or training.sequence_parallel:
@@ -164,7 +165,9 @@ class _StepModel:
         stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
         shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
-        return shown * (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
+        each = shown * (1 + self.constants.exposed) * training.vp
+        slowest, on_average = self.links.send_s(size, stride, training.pp)
+        return each * (slowest + gathered), each * (on_average + gathered)
 
     def _gathers_s(self, training: Training, busy: float) -> float:
         """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter

@@ -199,8 +199,8 @@ def time_bar(step: StepTime, length: int) -> str:
 def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
     """An aligned table, a line for each layout. If it is wider than `width` (None: any width), a layout's texts get
     their own line, or each layout becomes a block of lines."""
-    best = searched.best_of_layouts
-    lines = [_Line(candidate, best[0], blocks) for candidate in (*best[:LINES], *searched.too_large[: LINES // 2])]
+    best = searched.shown(LINES)
+    lines = [_Line(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     whole = grid(_COLUMNS, lines)
     if width is None or whole.width <= width:
         return whole.aligned()
@@ -279,7 +279,7 @@ def legend(searched: Searched) -> str:
 
 
 def _has_equals(searched: Searched) -> bool:
-    best = searched.best_of_layouts[:LINES]
+    best = searched.shown(LINES)
     return any(each.equals(best[0]) for each in best[1:])
 
 
