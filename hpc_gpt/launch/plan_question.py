@@ -1,5 +1,6 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,9 +11,10 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.request import Request, choose_profile, compiles, requested_file, usual_batch
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.plan.prediction import constants_of
-from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
-from hpc_gpt.plan.search import Searched, fewest_gpus, search
+from hpc_gpt.plan.question import Question, gpus_of, question_of, searched_engines
+from hpc_gpt.plan.search import Searched, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.plan.training import check_matmul
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
@@ -109,9 +111,10 @@ def read_plan_request(
             "name no --model, or one such as gpt2",
         )
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
-    if not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH):
+    is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
+    if is_usual:
         # Layouts are compared at one global batch for any model of that sequence.
-        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq))
+        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, gpus_of(experiment, profile)))
         experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}
@@ -128,6 +131,8 @@ def read_plan_request(
             holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
     question = question_of(experiment, profile, holds, engines)
+    if is_usual and question.global_batch is not None:
+        question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
     check_matmul(question.matmul, machine)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import TIGHT, Searched, search
+from hpc_gpt.plan.search import Searched, search, with_room
 from hpc_gpt.settings.model_shape import ModelShape
 
 FAMILY = (
@@ -47,7 +47,7 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card and on the host (TIGHT), with what is tight last.
+    """The largest model of the family that fits with room on the card and on the host, with what is tight last.
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
@@ -88,9 +88,7 @@ def longest(question: Question, machine: Machine, constants: Constants = DEFAULT
 
 def _fits(question: Question, shape: ModelShape, machine: Machine) -> bool:
     """Whether the shape fits with room."""
-    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
-    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
-    return bool(search(question.of(shape), with_room, first=True).candidates)
+    return bool(search(question.of(shape), with_room(machine), first=True).candidates)
 
 
 def _with_room(question: Question, shape: ModelShape, machine: Machine, constants: Constants) -> Searched | None:

@@ -185,6 +185,12 @@ def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(found.values())
 
 
+def with_room(machine: Machine) -> Machine:
+    """The machine on which all that fits leaves room on the real one, on the cards and on the host."""
+    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
+    return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
+
+
 def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
     limit_s: float = math.inf,
@@ -330,18 +336,6 @@ def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[C
         each = search(one, searched.machine, constants, keep=1)
         found += each.candidates[:1] or each.too_large[:1]
     return found
-
-
-def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
-    """The smallest doubling of the question's GPUs, in whole nodes, on which something is known to fit; None up to
-    `most`."""
-    per_node = question.gpus_per_node
-    gpus = question.gpus
-    while gpus < most:
-        gpus = 2 * gpus if gpus >= per_node else min(2 * gpus, per_node)
-        if search(replace(question, gpus=gpus), machine, first=True).best:
-            return gpus
-    return None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.nearest import near_batches
+from hpc_gpt.plan.question import DIVIDES_NO_BATCH
 from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
@@ -314,7 +316,10 @@ def figures_lines(figures: Figures, gpus: int) -> list[str]:
 
 def left_out_text(searched: Searched) -> str:
     """The layouts left out, counted by reason; empty if there are none."""
+    question = searched.question
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
+    if DIVIDES_NO_BATCH in searched.left_out and (sizes := near_batches(question.global_batch or 1, question.gpus)):
+        parts.append(f"every dp of {counted(question.gpus, 'GPU')} divides --gbs {' or '.join(map(str, sizes))}")
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
     return f"layouts left out: {'; '.join(parts)}" if parts else ""
