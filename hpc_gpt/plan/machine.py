@@ -133,11 +133,6 @@ def check_dtype(dtype: str, machine: Machine) -> None:
         )
 
 
-def units_of(training: Training) -> str:
-    """Of which of the device's units mfu and hfu are shares: those of the layers' products, as in a record."""
-    return {"none": training.dtype, "nvfp4": "fp4"}.get(training.matmul, "fp8")
-
-
 def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     """The machine with so many of a device on a host, and a fabric. ConfigError if they do not fit each other."""
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1

@@ -17,10 +17,11 @@ from hpc_gpt import formulas
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, units_of
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, NO_GAIN, OFFLOADS, Question
 from hpc_gpt.plan.step_time import StepTime, predict_step
+from hpc_gpt.settings.devices import units_of
 from hpc_gpt.settings.layout import Layout
 
 KEPT = 3  # candidates of each layout
@@ -341,7 +342,8 @@ def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[C
 @dataclass(frozen=True)
 class Figures:
     """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of hpc_gpt.formulas, and the
-    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1.
+    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1, over `peak_tflops` of `units`;
+    `mfu_as_done` leaves out the half of attention that causal masks spare.
     """
 
     step_s: float
@@ -354,6 +356,9 @@ class Figures:
     tflops_model: float
     mfu: float
     hfu: float
+    mfu_as_done: float
+    units: str
+    peak_tflops: float
     gpu_hours_per_step: float
     budget_tokens: float
     days: float
@@ -364,7 +369,8 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
     """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
     shape, gpus, step_s = training.shape, training.gpus, step.step_s
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
-    model = formulas.tflops_model(params=shape.params, layers=shape.layers, hidden=shape.query_width, **counted)
+    sizes = {"layers": shape.layers, "hidden": shape.query_width}
+    model = formulas.tflops_model(params=shape.multiplied, **sizes, **counted)
     hardware = formulas.tflops_hardware(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -374,7 +380,8 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         attention_width=shape.query_width,
         **counted,
     )
-    peak = machine.peak_tflops[units_of(training)]
+    units = units_of(training.dtype, training.matmul) or training.dtype
+    peak = machine.peak_tflops[units]
     tokens_per_s = training.global_batch * shape.seq / step_s
     seconds = budget_tokens / tokens_per_s
     return Figures(
@@ -387,6 +394,9 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         tflops_hardware=hardware,
         tflops_model=model,
         mfu=formulas.mfu(model, peak),
+        mfu_as_done=formulas.mfu(formulas.as_done(model, **sizes, **counted), peak),
+        units=units,
+        peak_tflops=peak,
         hfu=formulas.hfu(hardware, peak),
         gpu_hours_per_step=gpus * step_s / 3600,
         budget_tokens=budget_tokens,

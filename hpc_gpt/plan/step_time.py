@@ -221,7 +221,7 @@ class _StepModel:
         """The relative error within which four of five rows of a source were predicted by a fit to other sources
         (test_step_time_published.py). It is larger on several nodes and if the host is the limit, and grows most with
         the share of the step that depends on the network (`across`)."""
-        band = 0.12 if self.constants == DEFAULT else 0.08
+        band = 0.12
         if training.gpus > self.links.per_node:
             band += 0.04
         if host_bound:

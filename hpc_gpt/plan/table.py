@@ -14,6 +14,7 @@ from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
 
+FAR = 0.1  # so much more than the work that is done, a utilisation is worth a line
 LINES = 7  # layouts that fit, and half as many that do not
 
 
@@ -308,9 +309,20 @@ def figures_lines(figures: Figures, gpus: int) -> list[str]:
         f"step {show_rate(figures.step_s)} s ({show_rate(low)} to {show_rate(high)}), "
         f"{figures.tokens_per_s:,.0f} tokens/s, {figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
-        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
+        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} % of "
+        f"{figures.peak_tflops:g} {figures.units}",
+        *as_done_lines(figures),
         f"{tokens_text(figures.budget_tokens)} tokens: {days} on {counted(gpus, 'GPU')}, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
+    ]
+
+
+def as_done_lines(figures: Figures) -> list[str]:
+    """What is left of mfu without the half of attention that is masked, in a line if that differs by a tenth."""
+    if figures.mfu <= (1 + FAR) * figures.mfu_as_done:
+        return []
+    return [
+        f"mfu as done {100 * figures.mfu_as_done:.1f} %: the formulas count attention whole, a causal mask spares half"
     ]
 
 

@@ -56,6 +56,16 @@ def device_named(product: str) -> str | None:
     return None
 
 
+def units_of(dtype: str | None, matmul: str | None) -> str | None:
+    """Of which of a device's units mfu and hfu are shares: those of the layers' products, whose format is `matmul`
+    unless that is "none" or None.
+
+    >>> units_of("bf16", "none"), units_of("bf16", "mxfp8"), units_of("bf16", "nvfp4")
+    ('bf16', 'fp8', 'fp4')
+    """
+    return dtype if matmul in (None, "none") else "fp4" if matmul == "nvfp4" else "fp8"
+
+
 def peak_tflops(device: str | None, dtype: str) -> float | None:
     """Dense peak of one GPU in TFLOP/s for a dtype (fp32, tf32, fp16, bf16, fp8); None if it is not known."""
     known = DEVICES.get(device or "")

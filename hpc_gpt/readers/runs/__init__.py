@@ -36,6 +36,10 @@ class RunRead:
     rounds: Sequence[float] = ()
 
 
+# Sources of `tflops_model`: by the weights that multiply a token, or, if they are not known, by every parameter.
+MULTIPLIED = "(6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"
+_EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
+_TABLES = 0.05  # of the parameters, what GPT-2 looks up or adds: positions, biases, norms
 # The file in which `bench` keeps its rows, next to the runs of their rounds.
 BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger; a log that begins like one may be
@@ -167,11 +171,20 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
         found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
     if layers and hidden and params:
         width = shape.query_width if shape else hidden
+        weights = _multiplied(layers, hidden, vocab, params, shape)
         figure = tflops_model(
-            layers=layers, hidden=width, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
+            layers=layers, hidden=width, params=weights or params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
         )
-        found["tflops_model"] = (figure, "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B")
+        found["tflops_model"] = (figure, MULTIPLIED if weights else _EVERY)
     return found
+
+
+def _multiplied(layers: int, hidden: int, vocab: int | None, params: int, shape: ModelShape | None) -> int | None:
+    """The weights that `tflops_hardware` counts; None if those of GPT-2's layer are not the model's."""
+    if not vocab:
+        return None
+    counted = layers * (shape.layer_weights if shape else 12 * hidden**2) + vocab * hidden
+    return counted if shape or abs(params / counted - 1) <= _TABLES else None
 
 
 def _own_shape(record: Record) -> ModelShape | None:
