@@ -18,7 +18,7 @@ from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_
 from hpc_gpt.launch.request import Request, usual_batch
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.largest import FAMILY, largest, longest
-from hpc_gpt.plan.nearest import fewest_gpus, larger_batch, without_offload
+from hpc_gpt.plan.nearest import fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import (
     Candidate,
@@ -183,17 +183,27 @@ def _print(
             click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if asked.stands_in:
         command = "hpc-gpt profile list"
+    overlap = None
+    if asked.of_program:
+        command = ""  # its own arguments decide its layout
+    elif searched.best is not None:
+        overlap = overlapped(searched.best, asked.machine, asked.constants)
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
     _write_page(html, asked, searched, figures, command)
     if as_json:
-        _print_json(asked, searched, figures, command)
+        hidden: dict[str, Any] = {}
+        if overlap is not None and overlap[1]:
+            with_them = command and _with_arguments(asked, *overlap)
+            figures_of_it = asdict(_figures(asked, overlap[0]))
+            hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": figures_of_it}}
+        _print_json(asked, searched, figures, command, hidden)
     elif why is not None:
         others = by_micro_batch(searched, asked.constants)
         text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None, others)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
-        _print_table(asked, searched, figures[0], slow, more)
+        _print_table(asked, searched, figures[0], slow, more, overlap)
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, asked.machine, asked.constants):
@@ -201,6 +211,8 @@ def _print(
             click.echo(f"{words}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
+        if overlap is not None and overlap[1] and why is None:
+            click.echo(f"with them: {_with_arguments(asked, *overlap)}", err=True)
 
 
 def _without_offload(asked: PlanRequest) -> Candidate | None:
@@ -211,14 +223,21 @@ def _without_offload(asked: PlanRequest) -> Candidate | None:
     return search(question, asked.machine, asked.constants).best
 
 
-def _print_table(asked: PlanRequest, searched: Searched, figures: Figures, slow: str, more: int | None = None) -> None:
+def _print_table(
+    asked: PlanRequest,
+    searched: Searched,
+    figures: Figures,
+    slow: str,
+    more: int | None = None,
+    overlap: tuple[Candidate, tuple[str, ...]] | None = None,
+) -> None:
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
     if searched.best is None:
         hint = f", or use --gpus {more}, on which a layout fits" if more else ""
         click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
-    click.echo("\n" + search_table(searched, columns, can_draw_blocks()))
+    click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap))
     best = searched.candidates[0]
     words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
@@ -391,6 +410,14 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
     if not request.names_experiment and "train.dtype" not in request.given:
         words += _option("train.dtype", planned.train.dtype)
     return shlex.join(words)
+
+
+def _with_arguments(asked: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:
+    """The `hpc-gpt submit` of a candidate with further arguments of Megatron-LM."""
+    engine = asked.experiment.engine
+    engine = replace(engine, megatron_args=(*engine.megatron_args, *arguments))
+    with_them = replace(asked, experiment=replace(asked.experiment, engine=engine))
+    return _submit_command(with_them, candidate.training)
 
 
 def _option(key: str, value: Any, flags: Mapping[str, str] = _FLAGS) -> list[str]:

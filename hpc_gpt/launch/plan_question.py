@@ -17,8 +17,9 @@ from hpc_gpt.plan.question import Question, gpus_of, question_of, searched_engin
 from hpc_gpt.plan.search import Searched, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.plan.training import check_matmul
+from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
-from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment import Command, Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -41,8 +42,8 @@ class PlanRequest:
     """What to plan: everything that is decided before the search.
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
-    planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`. `stands_in`: the profile is
-    not the user's, as none is chosen.
+    planner's `constants` are from. `of_program`: the experiment starts a program of the user's own. Days and GPU-hours
+    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen.
     """
 
     request: Request
@@ -57,6 +58,7 @@ class PlanRequest:
     tokens: float
     profile: ClusterProfile
     stands_in: bool = False
+    of_program: bool = False
 
     @property
     def stand_in_note(self) -> str:
@@ -100,9 +102,10 @@ def read_plan_request(
     file = requested_file(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    engine_named(experiment.engine.name).refuse_program(
-        "plan knows neither its memory nor its time", "submit it; report has its figures"
-    )
+    stated: dict[str, Any] = {}
+    if (like := engine_named(experiment.engine.name).planned_as(experiment.plan)) is not None:
+        stated, engine = experiment.plan.traits, replace(experiment.engine, name=like)
+        experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     if largest and not model.is_gpt2:
@@ -131,6 +134,9 @@ def read_plan_request(
             holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
     question = question_of(experiment, profile, holds, engines)
+    if stated:
+        traits = {name: {**fields, **stated} for name, fields in question.traits.items()}
+        question = replace(question, traits=traits)
     if is_usual and question.global_batch is not None:
         question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     check_reach(machine, question.gpus)
@@ -154,7 +160,7 @@ def read_plan_request(
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
     return PlanRequest(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
-        stands_in,
+        stands_in, like is not None,
     )  # fmt: skip
 
 

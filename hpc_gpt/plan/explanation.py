@@ -259,7 +259,7 @@ def planned_text(
     best = searched.candidates[0]
     reasons = {
         "model": (f"{model[1].params:,} parameters.",),
-        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.",),
+        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.", *_hidden(best)),
         "layout": tuple(_layout_reasons(searched, figures, source)),
         **_ENDS,
     }
@@ -271,6 +271,13 @@ def planned_text(
         if isinstance(keys, Mapping):
             lines += ["", f"[{table}]", *(f"# {reason}" for reason in reasons.get(table, ())), *toml_lines(keys)]
     return "\n".join(lines) + "\n"
+
+
+def _hidden(best: Candidate) -> Iterator[str]:
+    arguments, _ = engine_of(best.training).overlaps(best.training)
+    if arguments:
+        yield "What hides communication, if the checkout has it, to add to megatron_args:"
+        yield ", ".join(f'"{argument}"' for argument in arguments)
 
 
 def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterator[str]:

@@ -5,10 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hpc_gpt.engines import engine_of
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Question
 from hpc_gpt.plan.search import Candidate, Searched, search, with_room
+from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
@@ -44,6 +46,13 @@ def without_offload(searched: Searched) -> str:
     fixed, savings = {**question.fixed, "offload": "none"}, question.savings - {"activation_offload"}
     more = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
     return f"nothing needs to be offloaded on {more} GPUs: --gpus {more} --offload none" if more else ""
+
+
+def overlapped(best: Candidate, machine: Machine, constants: Constants = DEFAULT) -> tuple[Candidate, tuple[str, ...]]:
+    """(the candidate with communication hidden, its program's arguments for that; none if it has none more)."""
+    arguments, changed = engine_of(best.training).overlaps(best.training)
+    training = replace(best.training, **changed)
+    return replace(best, training=training, step=predict_step(training, machine, constants)), arguments
 
 
 def near_batches(batch: int, replicas: int) -> tuple[int, ...]:

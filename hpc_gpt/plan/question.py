@@ -121,8 +121,10 @@ class Question:
                         optimizer_mode=self.optimizer_mode,
                         matmul=self.matmul,
                         cp_exchange=exchange,
-                        edges_as_layers=engine_named(engine).splits_edges(self.shape.layers, layout.pp),
-                        **self.traits.get(engine, {}),
+                        **{
+                            "edges_as_layers": engine_named(engine).splits_edges(self.shape.layers, layout.pp),
+                            **self.traits.get(engine, {}),
+                        },
                     )
 
     def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:

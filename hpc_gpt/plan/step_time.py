@@ -15,7 +15,7 @@ from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates
+from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates, generation_of
 from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
 from hpc_gpt.settings.shape_split import layer_params
 
@@ -195,9 +195,15 @@ class _StepModel:
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
-        takes = self.links.ring_s(summed, training.data_ranks, training.tp, self.links.reduction_b_s)
-        takes += self.links.ring_s(back, training.data_ranks, training.tp, self.links.reduction_b_s)
-        if facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
+        rate = self.links.reduction_b_s
+        if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):
+            rate *= VALUES["overlap.gradients.reduction"] / DEFAULT.reduction
+        takes = self.links.ring_s(summed, training.data_ranks, training.tp, rate)
+        gathers = self.links.ring_s(back, training.data_ranks, training.tp, rate)
+        if training.gathers_wait and training.sharded_optimizer and training.vp == 1:
+            return self._shown_s(takes, hidden_s) + gathers
+        takes += gathers
+        if training.dp_overlap or facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
             return self._shown_s(takes, hidden_s)
         return takes

@@ -199,11 +199,16 @@ def time_bar(step: StepTime, length: int) -> str:
     return bar
 
 
-def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
-    """An aligned table, a line for each layout. If it is wider than `width` (None: any width), a layout's texts get
-    their own line, or each layout becomes a block of lines."""
+def search_table(
+    searched: Searched, width: int | None, blocks: bool, overlap: tuple[Candidate, tuple[str, ...]] | None = None
+) -> str:
+    """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
+    If it is wider than `width` (None: any width), a layout's texts get their own line, or each layout becomes a block
+    of lines."""
     best = searched.shown(LINES)
     lines = [_Line(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
+    if overlap is not None and overlap[1]:
+        lines.insert(1, _Line(overlap[0], best[0], blocks, overlap[1]))
     whole = grid(_COLUMNS, lines)
     if width is None or whole.width <= width:
         return whole.aligned()
@@ -217,11 +222,24 @@ def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
 
 
 class _Line(NamedTuple):
-    """A line of the table: a candidate, the best one, and whether bars are drawn in blocks."""
+    """A line of the table: a candidate, the best one, whether bars are drawn in blocks, and arguments that it has more
+    than the best."""
 
     candidate: Candidate
     best: Candidate
     blocks: bool = False
+    more: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> str:
+        return f"as the best, with {' '.join(self.more)}" if self.more else candidate_settings(self.candidate)
+
+    @property
+    def why(self) -> str:
+        if not self.more:
+            return loses(self.candidate, self.best)
+        faster = self.candidate.tokens_per_s / self.best.tokens_per_s
+        return f"{faster:.2f} times the best, if the checkout has these arguments"
 
 
 def _left(heading: str, key: str, text: Callable[[_Line], str | None]) -> Column:
@@ -232,13 +250,13 @@ _COLUMNS = (
     _left("Layout", "layout", lambda line: str(line.candidate.layout)),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
-    _left("Settings", "settings", lambda line: candidate_settings(line.candidate)),
+    _left("Settings", "settings", lambda line: line.settings),
     _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
     Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
     Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, show_rate),
     Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
     _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None),
-    _left("Against the best", "why", lambda line: loses(line.candidate, line.best)),
+    _left("Against the best", "why", lambda line: line.why),
 )
 _NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
 
@@ -250,7 +268,7 @@ def candidate_texts(candidate: Candidate, best: Candidate) -> dict[str, str]:
 
 
 def _words(line: _Line, width: int) -> str:
-    texts = candidate_texts(line.candidate, line.best)
+    texts = {each.keys[0]: each.show(line) for each in _COLUMNS}
     settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
     text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
     return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)

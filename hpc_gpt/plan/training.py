@@ -58,7 +58,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
     """Fields of a Training that follow from the device and those switches of `engine` that the engine `name` has."""
     facts = engine_named(name)
     compiled = "compile" in facts.switches and engine.compile != "none"
-    return {
+    traits: dict[str, Any] = {
         "flash": not facts.keeps_scores(engine, device),
         "compiled": compiled,
         "compiled_loss": compiled,
@@ -71,6 +71,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
         "attention": {"flash": "fa2", "efficient": "fa2", "cudnn": "cudnn"}.get(engine.attention, "te"),
     }
+    return traits | facts.stated_traits(engine)
 
 
 def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile) -> Engine:
