@@ -112,7 +112,10 @@ def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
     (Ampere, the first with bf16), by an engine that can, unless the options `asked`, by dotted key, decide it."""
     name = asked.get("engine.name")
     can = name is None or (name in engines() and "compile" in engines()[name].switches)
-    return profile.device in DEVICES and not _lacks_bf16(profile) and can and "engine.compile" not in asked
+    own = profile.machine and profile.machine.peak_tflops
+    return (
+        (profile.device in DEVICES or bool(own)) and not _lacks_bf16(profile) and can and "engine.compile" not in asked
+    )
 
 
 def usual_batch(seq: int, gpus: int) -> int:

@@ -142,6 +142,8 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
     is_board = inside == "nvlink" and (generation or 0) <= _BOARD_UP_TO and hosts == 1 and gpus_per_node == _BOARD
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
+    if inside == "nvlink" and device.node_gb_s and fabric.generation in (None, device.nvlink):
+        node_gb_s = device.node_gb_s
     same = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
     return Machine(
         device=device.name,

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.request import compiles
 from hpc_gpt.plan.machine import DEFAULT, Links, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.plan.training import with_choices
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.experiment import Engine
 from tests.plan.machines import machine_named
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)
@@ -150,3 +153,17 @@ def test_every_machine_of_the_published_rows_is_known(shared):
         rows += found
     machines = {(row["device"], row["gpus_per_node"], row["fabric"]) for row in rows}
     assert all(machine_named(*each).memory_gib > 0 for each in machines)
+
+
+def test_a_device_with_fewer_links_has_its_own_rate_between_them():
+    assert machine_named("h800", 8, "nvlink + infiniband 8x400G").node_gb_s == 200.0
+    assert machine_named("h100-80g", 8, "infiniband 8x400G").node_gb_s == 450.0
+
+
+@pytest.mark.parametrize(("dtypes", "compile"), [("bf16 = 900.0, fp16 = 900.0", "block"), ("fp16 = 900.0", "none")])
+def test_a_card_of_a_profiles_own_figures_compiles_as_its_formats_say(dtypes, compile, tmp_path):
+    own = 'device = "mi999"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
+    text = f"{own}node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\n"
+    profile = load_profile(write(tmp_path, text + dtypes.replace(", ", "\n") + "\n"))
+    assert with_choices(Engine(), (), profile).compile == compile
+    assert compiles(profile, {}) == (compile == "block")
