@@ -176,9 +176,11 @@ class _StepModel:
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
         params = layer_params(training.shape, training.tp)
-        size = params * (2 * 2.0 + engine_of(training).reduced_bytes(training))
-        if training.whole_gradients:  # weights stay gathered, and gradients are reduced once
-            size /= training.micro_batches
+        gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
+        if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
+            reduced /= training.micro_batches
+            gathered /= training.micro_batches if training.pp > 1 else 1
+        size = params * (gathered + reduced)
         takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])

@@ -55,9 +55,9 @@ def device_named(product: str) -> str | None:
     for name, each in DEVICES.items():
         for part in each.products:
             # Whole words: an L40 is no L4, and a card whose name goes on with a D is a smaller one.
-            if re.search(rf"{re.escape(part)}(?![\w-]| D$)", product):
-                if not is_card or "NVL" in part or "PCI" in part:
-                    return name
+            is_its = re.search(rf"{re.escape(part)}(?![\w-]| D$)", product)
+            if is_its and (not is_card or "NVL" in part or "PCI" in part):
+                return name
     return None
 
 

@@ -254,8 +254,10 @@ def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBy
             found, step_gradients=found.gradients + copied, renewed=copied if sharding < 2 else found.renewed
         )
     if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
-        gathered = 2.0 if training.pp > 1 else 0.0
-        found = replace(found, parameters=found.parameters + gathered, gradients=found.gradients + width)
+        if training.pp > 1:  # weights stay gathered; torchtitan's rows hold the shards of the gradients beside them
+            found = replace(found, parameters=found.parameters + 2.0, gradients=found.gradients + width)
+        else:  # shards take the place of the whole gradients as these are reduced, and leave no holes
+            found = replace(found, gradients=float(width), renewed=0.0)
     return found
 
 
