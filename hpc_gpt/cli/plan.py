@@ -18,13 +18,12 @@ from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_
 from hpc_gpt.launch.request import Request, usual_batch
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.largest import FAMILY, largest, longest
-from hpc_gpt.plan.nearest import fewest_gpus, larger_batch, overlapped, without_offload
+from hpc_gpt.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import (
     Candidate,
     Figures,
     Searched,
-    by_micro_batch,
     figures_of,
     search,
 )

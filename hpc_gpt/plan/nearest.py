@@ -22,6 +22,18 @@ _STEPS = 16  # numbers of nodes that are tried between one that is too small and
 _DOUBLINGS = 6  # of a batch
 
 
+def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
+    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
+    micro-batch first."""
+    question, found = searched.question, []
+    dp = (searched.candidates or searched.too_large)[0].layout.dp
+    for micro_batch, _ in question.batches(dp):
+        one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
+        each = search(one, searched.machine, constants, keep=1)
+        found += each.candidates[:1] or each.too_large[:1]
+    return found
+
+
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
     """The fewest GPUs above the question's, in whole nodes (of many in steps of a sixteenth), on which something is
     known to fit; None up to `most`."""

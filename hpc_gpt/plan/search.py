@@ -327,18 +327,6 @@ def _settings(found: Searched, training: Training) -> tuple[Candidate, bool]:
     return candidate, fits_in_memory(memory, machine) and candidate.host_share <= 1
 
 
-def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
-    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
-    micro-batch first."""
-    question, found = searched.question, []
-    dp = (searched.candidates or searched.too_large)[0].layout.dp
-    for micro_batch, _ in question.batches(dp):
-        one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
-        each = search(one, searched.machine, constants, keep=1)
-        found += each.candidates[:1] or each.too_large[:1]
-    return found
-
-
 @dataclass(frozen=True)
 class Figures:
     """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of hpc_gpt.formulas, and the

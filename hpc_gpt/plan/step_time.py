@@ -15,7 +15,8 @@ from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates, generation_of
+from hpc_gpt.plan.links import Links
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of
 from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
 from hpc_gpt.settings.shape_split import layer_params
 

@@ -163,3 +163,11 @@ def test_our_fsdp_does_not_pay_deepspeeds_synchronizations() -> None:
     alike = [Training(LLAMA, dp=8, flash=True, engine=name) for name in ("fsdp", "deepspeed-3d")]
     assert states_of(alike[0]).synchronizations == states_of(replace(alike[0], engine="ddp")).synchronizations
     assert states_of(alike[0]).synchronizations < states_of(alike[1]).synchronizations
+
+
+def test_a_row_states_the_width_of_its_heads_and_what_overlaps() -> None:
+    (told, plain) = (rows_of({"rows": [row(**more)]}, "rows").rows[0].training for more in (
+        {"head_dim": 64, "dp_overlap": True}, {}))  # fmt: skip
+    assert (told.shape.head_width, told.dp_overlap, plain.dp_overlap) == (64, True, False)
+    with pytest.raises(ConfigError, match="dp_overlap"):
+        rows_of({"rows": [row(dp_overlap="yes")]}, "rows")

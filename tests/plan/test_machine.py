@@ -8,7 +8,8 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.request import compiles
-from hpc_gpt.plan.machine import DEFAULT, Links, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.plan.links import Links
+from hpc_gpt.plan.machine import DEFAULT, link_gb_s, machine_of, parse_fabric
 from hpc_gpt.plan.training import with_choices
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.devices import DEVICES

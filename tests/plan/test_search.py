@@ -15,8 +15,9 @@ from hpc_gpt.plan import search as module
 from hpc_gpt.plan.largest import family, largest
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import fits_in_memory, predict_memory
+from hpc_gpt.plan.nearest import by_micro_batch
 from hpc_gpt.plan.question import NO_GAIN, Question, question_of
-from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, by_micro_batch, search
+from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import PLANNED, engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile

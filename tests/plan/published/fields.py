@@ -103,6 +103,7 @@ class Fields:
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
+    head_dim: int = 0
     ffn: int = 0
     vocab: int = 0
     seq: int = 0
