@@ -69,15 +69,22 @@ def tflops_hardware(
 def tflops_model(
     *, params: float, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float
 ) -> float:
-    """TFLOP/s that the model needs, whatever is recomputed: (6 P + 12 L h s) s B / (t n 1e12). h is the width of all
-    heads together, in most shapes the hidden size.
+    """TFLOP/s that the model needs, whatever is recomputed: (6 N + 12 L h s) s B / (t n 1e12). h is the width of all
+    heads together, in most shapes the hidden size; N (`params`) are the weights that multiply every token, so that
+    without recomputation this is `tflops_hardware`. Of a log that does not say enough of its model's matrices, and in
+    figures of other sources, N is every parameter.
 
-    Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of P,
-    torchtitan the embedding; here P is every parameter, so their figures are a little lower: of the 6,667 tokens/s a
-    GPU that torchtitan published for Llama 3 8B on 8 H100, this is 41 % of the peak, and its own formula 39 %.
+    Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of N,
+    torchtitan the embedding; hpc-gpt 0.1.0 counted every parameter, for an 8B 7 % more.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     return (6 * params + 12 * layers * hidden * seq) * seq * global_batch / (step_s * gpus * 1e12)
+
+
+def as_done(tflops: float, *, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float) -> float:
+    """`tflops` of `tflops_model` without what a causal mask spares of attention: 6 L h s of 12 L h s a token."""
+    _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
+    return tflops - 6 * layers * hidden * seq * seq * global_batch / (step_s * gpus * 1e12)
 
 
 def memory_seed003_gib(

@@ -214,6 +214,7 @@ VALUE_TYPES = {
     "settings.model_shape",
     "settings.shape_split",
     "settings.experiment",
+    "settings.around",
     "settings.key_rules",
     "settings.program_text",
     "settings.schedule",

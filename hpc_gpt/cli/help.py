@@ -120,6 +120,14 @@ def keys(table: str | None, as_json: bool) -> None:
     )
 
 
+@help_command.command("plan-traits")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def plan_traits(as_json: bool) -> None:
+    """List what [plan] of an experiment can say of a program of yours: default, values, what it means."""
+    found = [key for key in keys_of(Experiment) if key.name.startswith("plan.")]
+    _print_keys(found, as_json, "-: as the engine plan.like does. Of Megatron-LM its arguments in megatron_args say it")
+
+
 @help_command.command("profile")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def profile(as_json: bool) -> None:

@@ -15,16 +15,15 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan
-from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.request import Request, usual_batch
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.largest import FAMILY, largest, longest
+from hpc_gpt.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import (
     Candidate,
     Figures,
     Searched,
-    by_micro_batch,
-    fewest_gpus,
     figures_of,
     search,
 )
@@ -131,7 +130,7 @@ def plan(
     asked = read_plan_request(request, tokens, calibration, why=why)
     if asked.stands_in:
         click.echo(asked.stand_in_note, err=True)
-    _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why)
+    _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why, calibration)
 
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
@@ -167,10 +166,15 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     click.echo(f"stored in {path}", err=True)
 
 
-def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
+def _print(
+    asked: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None, calibration: str | None
+) -> None:
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
+    more = fewest_gpus(searched.question, asked.machine) if searched.best is None and why is None else None
+    if more is not None:
+        command = _plan_command(asked, {**asked.request.given, "layout.nodes": None, "layout.gpus": more}, calibration)
     if (matmul := asked.question.matmul) != "none":
         engine = searched.best.training.engine if searched.best is not None else asked.base.engine.name
         if matmul not in engine_named(engine).matmuls:
@@ -178,17 +182,27 @@ def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | N
             click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if asked.stands_in:
         command = "hpc-gpt profile list"
+    overlap = None
+    if asked.of_program:
+        command = ""  # its own arguments decide its layout
+    elif searched.best is not None:
+        overlap = overlapped(searched.best, asked.machine, asked.constants)
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
     _write_page(html, asked, searched, figures, command)
     if as_json:
-        _print_json(asked, searched, figures, command)
+        hidden: dict[str, Any] = {}
+        if overlap is not None and overlap[1]:
+            with_them = command and _with_arguments(asked, *overlap)
+            figures_of_it = asdict(_figures(asked, overlap[0]))
+            hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": figures_of_it}}
+        _print_json(asked, searched, figures, command, hidden)
     elif why is not None:
         others = by_micro_batch(searched, asked.constants)
         text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None, others)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
-        _print_table(asked, searched, figures[0], slow)
+        _print_table(asked, searched, figures[0], slow, more, overlap)
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, asked.machine, asked.constants):
@@ -196,6 +210,8 @@ def _print(asked: PlanRequest, searched: Searched, as_json: bool, html: Path | N
             click.echo(f"{words}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
+        if overlap is not None and overlap[1] and why is None:
+            click.echo(f"with them: {_with_arguments(asked, *overlap)}", err=True)
 
 
 def _without_offload(asked: PlanRequest) -> Candidate | None:
@@ -206,15 +222,21 @@ def _without_offload(asked: PlanRequest) -> Candidate | None:
     return search(question, asked.machine, asked.constants).best
 
 
-def _print_table(asked: PlanRequest, searched: Searched, figures: Figures, slow: str) -> None:
+def _print_table(
+    asked: PlanRequest,
+    searched: Searched,
+    figures: Figures,
+    slow: str,
+    more: int | None = None,
+    overlap: tuple[Candidate, tuple[str, ...]] | None = None,
+) -> None:
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
     if searched.best is None:
-        more = fewest_gpus(searched.question, asked.machine)
         hint = f", or use --gpus {more}, on which a layout fits" if more else ""
         click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
-    click.echo("\n" + search_table(searched, columns, can_draw_blocks()))
+    click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap))
     best = searched.candidates[0]
     words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
@@ -222,6 +244,8 @@ def _print_table(asked: PlanRequest, searched: Searched, figures: Figures, slow:
         f"  constants: {asked.source}; the range of the step time has four of five published steps; machines of one "
         "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
+        without_offload(searched),
+        larger_batch(searched, asked.constants),
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]
@@ -264,7 +288,8 @@ def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: P
     model = found.model
     asked = replace(asked, model=model, name=name)
     figures = [_figures(asked, candidate) for candidate in found.searched.candidates]
-    command = _plan_command(asked, calibration, of_seq)
+    days = "" if of_seq else _days_of_20(asked, found.searched)
+    command = _largest_command(asked, calibration, of_seq)
     offload = asked.question.fixed["offload"]
     _write_page(html, asked, found.searched, figures, command)
     if as_json:
@@ -287,9 +312,24 @@ def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: P
             click.echo(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         if offload == "none":
             click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
-        click.echo(f"family: {FAMILY}\n")
+        click.echo(f"family: {FAMILY}")
+        click.echo("\n".join([*wrapped(days, width()), ""]))
     _print_table(asked, found.searched, figures[0], slow)
     click.echo(f"next: {command}", err=True)
+
+
+def _days_of_20(asked: PlanRequest, searched: Searched) -> str:
+    """How long 20 tokens a parameter take, at the usual batch if that fits: the search is for the smallest batch."""
+    model, tokens = asked.model, 20 * asked.model.params
+    batch = usual_batch(model.seq, asked.question.gpus)
+    fixed = {
+        name: value for name, value in asked.question.fixed.items() if name not in ("micro_batch", "micro_batches")
+    }
+    question = replace(asked.question.of(model), global_batch=batch, fixed=fixed)
+    best = search(question, asked.machine, asked.constants, keep=1).best or searched.candidates[0]
+    assert best.step is not None
+    last = figures_lines(figures_of(best.training, best.step, asked.machine, tokens), asked.question.gpus)[-1]
+    return f"20 tokens a parameter at global batch {best.training.global_batch} on {best.layout}: {last}"
 
 
 def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
@@ -305,16 +345,13 @@ def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
     return slow_text(best, other.searched.best, what)
 
 
-def _plan_command(asked: PlanRequest, calibration: str | None, of_seq: bool) -> str:
+def _largest_command(asked: PlanRequest, calibration: str | None, of_seq: bool) -> str:
     """The `hpc-gpt plan` that shows the table again: what was asked, and the model's sizes, or the sequence."""
     request, model, fixed = asked.request, asked.model, asked.question.fixed
-    words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
-    words += ["--row", request.row] if request.row is not None else []
-    words += ["--cluster", request.cluster] if request.cluster is not None else []
-    if not of_seq:
-        words += ["--hidden", str(model.hidden), "--layers", str(model.layers), "--heads", str(model.heads)]
     left_out = ("layout.global_batch",) if of_seq else _OF_THE_LARGEST
     given = {key: value for key, value in request.given.items() if key not in left_out}
+    if not of_seq:
+        given = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | given
     given |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
     given |= {"engine.offload": fixed["offload"], "layout.gpus": asked.question.gpus}
     if "activation_offload" in fixed:
@@ -324,8 +361,17 @@ def _plan_command(asked: PlanRequest, calibration: str | None, of_seq: bool) -> 
         given["model.seq"] = model.seq
     elif not request.names_experiment:
         given |= {"model.vocab": model.vocab, "model.seq": model.seq}
+    return _plan_command(asked, given, calibration)
+
+
+def _plan_command(asked: PlanRequest, given: Mapping[str, Any], calibration: str | None) -> str:
+    """The `hpc-gpt plan` of the request with `given` instead of its own options."""
+    request = asked.request
+    words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
+    words += ["--row", request.row] if request.row is not None else []
+    words += ["--cluster", request.cluster] if request.cluster is not None else []
     for key, value in given.items():
-        words += _option(key, value, _PLAN_FLAGS)
+        words += _option(key, value, _PLAN_FLAGS) if value is not None else []
     words += ["--calibration", calibration] if calibration is not None else []
     words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != _TOKENS else []
     return shlex.join(words)
@@ -363,6 +409,14 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
     if not request.names_experiment and "train.dtype" not in request.given:
         words += _option("train.dtype", planned.train.dtype)
     return shlex.join(words)
+
+
+def _with_arguments(asked: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:
+    """The `hpc-gpt submit` of a candidate with further arguments of Megatron-LM."""
+    engine = asked.experiment.engine
+    engine = replace(engine, megatron_args=(*engine.megatron_args, *arguments))
+    with_them = replace(asked, experiment=replace(asked.experiment, engine=engine))
+    return _submit_command(with_them, candidate.training)
 
 
 def _option(key: str, value: Any, flags: Mapping[str, str] = _FLAGS) -> list[str]:

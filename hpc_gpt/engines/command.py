@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.command import check_command
 from hpc_gpt.settings.experiment import Command, Data, Engine, Train
@@ -55,6 +56,17 @@ class CommandEngine(EngineFacts):
     def program_of(self, command: Command) -> Command:
         check_command(command)
         return command
+
+    def check_plan(self, plan: Plan) -> None:
+        """Nothing else says what the program does."""
+
+    def planned_as(self, plan: Plan) -> str | None:
+        if plan.like is None:
+            self.refuse_program(
+                "plan knows neither its memory nor its time",
+                "say in [plan] which engine it is like, and how it runs (hpc-gpt help plan-traits); or submit it",
+            )
+        return plan.like
 
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
         """ConfigError if its folder is not there; on a node without it the attempt ends so."""

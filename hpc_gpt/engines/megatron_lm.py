@@ -1,8 +1,9 @@
 """Megatron-LM: its rules, its states and what it sends; `base.megatron_program` has the arguments and the checkout."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.engines.base.megatron_program import (
@@ -165,11 +166,47 @@ class MegatronLm(EngineFacts):
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
         """By its own arguments."""
         layers += 2 * splits_edges(layers, pp)
-        arguments = [part for argument in engine.megatron_args for part in argument.split("=", 1)]
+        arguments = words_of(engine.megatron_args)
         if INTERLEAVED not in arguments[:-1]:
             return 1
         deep = arguments[arguments.index(INTERLEAVED) + 1]
         return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+
+    def stated_traits(self, engine: Engine) -> dict[str, Any]:
+        """By its own arguments (megatron/training/arguments.py)."""
+        given = dict(zip(words := words_of(engine.megatron_args), [*words[1:], ""], strict=False))
+        found: dict[str, Any] = {}
+        if "--overlap-grad-reduce" in given:  # without which it refuses the other
+            found |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in given}
+        if "--tp-comm-overlap" in given:
+            found["tp_overlap"] = True
+        if "--grad-reduce-in-bf16" in given:
+            found["grad_sum"] = "bf16"
+        if "--cross-entropy-loss-fusion" in given:
+            found["fused_loss"] = "kernel" if given.get("--cross-entropy-fusion-impl") == "te" else "jit"
+        backend = given.get("--attention-backend")
+        if backend in ("unfused", "local") or given.get("--transformer-impl") == "local":
+            found |= {"flash": False, "attention": "unfused"}
+        elif backend in ("flash", "fused"):
+            found["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
+        if (layers := given.get("--cpu-offloading-num-layers", "")).isdigit():
+            found["offloaded_layers"] = int(layers)
+        return found
+
+    def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
+        arguments: list[str] = []
+        changed = {}
+        if training.data_ranks > 1 and not training.dp_overlap:
+            arguments.append("--overlap-grad-reduce")
+        waits = training.gathers_wait or not training.dp_overlap
+        if training.data_ranks > 1 and training.sharded_optimizer and waits:
+            arguments.append("--overlap-param-gather")
+        if arguments:
+            changed = {"dp_overlap": True, "gathers_wait": False}
+        if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
+            arguments.append("--tp-comm-overlap")
+            changed["tp_overlap"] = True
+        return tuple(arguments), changed
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:
         """Its own arguments with the training's chunks instead of any given before."""
@@ -205,6 +242,15 @@ class MegatronLm(EngineFacts):
 
 
 ENGINE = MegatronLm()
+
+
+def words_of(arguments: Sequence[str]) -> list[str]:
+    """Each option and its value apart.
+
+    >>> words_of(["--seq-length=128", "--bf16"])
+    ['--seq-length', '128', '--bf16']
+    """
+    return [part for argument in arguments for part in argument.split("=", 1)]
 
 
 def one_gradient_buffer(training: Training) -> StateBytes:

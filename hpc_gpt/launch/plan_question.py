@@ -1,5 +1,6 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,13 +11,15 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.launch.request import Request, choose_profile, compiles, requested_file, usual_batch
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.plan.prediction import constants_of
-from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
-from hpc_gpt.plan.search import Searched, fewest_gpus, search
+from hpc_gpt.plan.question import Question, gpus_of, question_of, searched_engines
+from hpc_gpt.plan.search import Searched, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.plan.training import check_matmul
+from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
-from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment import Command, Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -39,8 +42,8 @@ class PlanRequest:
     """What to plan: everything that is decided before the search.
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
-    planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`. `stands_in`: the profile is
-    not the user's, as none is chosen.
+    planner's `constants` are from. `of_program`: the experiment starts a program of the user's own. Days and GPU-hours
+    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen.
     """
 
     request: Request
@@ -55,6 +58,7 @@ class PlanRequest:
     tokens: float
     profile: ClusterProfile
     stands_in: bool = False
+    of_program: bool = False
 
     @property
     def stand_in_note(self) -> str:
@@ -98,9 +102,10 @@ def read_plan_request(
     file = requested_file(request, profile, under)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    engine_named(experiment.engine.name).refuse_program(
-        "plan knows neither its memory nor its time", "submit it; report has its figures"
-    )
+    stated: dict[str, Any] = {}
+    if (like := engine_named(experiment.engine.name).planned_as(experiment.plan)) is not None:
+        stated, engine = experiment.plan.traits, replace(experiment.engine, name=like)
+        experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     if largest and not model.is_gpt2:
@@ -109,9 +114,10 @@ def read_plan_request(
             "name no --model, or one such as gpt2",
         )
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
-    if not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH):
+    is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
+    if is_usual:
         # Layouts are compared at one global batch for any model of that sequence.
-        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq))
+        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, gpus_of(experiment, profile)))
         experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}
@@ -128,6 +134,11 @@ def read_plan_request(
             holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
     question = question_of(experiment, profile, holds, engines)
+    if stated:
+        traits = {name: {**fields, **stated} for name, fields in question.traits.items()}
+        question = replace(question, traits=traits)
+    if is_usual and question.global_batch is not None:
+        question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
     check_matmul(question.matmul, machine)
@@ -149,7 +160,7 @@ def read_plan_request(
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
     return PlanRequest(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
-        stands_in,
+        stands_in, like is not None,
     )  # fmt: skip
 
 

@@ -112,14 +112,19 @@ def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
     (Ampere, the first with bf16), by an engine that can, unless the options `asked`, by dotted key, decide it."""
     name = asked.get("engine.name")
     can = name is None or (name in engines() and "compile" in engines()[name].switches)
-    return profile.device in DEVICES and not _lacks_bf16(profile) and can and "engine.compile" not in asked
+    own = profile.machine and profile.machine.peak_tflops
+    return (
+        (profile.device in DEVICES or bool(own)) and not _lacks_bf16(profile) and can and "engine.compile" not in asked
+    )
 
 
-def usual_batch(seq: int) -> int:
+def usual_batch(seq: int, gpus: int) -> int:
     """The global batch at which models are compared: the default experiment's, of longer sequences fewer, so that it
-    has at most _USUAL_TOKENS."""
+    has at most _USUAL_TOKENS; of its near multiples that which the GPUs divide, or as many of them as have a sample."""
     own = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
-    return min(own, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
+    usual = min(own, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
+    replicas = max(count for count in range(1, usual + 1) if gpus % count == 0)
+    return max(1, round(usual / replicas)) * replicas
 
 
 def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[dict[str, int], str]:
@@ -129,7 +134,7 @@ def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection
     """
     if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
         return {}, ""
-    dp, usual = resolved.layout.dp, usual_batch(resolved.model.seq)
+    dp, usual = resolved.layout.dp, usual_batch(resolved.model.seq, resolved.gpus)
     has_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not has_gpus and profile.scheduler == "local":
         from hpc_gpt.runs.provenance import list_gpus  # loads much that a job script does not need

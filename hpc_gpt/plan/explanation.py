@@ -8,11 +8,12 @@ from typing import Any
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.constants import constant_lines
-from hpc_gpt.plan.machine import Machine, generation_of, units_of
+from hpc_gpt.plan.machine import Machine, generation_of
 from hpc_gpt.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.table import (
     PARTS,
+    as_done_lines,
     candidate_texts,
     does_not_fit,
     engine_text,
@@ -90,7 +91,7 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
         yield ""
         yield "time of a step"
         yield _time(candidate)
-        yield from _throughput(run, figures, machine)
+        yield from _throughput(run, figures)
 
 
 def _layers(run: Training) -> str:
@@ -192,14 +193,14 @@ def _how(part: str, run: Training) -> str:
     return next(each.means for each in PARTS if each.name == part)
 
 
-def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[str]:
+def _throughput(run: Training, figures: Figures) -> Iterator[str]:
     tokens = run.global_batch * run.shape.seq
-    peak = machine.peak_tflops[units_of(run)]
-    of = f" of {units_of(run)}" * (run.matmul != "none")
     yield ""
     yield f"tokens/s         {tokens:,} / {figures.step_s:.4g} s = {figures.tokens_per_s:,.0f}"
-    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g}{of} = {100 * figures.mfu:.1f} %"
+    of = f"{figures.peak_tflops:g} of {figures.units}"
+    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {of} = {100 * figures.mfu:.1f} %"
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
+    yield from as_done_lines(figures)
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
     cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
     yield f"{tokens_text(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"
@@ -258,7 +259,7 @@ def planned_text(
     best = searched.candidates[0]
     reasons = {
         "model": (f"{model[1].params:,} parameters.",),
-        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.",),
+        "engine": (f"{engine_text(best.training)}: the fastest here of the settings that fit.", *_hidden(best)),
         "layout": tuple(_layout_reasons(searched, figures, source)),
         **_ENDS,
     }
@@ -270,6 +271,13 @@ def planned_text(
         if isinstance(keys, Mapping):
             lines += ["", f"[{table}]", *(f"# {reason}" for reason in reasons.get(table, ())), *toml_lines(keys)]
     return "\n".join(lines) + "\n"
+
+
+def _hidden(best: Candidate) -> Iterator[str]:
+    arguments, _ = engine_of(best.training).overlaps(best.training)
+    if arguments:
+        yield "What hides communication, if the checkout has it, to add to megatron_args:"
+        yield ", ".join(f'"{argument}"' for argument in arguments)
 
 
 def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import TIGHT, Searched, search
+from hpc_gpt.plan.search import Searched, search, with_room
 from hpc_gpt.settings.model_shape import ModelShape
 
 FAMILY = (
@@ -47,7 +47,7 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest model of the family that fits with room on the card and on the host (TIGHT), with what is tight last.
+    """The largest model of the family that fits with room on the card and on the host, with what is tight last.
 
     All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
     divide. LayoutError if not even the smallest fits.
@@ -71,35 +71,30 @@ def largest(question: Question, model: ModelShape, machine: Machine, constants: 
 def longest(question: Question, machine: Machine, constants: Constants = DEFAULT) -> Largest:
     """The longest sequence of the question's model that fits with room: a power of two, or that and some eighths of it,
     so that it divides over many ranks. LayoutError if not even _SHORTEST tokens fit."""
-    found: Largest | None = None
     length = _SHORTEST
-    while length <= _LONGEST:
-        shape = replace(question.shape, seq=length)
-        if (searched := _with_room(question, shape, machine, constants)) is None:
-            break
-        found = Largest(shape, searched, replace(shape, seq=2 * length), 1)
+    while length < _LONGEST and _fits(question, replace(question.shape, seq=2 * length), machine):
         length *= 2
-    if found is None:
-        raise LayoutError(
-            f"not even {_SHORTEST:,} tokens of a sequence fit on {question.gpus} {machine.device}",
-            "leave --tp, --pp, --dp and the batch open, use more GPUs, or a smaller model",
-        )
-    longer = found.next_larger
-    for eighths in range(15, 8, -1):
-        shape = replace(question.shape, seq=length // 16 * eighths)
+    longer = replace(question.shape, seq=2 * length)
+    for seq in (length // 8 * eighths for eighths in (*range(15, 8, -1), 8)):
+        shape = replace(question.shape, seq=seq)
         if (searched := _with_room(question, shape, machine, constants)) is not None:
             return Largest(shape, searched, longer, 1)
         longer = shape
-    return replace(found, next_larger=longer)
+    raise LayoutError(
+        f"not even {_SHORTEST:,} tokens of a sequence fit on {question.gpus} {machine.device}",
+        "leave --tp, --pp, --dp and the batch open, use more GPUs, or a smaller model",
+    )
+
+
+def _fits(question: Question, shape: ModelShape, machine: Machine) -> bool:
+    """Whether the shape fits with room."""
+    return bool(search(question.of(shape), with_room(machine), first=True).candidates)
 
 
 def _with_room(question: Question, shape: ModelShape, machine: Machine, constants: Constants) -> Searched | None:
     """The search for a shape, with what is tight last; None if nothing leaves room."""
-    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
-    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
-    asked = question.of(shape)
-    if not search(asked, with_room, first=True).candidates:
+    if not _fits(question, shape, machine):
         return None
-    searched = search(asked, machine, constants)
+    searched = search(question.of(shape), machine, constants)
     searched.candidates.sort(key=lambda candidate: candidate.is_tight)
     return searched if searched.candidates and not searched.candidates[0].is_tight else None

@@ -1,5 +1,5 @@
 """The machine that a training runs on: a device and a fabric, by name or from a cluster profile, nothing assumed;
-and the share of its data sheet that a training reaches: constants, and rates of compute and links under them."""
+and the share of its data sheet that a training reaches: constants, and rates of compute under them."""
 
 import functools
 import math
@@ -18,6 +18,9 @@ from hpc_gpt.tables import close_matches, read_toml
 
 # Figures that [machine] must give for a device that devices.toml lacks.
 _OF_A_DEVICE = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s")
+# Four GPUs of a node are a board on which NVLink joins each pair directly, up to the generation of H100 and GH200:
+# NVIDIA's white papers of V100 (hybrid mesh) and HGX A100 and H100 4-GPU. More of them are joined by a switch.
+_BOARD, _BOARD_UP_TO = 4, 4
 # Kinds in fabrics.toml that connect the GPUs of a node; all others connect nodes.
 _INSIDE = ("nvlink", "pcie")
 _RATE = re.compile(
@@ -33,7 +36,8 @@ class Machine:
     Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
     the others of its node, `network_gb_s` from a whole node to the others (0 without a network), `host_gb_s` between a
     GPU and the host. A node is what NVLink connects: if that is several `hosts`, `gpus_per_node` and `network_gb_s` are
-    for all of them, and `host_memory_gib` is of one; None: not known. `power_w` is the card's limit, `full_power_w` the
+    for all of them, and `host_memory_gib` is of one; None: not known. `switched`: a switch gives any two GPUs of a node
+    all their links; without one each pair has links of its own. `power_w` is the card's limit, `full_power_w` the
     limit at which its peak is measured, if that is higher, `sustained` the share of the peak's clock that large
     products hold.
     """
@@ -53,6 +57,7 @@ class Machine:
     full_power_w: float | None = None
     sustained: float | None = None
     hosts: int = 1
+    switched: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,11 +133,6 @@ def check_dtype(dtype: str, machine: Machine) -> None:
         )
 
 
-def units_of(training: Training) -> str:
-    """Of which of the device's units mfu and hfu are shares: those of the layers' products, as in a record."""
-    return {"none": training.dtype, "nvfp4": "fp4"}.get(training.matmul, "fp8")
-
-
 def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     """The machine with so many of a device on a host, and a fabric. ConfigError if they do not fit each other."""
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
@@ -140,7 +140,10 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     if inside == "nvlink" and fabric.generation is None and device.nvlink is None:
         raise ConfigError(f"device {device.name} has no NVLink", 'name its fabric, as "pcie"')
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
+    is_board = inside == "nvlink" and (generation or 0) <= _BOARD_UP_TO and hosts == 1 and gpus_per_node == _BOARD
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
+    if inside == "nvlink" and device.node_gb_s and fabric.generation in (None, device.nvlink):
+        node_gb_s = device.node_gb_s
     same = ("memory_gib", "memory_gb_s", "host_gb_s", "power_w", "full_power_w", "sustained")
     return Machine(
         device=device.name,
@@ -151,6 +154,7 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         node_latency_s=float(_kinds()[inside]["latency_s"]),
         network_latency_s=fabric.network_latency_s,
         hosts=hosts,
+        switched=not is_board,
         **{name: getattr(device, name) for name in same},
     )
 
@@ -223,8 +227,6 @@ def _node_gb_s(name: str, rate: str, text: str) -> float:
 
 
 _TILE: float = VALUES["passes.tile"]  # rows and columns of a product's tile: a partial tile takes as long
-# The rate if no network is known but a group needs one: slow and finite, so that such a layout is ranked last.
-_NO_NETWORK_GB_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -353,45 +355,3 @@ def _limit(machine: Machine) -> float:
     if machine.power_w is None or machine.full_power_w is None:
         return 1.0
     return float((machine.power_w / machine.full_power_w) ** VALUES["power.exponent"])
-
-
-class Links:
-    """The rates of a machine's links in collectives and sends under `constants`.
-
-    Rank order is tp fastest, then dp, then pp, so the members of a group are `stride` ranks apart. A ring sends (n-1)/n
-    of a buffer over each member's link once for an all-gather or a reduce-scatter, twice for an all-reduce. Between
-    nodes, all groups that leave one node share its ports.
-    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; nccl-tests, PERFORMANCE.md (bus
-    bandwidth).
-    """
-
-    def __init__(self, machine: Machine, constants: Constants) -> None:
-        self.per_node = max(1, machine.gpus_per_node)
-        self.node_b_s = machine.node_gb_s * 1e9 * constants.node
-        self.network_b_s = (machine.network_gb_s or _NO_NETWORK_GB_S) * 1e9 * constants.network
-        self.reduction_b_s = self.network_b_s / constants.network * constants.reduction
-        self.host_b_s = machine.host_gb_s * 1e9 * VALUES["host.copies"]
-        self.node_latency_s = machine.node_latency_s * constants.latency
-        self.network_latency_s = machine.network_latency_s * constants.latency
-
-    def ring_s(self, size: float, members: int, stride: int = 1, network_b_s: float | None = None) -> float:
-        """Seconds of an all-gather or a reduce-scatter of `size` bytes among `members`; an all-reduce takes twice."""
-        if members < 2:
-            return 0.0
-        span = members * stride
-        if span <= self.per_node:
-            rate, latency = self.node_b_s, (members - 1) * self.node_latency_s * 0.5
-        else:
-            inside = max(1, self.per_node // stride)  # members of one group on one node
-            groups = self.per_node / inside  # groups that leave a node, each with its share of the ports
-            rate = min(self.node_b_s, (network_b_s or self.network_b_s) / groups)
-            # A tree over nodes, rings inside: the logarithm of the nodes, not their number.
-            hops = math.log2(span / self.per_node + 1)
-            latency = (inside - 1) * self.node_latency_s * 0.5 + hops * self.network_latency_s
-        return size * (members - 1) / members / rate + latency
-
-    def send_s(self, size: float, stride: int) -> float:
-        """Seconds to send `size` bytes to the next pipeline stage while every GPU of the node sends."""
-        if 2 * stride <= self.per_node:
-            return size / self.node_b_s + self.node_latency_s
-        return size / min(self.node_b_s, self.network_b_s / self.per_node) + self.network_latency_s

@@ -1,9 +1,8 @@
-"""The question of a search: a model, a number of GPUs, what is fixed and what is open. And the refusal if no layout
-runs."""
+"""The question of a search: a model, a number of GPUs, what is fixed and what is open."""
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,26 +10,26 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Offload, OptimizerMode, Training
-from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes
+from hpc_gpt.errors import LayoutError, UserError, check_sizes
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
-from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
+from hpc_gpt.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
-from hpc_gpt.settings.shape_split import check_split, partition_layers, split_obstacle
-from hpc_gpt.words import counted
+from hpc_gpt.settings.shape_split import partition_layers, split_obstacle
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
 # A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
 NO_ENGINE = "no engine that is asked for splits so"
-_TP_SPANS = "tp would span nodes"
+NO_GAIN = "a shorter cp is as fast"
+DIVIDES_NO_BATCH = "dp does not divide the global batch"
+TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _LOSS_CHUNKS = (8, 64)  # tried if the logits do not fit
-# Tokens of a rank below which cp is not tried: the exchange takes longer than the attention that it saves.
-_LEAST_TOKENS = 8192
+_LEAST_TOKENS = 1024  # of a rank under cp: published layouts have 4,096, and kernels want their tiles full
 _BATCH = ("micro_batch", "micro_batches")
 # Keys of an experiment that fix the field of a Training with the same name.
 _FIXABLE = (
@@ -45,6 +44,7 @@ class Question:
     """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
     `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
+    `usual_batch`: the global batch on so many GPUs, if nobody has given one.
     """
 
     shape: ModelShape
@@ -62,10 +62,16 @@ class Question:
     matmul: Matmul = "none"
     savings: frozenset[str] = frozenset()
     most_cp: int = 1
+    usual_batch: Callable[[int], int] | None = None
 
     def of(self, shape: ModelShape) -> "Question":
         """The same question of another model, or of another sequence."""
         return replace(self, shape=shape, most_cp=max(1, shape.seq // _LEAST_TOKENS))
+
+    def on(self, gpus: int) -> "Question":
+        """The same question on so many GPUs."""
+        batch = self.global_batch if self.usual_batch is None else self.usual_batch(gpus)
+        return replace(self, gpus=gpus, global_batch=batch)
 
     def layouts(self) -> Iterator[tuple[Layout, str | None]]:
         """Every layout of the GPUs, each with the reason why it cannot run, or None."""
@@ -115,8 +121,10 @@ class Question:
                         optimizer_mode=self.optimizer_mode,
                         matmul=self.matmul,
                         cp_exchange=exchange,
-                        edges_as_layers=engine_named(engine).splits_edges(self.shape.layers, layout.pp),
-                        **self.traits.get(engine, {}),
+                        **{
+                            "edges_as_layers": engine_named(engine).splits_edges(self.shape.layers, layout.pp),
+                            **self.traits.get(engine, {}),
+                        },
                     )
 
     def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
@@ -159,9 +167,9 @@ class Question:
             if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
                 return "engine.partition does not deal the layers out over pp"
         if min(self.gpus, self.gpus_per_node) % layout.tp and not self.tp_across_nodes:
-            return _TP_SPANS
+            return TP_SPANS
         if self.global_batch is not None and self.global_batch % layout.dp:
-            return "dp does not divide the global batch"
+            return DIVIDES_NO_BATCH
         return None
 
     def _exchanges(self, engine: str, layout: Layout) -> list[CpExchange]:
@@ -252,7 +260,7 @@ def question_of(
     """
     sizes = vars(asked.layout)
     _check_sizes({"model": vars(asked.model), "layout": sizes})
-    shape, gpus = resolve_shape(asked.model), _gpus(asked, profile)
+    shape, gpus = resolve_shape(asked.model), gpus_of(asked, profile)
     engine, batch = asked.engine, asked.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
@@ -292,62 +300,7 @@ def question_of(
     ).of(shape)
 
 
-def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
-    """Raises LayoutError or ConfigError if no layout of the experiment's `question` can run, whatever memory it needs.
-
-    The error says why, and which numbers of GPUs work.
-    """
-    layouts = list(question.layouts())
-    unobstructed = [layout for layout, obstacle in layouts if obstacle is None]
-    if any(question.can_run(layout) for layout in unobstructed):
-        return
-    if not question.engines:
-        _resolve_with(question, experiment, profile, Layout(1, 1, question.gpus))
-        raise ConfigError(
-            "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
-        )
-    if len(layouts) == 1:  # the launcher refuses it with a message of its own
-        layout, per_node = layouts[0][0], question.gpus_per_node
-        check_split(question.shape, layout)
-        check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
-    if unobstructed:  # an engine's switches are in the way, and its own message says which
-        _resolve_with(question, experiment, profile, unobstructed[0])
-    fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
-    if not layouts and {"tp", "pp", "dp"} <= set(fixed):
-        _resolve_with(question, experiment, profile, Layout(**fixed))
-    given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
-    reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
-    if not layouts:
-        reasons = [f"{' x '.join(fixed)} does not divide {question.gpus}"]
-    counts = working_counts(question)
-    if reasons == ["dp does not divide the global batch"]:
-        counts = []
-    hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
-    if reasons == [_TP_SPANS]:
-        hint += ", or --allow-tp-across-nodes to accept the slow links"
-    raise LayoutError(
-        f"no layout of {name} can run on {counted(question.gpus, 'GPU')}{given}: {', '.join(reasons)}", hint
-    )
-
-
-def working_counts(question: Question) -> list[int]:
-    """The three numbers of GPUs, nearest to the question's own, on which some layout can run; ascending."""
-    per_node, gpus = question.gpus_per_node, question.gpus
-    nodes = gpus // per_node
-    near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
-    doubled = [per_node * 2**power for power in range(20)]
-    counts = sorted({*range(1, per_node + 1), *near, *doubled} - {gpus}, key=lambda count: abs(count - gpus))
-    found: list[int] = []
-    for count in counts:
-        other = replace(question, gpus=count)
-        if any(obstacle is None and other.can_run(layout) for layout, obstacle in other.layouts()):
-            found.append(count)
-            if len(found) == 3:
-                break
-    return sorted(found)
-
-
-def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
+def gpus_of(experiment: Experiment, profile: ClusterProfile) -> int:
     """The number of GPUs, as `resolve` counts them: all nodes have equally many."""
     asked, per_node = experiment.layout, profile.gpus_per_node
     gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
@@ -389,12 +342,3 @@ def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
     return all(
         key in engine_named(name).switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys
     )
-
-
-def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
-    """Raises what `resolve` raises for the experiment's own engine under the layout."""
-    asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
-    engine = experiment.engine
-    if "zero_stage" not in question.fixed:
-        engine = replace(engine, zero_stage=None)
-    resolve(replace(experiment, layout=asked, engine=engine), profile)

@@ -17,10 +17,11 @@ from hpc_gpt import formulas
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, units_of
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
-from hpc_gpt.plan.question import NO_ENGINE, OFFLOADS, Question
+from hpc_gpt.plan.question import NO_ENGINE, NO_GAIN, OFFLOADS, Question
 from hpc_gpt.plan.step_time import StepTime, predict_step
+from hpc_gpt.settings.devices import units_of
 from hpc_gpt.settings.layout import Layout
 
 KEPT = 3  # candidates of each layout
@@ -115,6 +116,7 @@ class Candidate:
             run.zero_stage > 1,
             run.sequence_parallel,
             RECOMPUTES.index(run.recompute),
+            run.cp,
             run.pp,
             run.tp,
             run.sharded_optimizer,
@@ -155,12 +157,25 @@ class Searched:
         """The best candidate of each layout, best first."""
         return _firsts(self.candidates)
 
+    def shown(self, lines: int) -> list[Candidate]:
+        """So many of them, with the best one's tp and pp under the next shorter cp among them: what its cp is for."""
+        layouts = self.best_of_layouts
+        first = layouts[0].layout if layouts else Layout(1, 1, 1)
+        alike = [each for each in layouts if (each.layout.tp, each.layout.pp) == (first.tp, first.pp)]
+        shorter = max(
+            (each for each in alike if each.layout.cp < first.cp), key=lambda each: each.layout.cp, default=None
+        )
+        if shorter is None or shorter in layouts[:lines]:
+            return layouts[:lines]
+        return [*layouts[: lines - 1], shorter]
+
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication."""
+    """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication, in
+    percent."""
     found = sorted(candidates, key=lambda candidate: candidate.rank)
     equal = {id(each) for each in _firsts(found) if each.equals(found[0])}
-    return sorted(found, key=lambda each: each.share + each.exposed_share if id(each) in equal else math.inf)
+    return sorted(found, key=lambda each: round(each.share + each.exposed_share, 2) if id(each) in equal else math.inf)
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -171,6 +186,12 @@ def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(found.values())
 
 
+def with_room(machine: Machine) -> Machine:
+    """The machine on which all that fits leaves room on the real one, on the cards and on the host."""
+    host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
+    return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)
+
+
 def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False,
     limit_s: float = math.inf,
@@ -178,6 +199,9 @@ def search(
     """Tries everything that the question leaves open. `first`: stop at the first that is known to fit, whatever its
     speed. Raises TimeoutError after `limit_s` seconds."""
     found = Searched(question, machine)
+    # The fastest so far with room, and of those with the same tp and pp the fastest.
+    fastest: Candidate | None = None
+    shorter: dict[tuple[int, int], Candidate] = {}
     began = time.monotonic()
     for layout, obstacle in question.layouts():
         if time.monotonic() - began > limit_s:
@@ -185,8 +209,18 @@ def search(
         if obstacle is not None:
             found.left_out[obstacle] += 1
             continue
+        alike = shorter.get((layout.tp, layout.pp))
+        if alike is not None and fastest is not None and _gains_nothing(alike, fastest):
+            found.left_out[NO_GAIN] += 1
+            continue
         best, nearest = _search_layout(found, layout, constants, keep, first)
+        if best and alike is not None and best[0].tokens_per_s <= alike.tokens_per_s:
+            found.left_out[NO_GAIN] += 1
+            continue
         found.candidates += best
+        if best and not best[0].is_tight and not best[0].needs_unknown_host:
+            shorter[layout.tp, layout.pp] = best[0]
+            fastest = max(fastest or best[0], best[0], key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
             found.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
@@ -197,6 +231,18 @@ def search(
     return found
 
 
+def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
+    """Whether a longer cp than that of `alike`, with the same tp and pp, cannot win by more than a prediction's error.
+
+    It divides the activations and multiplies the micro-batches: it can save no more than recomputation, offload and
+    bubble. All else of the step takes at least as long, as the ranks that share parameters are the same.
+    """
+    step = alike.step
+    assert step is not None
+    least = 1 - (step.recompute_s + step.offload_s + step.bubble_s) / step.step_s
+    return alike.tokens_per_s <= EQUAL * least * fastest.tokens_per_s
+
+
 def _search_layout(
     found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
@@ -205,7 +251,9 @@ def _search_layout(
     nearest: Candidate | None = None
     batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
     for way in ways:
-        for candidate, fit in _tried(found, way, batches):
+        if first and way.vp > min(each.vp for each in ways):
+            continue  # more chunks need more memory
+        for candidate, fit in _tried(found, way, batches, first):
             if not fit:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
@@ -223,12 +271,14 @@ def _search_layout(
         found.left_out[NO_ENGINE] += 1
     elif not heap and nearest is None:
         found.left_out["the batch does not divide so"] += 1
-    return [entry[2] for entry in heap], nearest
+    return sorted((entry[2] for entry in heap), key=lambda candidate: candidate.rank), nearest
 
 
-def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -> Iterator[tuple[Candidate, bool]]:
+def _tried(
+    found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool
+) -> Iterator[tuple[Candidate, bool]]:
     """Each setting of a way with whether it fits: all that do, and of every series of growing micro-batches the first
-    that does not.
+    that does not. `first`: the setting alone that needs the least, as the others do not fit if it does not.
 
     A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
     micro-batch nor recomputation.
@@ -236,6 +286,8 @@ def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]]) -
     # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
     series, machine = found.question.techniques(way.engine, way.tp, way.cp), found.machine
+    if first:
+        batches, series = batches[:1], series[-1:]
     for place, (parallel, recompute) in enumerate(series):
         for number, (micro_batch, micro_batches) in enumerate(batches):
             training = replace(
@@ -275,34 +327,11 @@ def _settings(found: Searched, training: Training) -> tuple[Candidate, bool]:
     return candidate, fits_in_memory(memory, machine) and candidate.host_share <= 1
 
 
-def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[Candidate]:
-    """The best candidate of each micro-batch of a search for one layout, else the one nearest to fitting; the smallest
-    micro-batch first."""
-    question, found = searched.question, []
-    dp = (searched.candidates or searched.too_large)[0].layout.dp
-    for micro_batch, _ in question.batches(dp):
-        one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
-        each = search(one, searched.machine, constants, keep=1)
-        found += each.candidates[:1] or each.too_large[:1]
-    return found
-
-
-def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
-    """The smallest doubling of the question's GPUs, in whole nodes, on which something is known to fit; None up to
-    `most`."""
-    per_node = question.gpus_per_node
-    gpus = question.gpus
-    while gpus < most:
-        gpus = 2 * gpus if gpus >= per_node else min(2 * gpus, per_node)
-        if search(replace(question, gpus=gpus), machine, first=True).best:
-            return gpus
-    return None
-
-
 @dataclass(frozen=True)
 class Figures:
     """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of hpc_gpt.formulas, and the
-    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1.
+    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1, over `peak_tflops` of `units`;
+    `mfu_as_done` leaves out the half of attention that causal masks spare.
     """
 
     step_s: float
@@ -315,6 +344,9 @@ class Figures:
     tflops_model: float
     mfu: float
     hfu: float
+    mfu_as_done: float
+    units: str
+    peak_tflops: float
     gpu_hours_per_step: float
     budget_tokens: float
     days: float
@@ -325,7 +357,8 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
     """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
     shape, gpus, step_s = training.shape, training.gpus, step.step_s
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
-    model = formulas.tflops_model(params=shape.params, layers=shape.layers, hidden=shape.query_width, **counted)
+    sizes = {"layers": shape.layers, "hidden": shape.query_width}
+    model = formulas.tflops_model(params=shape.multiplied, **sizes, **counted)
     hardware = formulas.tflops_hardware(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -335,7 +368,8 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         attention_width=shape.query_width,
         **counted,
     )
-    peak = machine.peak_tflops[units_of(training)]
+    units = units_of(training.dtype, training.matmul) or training.dtype
+    peak = machine.peak_tflops[units]
     tokens_per_s = training.global_batch * shape.seq / step_s
     seconds = budget_tokens / tokens_per_s
     return Figures(
@@ -348,6 +382,9 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         tflops_hardware=hardware,
         tflops_model=model,
         mfu=formulas.mfu(model, peak),
+        mfu_as_done=formulas.mfu(formulas.as_done(model, **sizes, **counted), peak),
+        units=units,
+        peak_tflops=peak,
         hfu=formulas.hfu(hardware, peak),
         gpu_hours_per_step=gpus * step_s / 3600,
         budget_tokens=budget_tokens,

@@ -15,7 +15,8 @@ from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.machine import DEFAULT, Constants, Links, Machine, Rates
+from hpc_gpt.plan.links import Links
+from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of
 from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
 from hpc_gpt.settings.shape_split import layer_params
 
@@ -84,9 +85,9 @@ class _StepModel:
         first, most, at_end = _slowest(training, per_layer, head)
         compute = most * (layer.forward_s + layer.backward_s + waited) + head * at_end
         again, tensor, context = most * layer.again_s, most * tensor, most * context
-        sends = self._sends_s(training)
+        sends, on_average = self._sends_s(training)
         slot = compute + again + tensor + context + sends + most * gathers
-        bubble = max(0.0, shape.layers * per_layer + head + pp * sends - slot) / vp if pp > 1 else 0.0
+        bubble = max(0.0, shape.layers * per_layer + head + pp * on_average - slot) / vp if pp > 1 else 0.0
         params = _stage_params(training, first)
         hiding = (layer.forward_s + layer.backward_s) * first
         dp = self._reduction_s(training, params, hiding) + micro_batches * most * gathers
@@ -151,11 +152,12 @@ class _StepModel:
         """The part of `takes` seconds that `hiding` seconds of other work do not hide."""
         return max(0.0, takes - hiding) + self.constants.exposed * min(takes, hiding)
 
-    def _sends_s(self, training: Training) -> float:
-        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage.
+    def _sends_s(self, training: Training) -> tuple[float, float]:
+        """Seconds a micro-batch to send activations to the next stage and gradients back, for every chunk of a stage:
+        over the slowest boundary, which each micro-batch waits for, and on average, as in filling the pipeline.
         Megatron sends each rank's part and gathers them inside the node (Narayanan et al. 2021, 4.1)."""
         if training.pp == 1:
-            return 0.0
+            return 0.0, 0.0
         size = 2.0 * training.tokens * training.shape.hidden
         gathered = 0.0
         if engine_of(training).scatters_outputs or training.sequence_parallel:
@@ -164,7 +166,9 @@ class _StepModel:
         stride = training.tp * training.data_ranks
         # Activations and gradients are sent in opposite directions at once; only a part of that is exposed.
         shown = VALUES["overlap.p2p"] if training.vp > 1 else 1.0
-        return shown * (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
+        each = shown * (1 + self.constants.exposed) * training.vp
+        slowest, on_average = self.links.send_s(size, stride, training.pp)
+        return each * (slowest + gathered), each * (on_average + gathered)
 
     def _gathers_s(self, training: Training, busy: float) -> float:
         """Seconds a layer and micro-batch under ZeRO-3 and FSDP to all-gather its parameters twice and reduce-scatter
@@ -173,9 +177,11 @@ class _StepModel:
         if engine_of(training).sharding(training) < 3 or (training.data_ranks == 1 and not one_by_one):
             return 0.0
         params = layer_params(training.shape, training.tp)
-        size = params * (2 * 2.0 + engine_of(training).reduced_bytes(training))
-        if training.whole_gradients:  # weights stay gathered, and gradients are reduced once
-            size /= training.micro_batches
+        gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
+        if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
+            reduced /= training.micro_batches
+            gathered /= training.micro_batches if training.pp > 1 else 1
+        size = params * (gathered + reduced)
         takes = self.links.ring_s(size, training.data_ranks, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
@@ -192,9 +198,15 @@ class _StepModel:
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
         back = params * 2.0 if training.sharded_optimizer else summed
-        takes = self.links.ring_s(summed, training.data_ranks, training.tp, self.links.reduction_b_s)
-        takes += self.links.ring_s(back, training.data_ranks, training.tp, self.links.reduction_b_s)
-        if facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
+        rate = self.links.reduction_b_s
+        if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):
+            rate *= VALUES["overlap.gradients.reduction"] / DEFAULT.reduction
+        takes = self.links.ring_s(summed, training.data_ranks, training.tp, rate)
+        gathers = self.links.ring_s(back, training.data_ranks, training.tp, rate)
+        if training.gathers_wait and training.sharded_optimizer and training.vp == 1:
+            return self._shown_s(takes, hidden_s) + gathers
+        takes += gathers
+        if training.dp_overlap or facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
             return self._shown_s(takes, hidden_s)
         return takes
@@ -218,7 +230,7 @@ class _StepModel:
         """The relative error within which four of five rows of a source were predicted by a fit to other sources
         (test_step_time_published.py). It is larger on several nodes and if the host is the limit, and grows most with
         the share of the step that depends on the network (`across`)."""
-        band = 0.12 if self.constants == DEFAULT else 0.08
+        band = 0.12
         if training.gpus > self.links.per_node:
             band += 0.04
         if host_bound:

@@ -8,10 +8,13 @@ from typing import NamedTuple
 from hpc_gpt.columns import Column, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.nearest import near_batches
+from hpc_gpt.plan.question import DIVIDES_NO_BATCH
 from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.words import counted, plain, show_rate, show_whole
 
+FAR = 0.1  # so much more than the work that is done, a utilisation is worth a line
 LINES = 7  # layouts that fit, and half as many that do not
 
 
@@ -196,11 +199,16 @@ def time_bar(step: StepTime, length: int) -> str:
     return bar
 
 
-def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
-    """An aligned table, a line for each layout. If it is wider than `width` (None: any width), a layout's texts get
-    their own line, or each layout becomes a block of lines."""
-    best = searched.best_of_layouts
-    lines = [_Line(candidate, best[0], blocks) for candidate in (*best[:LINES], *searched.too_large[: LINES // 2])]
+def search_table(
+    searched: Searched, width: int | None, blocks: bool, overlap: tuple[Candidate, tuple[str, ...]] | None = None
+) -> str:
+    """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
+    If it is wider than `width` (None: any width), a layout's texts get their own line, or each layout becomes a block
+    of lines."""
+    best = searched.shown(LINES)
+    lines = [_Line(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
+    if overlap is not None and overlap[1]:
+        lines.insert(1, _Line(overlap[0], best[0], blocks, overlap[1]))
     whole = grid(_COLUMNS, lines)
     if width is None or whole.width <= width:
         return whole.aligned()
@@ -214,11 +222,24 @@ def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
 
 
 class _Line(NamedTuple):
-    """A line of the table: a candidate, the best one, and whether bars are drawn in blocks."""
+    """A line of the table: a candidate, the best one, whether bars are drawn in blocks, and arguments that it has more
+    than the best."""
 
     candidate: Candidate
     best: Candidate
     blocks: bool = False
+    more: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> str:
+        return f"as the best, with {' '.join(self.more)}" if self.more else candidate_settings(self.candidate)
+
+    @property
+    def why(self) -> str:
+        if not self.more:
+            return loses(self.candidate, self.best)
+        faster = self.candidate.tokens_per_s / self.best.tokens_per_s
+        return f"{faster:.2f} times the best, if the checkout has these arguments"
 
 
 def _left(heading: str, key: str, text: Callable[[_Line], str | None]) -> Column:
@@ -229,13 +250,13 @@ _COLUMNS = (
     _left("Layout", "layout", lambda line: str(line.candidate.layout)),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
-    _left("Settings", "settings", lambda line: candidate_settings(line.candidate)),
+    _left("Settings", "settings", lambda line: line.settings),
     _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
     Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
     Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, show_rate),
     Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
     _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None),
-    _left("Against the best", "why", lambda line: loses(line.candidate, line.best)),
+    _left("Against the best", "why", lambda line: line.why),
 )
 _NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
 
@@ -247,7 +268,7 @@ def candidate_texts(candidate: Candidate, best: Candidate) -> dict[str, str]:
 
 
 def _words(line: _Line, width: int) -> str:
-    texts = candidate_texts(line.candidate, line.best)
+    texts = {each.keys[0]: each.show(line) for each in _COLUMNS}
     settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
     text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
     return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
@@ -279,7 +300,7 @@ def legend(searched: Searched) -> str:
 
 
 def _has_equals(searched: Searched) -> bool:
-    best = searched.best_of_layouts[:LINES]
+    best = searched.shown(LINES)
     return any(each.equals(best[0]) for each in best[1:])
 
 
@@ -306,15 +327,29 @@ def figures_lines(figures: Figures, gpus: int) -> list[str]:
         f"step {show_rate(figures.step_s)} s ({show_rate(low)} to {show_rate(high)}), "
         f"{figures.tokens_per_s:,.0f} tokens/s, {figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
-        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
+        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} % of "
+        f"{figures.peak_tflops:g} {figures.units}",
+        *as_done_lines(figures),
         f"{tokens_text(figures.budget_tokens)} tokens: {days} on {counted(gpus, 'GPU')}, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
 
+def as_done_lines(figures: Figures) -> list[str]:
+    """What is left of mfu without the half of attention that is masked, in a line if that differs by a tenth."""
+    if figures.mfu <= (1 + FAR) * figures.mfu_as_done:
+        return []
+    return [
+        f"mfu as done {100 * figures.mfu_as_done:.1f} %: the formulas count attention whole, a causal mask spares half"
+    ]
+
+
 def left_out_text(searched: Searched) -> str:
     """The layouts left out, counted by reason; empty if there are none."""
+    question = searched.question
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
+    if DIVIDES_NO_BATCH in searched.left_out and (sizes := near_batches(question.global_batch or 1, question.gpus)):
+        parts.append(f"every dp of {counted(question.gpus, 'GPU')} divides --gbs {' or '.join(map(str, sizes))}")
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
     return f"layouts left out: {'; '.join(parts)}" if parts else ""

@@ -9,7 +9,7 @@ from hpc_gpt.engines.base.training import OptimizerMode, Training
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.devices import peaks_of
 from hpc_gpt.settings.experiment import Data, Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
@@ -58,7 +58,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
     """Fields of a Training that follow from the device and those switches of `engine` that the engine `name` has."""
     facts = engine_named(name)
     compiled = "compile" in facts.switches and engine.compile != "none"
-    return {
+    traits: dict[str, Any] = {
         "flash": not facts.keeps_scores(engine, device),
         "compiled": compiled,
         "compiled_loss": compiled,
@@ -71,16 +71,17 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
         "attention": {"flash": "fa2", "efficient": "fa2", "cudnn": "cudnn"}.get(engine.attention, "te"),
     }
+    return traits | facts.stated_traits(engine)
 
 
 def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile) -> Engine:
     """The switches from which the search begins: compiled, which is always faster, on a device that can (Triton has
     those from Ampere on, the first with bf16), and without what only saves memory."""
-    device = DEVICES.get(profile.device or "")
+    peaks = peaks_of(profile.device, profile.machine.peak_tflops if profile.machine else None)
     open_: dict[str, Any] = {"activation_offload": False}
     if not engine.one_pass_loss:
         open_["loss_chunks"] = 1
-    if device is not None and not device.nominal and "bf16" in device.peaks and engine.compile == "none":
+    if "bf16" in peaks and engine.compile == "none":
         open_["compile"] = "block"
     return replace(engine, **{name: value for name, value in open_.items() if name not in fixed})
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.devices import units_of
 from hpc_gpt.typed_tables import from_tables
 
 SCHEMA = 1
@@ -107,7 +108,7 @@ class Record:
     tflops_hardware: float | None = None
     "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3."
     tflops_model: float | None = None
-    "TFLOP/s per GPU: 6 P + 12 L h s a token, PaLM."
+    "TFLOP/s per GPU: 6 N + 12 L h s a token, PaLM; N: weights that multiply a token."
     tflops_printed: float | None = None
     "TFLOP/s per GPU as the program printed it, by its own formula."
     mfu_printed: float | None = None
@@ -196,7 +197,7 @@ class Record:
     @property
     def units(self) -> str | None:
         """Of which of the device's units mfu and hfu are shares: those of FP8 products, else the dtype's."""
-        return self.dtype if self.matmul is None else "fp8"
+        return units_of(self.dtype, self.matmul)
 
     def to_tables(self) -> dict[str, Any]:
         """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""

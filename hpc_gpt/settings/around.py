@@ -1,4 +1,5 @@
-"""What is to happen around a run: `[notify]`, `[after]` and `[track]`. Without its table nothing does.
+"""What is to happen around a run: `[notify]`, `[after]` and `[track]`; and what the planner is told of a program of the
+user's own, `[plan]`. Without its table nothing does.
 
 No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
 """
@@ -12,6 +13,10 @@ from hpc_gpt.settings.key_rules import key, key_rules
 from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
 
 Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
+AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
+GradSum = Literal["fp32", "bf16", "fp16"]
+Loss = Literal["none", "half", "jit", "kernel"]
+HeldAs = Literal["mixed", "fp32", "bf16"]
 # What is filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
@@ -72,11 +77,49 @@ class Track:
     'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
 
 
+@dataclass(frozen=True)
+class Plan:
+    """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
+
+    like: Literal["ddp", "deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"] | None = key(
+        None, resume="free", decides="nothing", added=True
+    )
+    "The engine whose rules of memory and communication the program shares; without it nothing is planned."
+    attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
+    "Attention's kernel; unfused writes the scores to memory, te and sdpa choose one by the device."
+    grad_sum: GradSum | None = key(None, resume="free", decides="nothing", added=True)
+    "The format in which gradients are summed over micro-batches, kept and reduced."
+    dp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether gradients are reduced, and sharded parameters gathered, beside the passes."
+    tp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether communication of tensor parallelism runs in pieces beside the products that it serves."
+    fused_loss: Loss | None = key(None, resume="free", decides="nothing", added=True)
+    "The loss: operators on fp32 logits, in 16 bits (half), compiled (jit), or one kernel on 16-bit logits."
+    edges_as_layers: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether embedding and head each take a layer's place in the split over stages."
+    states: HeldAs | None = key(None, resume="free", decides="nothing", added=True)
+    "What is held of a parameter: 16-bit weights and fp32 states (mixed, 2 + 12 bytes), fp32 (4 + 8), bf16 (2 + 4)."
+    offloaded_layers: int | None = key(None, resume="free", decides="nothing", added=True, least=0)
+    "Layers whose activations are copied to the host's memory."
+    whole_gradients: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether ZeRO-2, ZeRO-3 or FSDP reduces after the last micro-batch alone."
+    whole_logits: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether every rank of tp gathers all logits."
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        """What is given, by the name of a Training's field."""
+        found = {name: value for name, value in changed_keys(self).items() if name != "like"}
+        if self.attention is not None:
+            found["flash"] = self.attention != "unfused"
+        return found
+
+
 # {name of the table in an experiment: the table without which nothing happens}
-AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track()}
+AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
 
 
-def changed_keys(table: Notify | After | Track) -> dict[str, Any]:
+def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
     """The keys of a table that do not have their defaults."""
     return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
 

@@ -43,7 +43,7 @@ class Container:
 class MachineFigures:
     """`[machine]`: figures that the planner uses instead of those of the device and the fabric.
 
-    An unknown device needs all but `network_gb_s`, `host_memory_gib` and the latencies.
+    An unknown device needs all but `network_gb_s`, `host_memory_gib`, `switched` and the latencies.
     """
 
     memory_gib: float | None = None
@@ -54,6 +54,9 @@ class MachineFigures:
     "Bandwidth of a GPU's memory, in GB/s of 1e9 bytes; for example 2039."
     node_gb_s: float | None = None
     "GB/s from a GPU to the others of its node, in one direction; for example 300."
+    switched: bool | None = None
+    """Whether a switch gives two GPUs of a node all their links: without one, as on boards of four V100, A100, H100 or
+    GH200, each pair has a third."""
     network_gb_s: float | None = None
     "GB/s from a whole node to others, in one direction; for example 100."
     host_gb_s: float | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import After, Notify, Track
+from hpc_gpt.settings.around import After, Notify, Plan, Track
 from hpc_gpt.settings.key_rules import key
 from hpc_gpt.settings.mixture import MixedSource
 
@@ -428,6 +428,7 @@ class Experiment:
     notify: Notify = field(default_factory=Notify)
     after: After = field(default_factory=After)
     track: Track = field(default_factory=Track)
+    plan: Plan = field(default_factory=Plan)
 
 
 def with_keys(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:

@@ -188,6 +188,12 @@ class ModelShape:
         """Weights of the matrices of one layer, without biases: 12 h^2 for GPT-2's."""
         return sum(matrix.size for matrix in self.matrices)
 
+    @property
+    def multiplied(self) -> int:
+        """The weights by which every token is multiplied: the matrices of the layers, and the head. Tables that are
+        looked up (an embedding that is no head, positions), biases and norms are not."""
+        return self.layers * self.layer_weights + self.padded_vocab * self.hidden
+
     @cached_property
     def block_params(self) -> int:
         """Parameters of one layer: 12 h^2 + 13 h for GPT-2's."""

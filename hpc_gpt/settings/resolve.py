@@ -85,6 +85,7 @@ def resolve(
         )
     facts.check_run(layout, shape, train)
     check_around(experiment.notify, experiment.after, experiment.track)
+    facts.check_plan(experiment.plan)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
             raise ConfigError(
@@ -117,6 +118,7 @@ def resolve(
         notify=experiment.notify,
         after=experiment.after,
         track=experiment.track,
+        plan=experiment.plan,
         script=script,
         data_from=data_from,
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.around import AROUND, After, Notify, Track, changed_keys
+from hpc_gpt.settings.around import AROUND, After, Notify, Plan, Track, changed_keys
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
 from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL, UNKNOWN, OurModel, OwnProgram
@@ -65,6 +65,7 @@ class Resolved:
     notify: Notify = field(default_factory=Notify)
     after: After = field(default_factory=After)
     track: Track = field(default_factory=Track)
+    plan: Plan = field(default_factory=Plan)
     script: ScriptFacts | None = None
     data_from: int = 0
     version: str = __version__

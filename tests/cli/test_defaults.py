@@ -41,7 +41,7 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
         (
             ("--model", "gpt2", "--gpus", "12", *JEAN_ZAY),
             None,
-            "batch 1020, the multiple of dp 12 nearest below plan's ",
+            "batch 1020 as in plan, ",
         ),
         (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
         (("--model", "gpt2", "--cluster", "local"), (1, 1, 8), "batch 8, one sample a rank as they have no GPU, "),
@@ -115,6 +115,7 @@ def test_without_a_model_it_is_the_default_experiment():
         (("--gpus", "64", "--cluster", "a100-80g-8"), "fp16"),
         (("--gpus", "64", "--set", "train.dtype=bf16", "--cluster", "a100-80g-8"), "bf16"),
         (("--model", "gpt2", "--gpus", "8", "--engine", "ddp", *JEAN_ZAY), "fp16"),
+        (("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8"), "bf16"),
     ],
 )
 def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
@@ -123,10 +124,11 @@ def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
     words = shlex.split(page["next"])
     assert "--engine" in words
     assert f"train.dtype={dtype}" in words
-    assert words[words.index("--gbs") + 1] == "1024"
+    batch = 1023 if "3" in arguments else 1024
+    assert words[words.index("--gbs") + 1] == str(batch)
     resolved = resolved_of(in_process("render", *words[2:]))
     assert (resolved["train"]["dtype"], page["dtype"]) == (dtype, dtype)
-    assert resolved["batch"]["global_batch"] == 1024
+    assert resolved["batch"]["global_batch"] == batch
     assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
     switches = ("recompute", "offload", "sequence_parallel", "zero_stage")
     assert resolved["engine"]["name"] == best["engine"]

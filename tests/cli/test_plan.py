@@ -326,13 +326,14 @@ def own_profile(**machine):
 def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
     asked = ("--model", "48b", "--gpus", "8", "--cluster")
     done = in_process("plan", *asked, own_profile())
-    assert (done.code, done.stderr) == (0, "")  # no next command
+    assert (done.code, done.stderr) == (0, "next: hpc-gpt plan --cluster mine --model 48b --gpus 80\n")
     said = " ".join(done.stdout.split())
     need = re.search(
         r"nothing is known to fit, as all that fits on the cards offloads: (\S+) needs (\d+) GiB in the", said
     )
-    assert ", or use --gpus 128, on which a layout fits" in said
-    assert planned(*asked, "mine")["next"] == ""
+    assert ", or use --gpus 80, on which a layout fits" in said
+    assert planned(*asked, "mine")["next"] == done.stderr.strip().removeprefix("next: ")
+    assert in_process(*shlex.split(done.stderr.removeprefix("next: hpc-gpt "))).code == 0
     explained = in_process("plan", *asked, "mine", "--why", need[1])
     assert "next: " not in explained.stderr
     assert f"host must hold {need[2]} GiB" in explained.stdout
@@ -393,3 +394,19 @@ def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
     assert "does not fit on 16 v100-32g: the nearest, " in said
     count = hinted.removeprefix("use --gpus ").partition(",")[0]
     assert in_process("plan", "--model", "48b", "--gpus", count, "--offload", "none", *JEAN_ZAY).code == 0
+
+
+def test_the_batches_that_every_dp_divides_are_named_beside_one_that_stays():
+    said = in_process("plan", "--model", "gpt2-xl", "--gpus", "3", "--gbs", "512", "--cluster", "a100-80g-8").stdout
+    assert "global batch 512 x 1024" in said
+    assert "every dp of 3 GPUs divides --gbs 510 or 513" in said
+    assert planned("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8")["global_batch"] == 1023
+
+
+def test_the_largest_model_has_its_days_for_20_tokens_a_parameter():
+    said = " ".join(in_process("plan", "--max-model", "--gpus", "16", *JEAN_ZAY).stdout.split())
+    params = float(re.search(r"largest without offload: ([\d.]+)e9 parameters", said)[1])
+    tokens = re.search(
+        r"20 tokens a parameter at global batch 1024 on \S+: ([\d.,]+)e9 tokens: ([\d.,]+) days on 16 GPUs", said
+    )
+    assert float(tokens[1].replace(",", "")) == pytest.approx(20 * params, rel=0.01)

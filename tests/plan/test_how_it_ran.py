@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.engines import states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.plan.memory import layers_of_stages, predict_memory
@@ -141,3 +142,32 @@ def test_traits_are_read_from_a_rows_fields_alone() -> None:
     for name, value in stated.items():
         assert getattr(full.training, name) == value
         assert getattr(plain.training, name) == getattr(Training(LLAMA), name)
+
+
+def test_gradients_that_are_reduced_once_are_gathered_for_all_along() -> None:
+    """Weights are gathered in each pass, gradients are reduced in the last micro-batch alone; until then a rank holds
+    whole ones, whose place their shards take."""
+    each = Training(LLAMA, dp=2, micro_batches=8, flash=True, engine="fsdp", grad_sum="fp32", states="fp32")
+    once = replace(each, whole_gradients=True)
+    slow = machine_named("h100-80g", 1, "infiniband 1x100G")
+    exposed = [predict_step(run, slow).dp_s for run in (each, once)]
+    assert 0.3 * exposed[0] < exposed[1] < 0.6 * exposed[0]
+    pipelined = [replace(run, pp=2) for run in (each, once)]
+    assert predict_step(pipelined[1], slow).dp_s < predict_step(pipelined[0], slow).dp_s / 4
+    shards, whole = (predict_memory(run).stages[0] for run in (each, once))
+    assert whole.gradients == 2 * shards.gradients
+    assert whole.reserved == pytest.approx(shards.reserved + shards.gradients)
+
+
+def test_our_fsdp_does_not_pay_deepspeeds_synchronizations() -> None:
+    alike = [Training(LLAMA, dp=8, flash=True, engine=name) for name in ("fsdp", "deepspeed-3d")]
+    assert states_of(alike[0]).synchronizations == states_of(replace(alike[0], engine="ddp")).synchronizations
+    assert states_of(alike[0]).synchronizations < states_of(alike[1]).synchronizations
+
+
+def test_a_row_states_the_width_of_its_heads_and_what_overlaps() -> None:
+    (told, plain) = (rows_of({"rows": [row(**more)]}, "rows").rows[0].training for more in (
+        {"head_dim": 64, "dp_overlap": True}, {}))  # fmt: skip
+    assert (told.shape.head_width, told.dp_overlap, plain.dp_overlap) == (64, True, False)
+    with pytest.raises(ConfigError, match="dp_overlap"):
+        rows_of({"rows": [row(dp_overlap="yes")]}, "rows")

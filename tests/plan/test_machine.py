@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.machine import link_gb_s, machine_of, parse_fabric
+from hpc_gpt.launch.request import compiles
+from hpc_gpt.plan.links import Links
+from hpc_gpt.plan.machine import DEFAULT, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.plan.training import with_choices
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.experiment import Engine
 from tests.plan.machines import machine_named
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)
@@ -95,6 +99,39 @@ def test_jean_zay():
     assert "bf16" not in machine.peak_tflops
 
 
+@pytest.mark.parametrize(
+    ("device", "each_of", "all_four"), [("v100-32g", 50, 150), ("a100-80g", 100, 300), ("gh200", 150, 450)]
+)
+def test_a_pair_on_a_board_of_four_has_a_third_of_its_links(device, each_of, all_four, tmp_path):
+    """2 of 6 links of 25 GB/s on V100, 4 of 12 on A100, 6 of 18 on GH200; eight have a switch."""
+    board = Links(machine_named(device, 4, "infiniband 4x200G"), DEFAULT)
+    rates = [board.inside_b_s(members) / 1e9 / DEFAULT.node for members in (2, 4)]
+    assert rates == pytest.approx([each_of, all_four])
+    assert board.ring_s(1e9, 2) == pytest.approx(0.5e9 / (each_of * 1e9 * DEFAULT.node), rel=1e-3)
+    assert Links(machine_named(device, 8, "infiniband 4x200G"), DEFAULT).inside_b_s(2) == board.inside_b_s(4)
+    profile = f'device = "{device}"\nfabric = "infiniband 4x200G"\ngpus_per_node = 4\n'
+    assert not machine_of(load_profile(write(tmp_path, profile))).switched
+    assert machine_of(load_profile(write(tmp_path, profile + "[machine]\nswitched = true\n"))).switched
+    # Four GPUs of a rack that a switch joins are no board.
+    assert machine_named("gb200", 4, "infiniband 4x400G").switched
+
+
+def test_a_send_takes_as_long_as_its_slowest_boundary():
+    """Eight stages of four GPUs on nodes of eight: every second boundary leaves its node, over ports that the four
+    GPUs of its stage share; in a node, or with the stages of one node alone, none does."""
+    links = Links(machine_named("a100-80g", 8, "ethernet 2x25G"), DEFAULT)
+    size = 2 * 2048 * 4096
+    inside, across = (
+        size / links.node_b_s + links.node_latency_s,
+        4 * size / links.network_b_s + links.network_latency_s,
+    )
+    assert across == pytest.approx(14.37e-3, rel=1e-3)
+    assert links.send_s(size, 4, 8) == pytest.approx((across, (inside + across) / 2))
+    assert links.send_s(size, 4, 2) == (inside, inside)
+    whole = 8 * size / links.network_b_s + links.network_latency_s
+    assert links.send_s(size, 8, 2) == links.send_s(size, 32, 2) == pytest.approx((whole, whole))
+
+
 def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):
     text = 'device = "a100-80g"\n[machine]\nnetwork_gb_s = 90.0\nmemory_gib = 70.0\nhost_memory_gib = 900\n'
     machine = machine_of(load_profile(write(tmp_path, text)))
@@ -117,3 +154,17 @@ def test_every_machine_of_the_published_rows_is_known(shared):
         rows += found
     machines = {(row["device"], row["gpus_per_node"], row["fabric"]) for row in rows}
     assert all(machine_named(*each).memory_gib > 0 for each in machines)
+
+
+def test_a_device_with_fewer_links_has_its_own_rate_between_them():
+    assert machine_named("h800", 8, "nvlink + infiniband 8x400G").node_gb_s == 200.0
+    assert machine_named("h100-80g", 8, "infiniband 8x400G").node_gb_s == 450.0
+
+
+@pytest.mark.parametrize(("dtypes", "compile"), [("bf16 = 900.0, fp16 = 900.0", "block"), ("fp16 = 900.0", "none")])
+def test_a_card_of_a_profiles_own_figures_compiles_as_its_formats_say(dtypes, compile, tmp_path):
+    own = 'device = "mi999"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
+    text = f"{own}node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\n"
+    profile = load_profile(write(tmp_path, text + dtypes.replace(", ", "\n") + "\n"))
+    assert with_choices(Engine(), (), profile).compile == compile
+    assert compiles(profile, {}) == (compile == "block")

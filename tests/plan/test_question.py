@@ -1,17 +1,29 @@
 """From an experiment to a question, and why a question has no answer."""
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.launch.request import usual_batch
 from hpc_gpt.plan.machine import Machine, check_dtype
-from hpc_gpt.plan.question import check_possible, divisors, question_of, working_counts
-from hpc_gpt.plan.search import fewest_gpus, search
+from hpc_gpt.plan.nearest import (
+    check_possible,
+    fewest_gpus,
+    larger_batch,
+    without_offload,
+    working_counts,
+)
+from hpc_gpt.plan.question import Question, divisors, question_of
+from hpc_gpt.plan.search import search
 from hpc_gpt.plan.training import engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
+from tests.plan.machines import machine_named
 
 PROFILE = ClusterProfile("test", device="v100-32g", gpus_per_node=4)
 
@@ -70,7 +82,10 @@ def test_what_is_said_to_work_works_and_what_is_not_does_not():
         check_possible(question, asked, PROFILE, "it")
     counts = working_counts(question)
     assert counts == [8, 16, 32]
-    assert refusal.value.hint == "use --gpus 8 or 16 or 32"
+    assert refusal.value.hint == "use --pp 7 or 14 or 28, or --gpus 8 or 16 or 32"
+    for pp in (7, 14, 28):
+        works = replace(asked, layout=replace(asked.layout, pp=pp))
+        check_possible(question_of(works, PROFILE, {"layout.pp"}), works, PROFILE, "it")
     for count in counts:
         works = replace(asked, layout=replace(asked.layout, gpus=count))
         check_possible(question_of(works, PROFILE, {"layout.pp"}), works, PROFILE, "it")
@@ -87,6 +102,47 @@ def test_a_dtype_without_a_unit_is_refused():
         check_dtype("bf16", machine)
 
 
+def test_a_batch_that_nobody_gave_is_one_that_the_gpus_divide_and_does_not_grow_with_them():
+    batches = {
+        (1024, 3): 1023,
+        (1024, 24): 1032,
+        (1024, 600): 1200,
+        (1024, 64): 1024,
+        (8192, 16384): 512,
+        (8192, 96): 480,
+    }
+    assert {(seq, gpus): usual_batch(seq, gpus) for seq, gpus in batches} == batches
+    assert usual_batch(1024, 1536) == 768  # as many replicas as have a sample each
+
+
+def test_a_bubble_of_over_half_the_step_names_a_batch_with_less_of_it():
+    machine = machine_named("h100-80g", 8, "infiniband 8x400G")
+    traits = {"megatron-lm": {"flash": True}}
+    asked = Question(preset("llama3.1-405b"), 16384, 8, "bf16", 512, ("megatron-lm",), traits=traits)
+    found = search(asked, machine)
+    words = r"the bubble is (\d+)% of the step: with --gbs (\d+) it is (\d+)%, and (\S+) has ([\d.]+) times .*"
+    said = re.fullmatch(words, larger_batch(found))
+    before, batch, after = (int(said[part]) for part in (1, 2, 3))
+    assert before > 50 >= after
+    assert (batch % 512, float(said[5]) > 1.5, said[4]) == (0, True, str(found.best.layout))
+    assert larger_batch(search(replace(asked, global_batch=8192), machine)) == ""
+
+
+def test_what_must_be_offloaded_on_few_gpus_need_not_be_on_more():
+    machine = replace(machine_named("h100-80g", 8, "infiniband 8x400G"), host_memory_gib=1862)
+    traits = {name: {"flash": True, "compiled": True, "compiled_loss": True} for name in ("fsdp", "deepspeed-zero")}
+    asked = Question(preset("llama3.1-70b"), 8, 8, "bf16", 512, (*traits,), traits=traits)
+    asked = replace(
+        asked, savings=frozenset({"loss_chunks", "activation_offload"}), usual_batch=partial(usual_batch, 8192)
+    )
+    assert (
+        without_offload(search(asked, machine)) == "nothing needs to be offloaded on 24 GPUs: --gpus 24 --offload none"
+    )
+    there = search(replace(asked.on(24), fixed={"offload": "none"}), machine).best
+    assert not there.is_tight
+    assert without_offload(search(asked.on(64), machine)) == ""
+
+
 def test_the_fewest_gpus_fit_and_half_of_them_do_not():
     machine = Machine("v100-32g", 6.0, {"fp16": 125.0}, 900, 4, 150, 50, 12)
     asked = experiment({"gpus": 1}, {"name": "deepspeed-3d"})
@@ -94,7 +150,8 @@ def test_the_fewest_gpus_fit_and_half_of_them_do_not():
     count = fewest_gpus(question, machine)
     assert count is not None
     assert search(replace(question, gpus=count), machine).candidates
-    assert not search(replace(question, gpus=count // 2), machine).candidates
+    assert count > 4
+    assert not search(replace(question, gpus=count - 4), machine).candidates
     assert fewest_gpus(question, replace(machine, memory_gib=0.1), most=64) is None
 
 

@@ -10,13 +10,14 @@ from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
-from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.search import Candidate, figures_of
 from hpc_gpt.plan.search_tables import search_tables
-from hpc_gpt.plan.step_time import StepTime
+from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.plan.table import (
     LINES,
     candidate_settings,
     does_not_fit,
+    figures_lines,
     heading,
     left_out_text,
     legend,
@@ -31,6 +32,8 @@ from hpc_gpt.plan.table import (
     wrapped,
 )
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.presets import preset
+from tests.plan.machines import machine_named
 from tests.report.plan_searches import figures_for, searched_for
 
 STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
@@ -199,3 +202,32 @@ def test_interleaving_is_explained():
     assert "4 stages: 2 a stage, in 2 chunks" in text
     assert "min(8, pp 4 - 0) and those of the chunks = " in text
     assert ModelShape(1024, 8, 8).params > 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3.1-8b", "llama3.1-405b"])
+@pytest.mark.parametrize("matmul", ["none", "fp8-tensor", "nvfp4"])
+def test_without_recomputation_the_hardware_does_what_the_model_needs(name, matmul):
+    """Tables that are looked up multiply nothing, in neither figure; both are shares of the products' own units."""
+    machine = machine_named("b200", 8, "infiniband 8x400G")
+    run = Training(preset(name), dp=8, micro_batches=4, flash=True, engine="fsdp", matmul=matmul)
+    found = figures_of(run, predict_step(run, machine), machine, 1e9)
+    assert found.mfu == pytest.approx(found.hfu)
+    again = replace(run, recompute="full")
+    assert figures_of(again, predict_step(again, machine), machine, 1e9).hfu > found.mfu / 2
+    units = {"none": "bf16", "fp8-tensor": "fp8", "nvfp4": "fp4"}[matmul]
+    assert (found.units, found.peak_tflops) == (units, machine.peak_tflops[units])
+    assert f" of {machine.peak_tflops[units]:g} {units}" in figures_lines(found, 8)[1]
+
+
+def test_causal_attention_that_is_counted_whole_is_said_where_it_matters():
+    machine = machine_named("h100-80g", 8, "infiniband 8x400G")
+    run = Training(replace(preset("llama3.1-8b"), seq=131072), cp=8, micro_batches=4, flash=True, engine="fsdp")
+    long, short = (
+        figures_of(each, predict_step(each, machine), machine, 1e9)
+        for each in (run, replace(run, shape=replace(run.shape, seq=2048), cp=1, dp=8))
+    )
+    shape = run.shape
+    weights, attention = 6 * shape.multiplied, 12 * shape.layers * shape.query_width * shape.seq
+    assert long.mfu_as_done / long.mfu == pytest.approx((weights + attention / 2) / (weights + attention))
+    assert any("mfu as done " in line for line in figures_lines(long, 8))
+    assert not any("as done" in line for line in figures_lines(short, 8))

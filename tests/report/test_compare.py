@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs import MULTIPLIED, RunRead
 from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, setting_differences
 from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
 from hpc_gpt.report.difference import Interval
@@ -174,6 +174,16 @@ def test_another_model_is_compared_by_its_flops_beside_tokens():
     flops = comparison.speeds[1]
     assert flops.b == pytest.approx(flops.a / 2, rel=0.01)
     assert flops.interval.change == pytest.approx(-50, abs=1)
+    assert not any("count other parameters" in note for note in comparison.notes)
+
+
+def test_figures_of_two_versions_that_count_other_parameters_are_said_so():
+    old, new = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B", MULTIPLIED
+    runs = [
+        made(number, layers=30 + number, tflops_model=40.0, sources={"tflops_model": count})
+        for number, count in ((1, old), (2, new))
+    ]
+    assert any("count other parameters" in note for note in compare_runs(*runs).notes)
 
 
 def test_an_unknown_batch_is_not_taken_for_the_same_in_silence():

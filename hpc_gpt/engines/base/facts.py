@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
+from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.settings.key_rules import key_rules
@@ -142,6 +143,19 @@ class EngineFacts(States):
             )
         return None
 
+    def check_plan(self, plan: Plan) -> None:
+        """ConfigError if `[plan]` says what its keys say already."""
+        if plan != Plan():
+            raise ConfigError(
+                f"the table [plan] is given, but of engine {self.name} plan knows what it does",
+                "leave [plan] out, which is of engine command: its keys say it, of Megatron-LM engine.megatron_args",
+            )
+
+    def planned_as(self, plan: Plan) -> str | None:
+        """The engine as which a program of the user's own is planned; None if it starts none. ConfigError if `[plan]`
+        does not say it."""
+        return None
+
     def refuse_program(self, words: str, hint: str) -> None:
         """ConfigError if it starts a program of the user's own, which `words` says is not for it."""
         if self.takes_command:
@@ -221,6 +235,15 @@ class EngineFacts(States):
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
         """Interleaved chunks of a pipeline stage."""
         return 1
+
+    def stated_traits(self, engine: Engine) -> dict[str, Any]:
+        """Fields of a Training that its own arguments in `[engine]` state."""
+        return {}
+
+    def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """(arguments that hide communication and leave the arithmetic as it is, the fields of a Training that they
+        change): what a plan shows beside the best layout, as the program may lack them."""
+        return (), {}
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:
         """`[engine]` with the training's chunks."""

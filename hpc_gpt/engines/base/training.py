@@ -6,16 +6,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.formulas import Recompute
+from hpc_gpt.settings.around import AttentionKernel, GradSum, HeldAs, Loss
 from hpc_gpt.settings.experiment import CpExchange, Matmul
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
-AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
-GradSum = Literal["fp32", "bf16", "fp16"]
-Loss = Literal["none", "half", "jit", "kernel"]
-HeldAs = Literal["mixed", "fp32", "bf16"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
 _LISTED = {
@@ -68,6 +65,8 @@ class Training:
     matmul: Matmul = "none"
     attention: AttentionKernel = "te"  # the kernel, if `flash`; te: as is best on the device
     grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
+    dp_overlap: bool = False  # gradients are reduced, and sharded parameters gathered, beside the passes
+    gathers_wait: bool = False  # but for those gathers
     tp_overlap: bool = False  # communication of tensor parallelism beside the products that it serves
     fused_loss: Loss | None = None  # None: as the engine does
     edges_as_layers: bool = False  # embedding and head each take a layer's place in the split over stages and chunks
@@ -255,8 +254,10 @@ def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBy
             found, step_gradients=found.gradients + copied, renewed=copied if sharding < 2 else found.renewed
         )
     if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
-        gathered = 2.0 if training.pp > 1 else 0.0
-        found = replace(found, parameters=found.parameters + gathered, gradients=found.gradients + width)
+        if training.pp > 1:  # weights stay gathered; torchtitan's rows hold the shards of the gradients beside them
+            found = replace(found, parameters=found.parameters + 2.0, gradients=found.gradients + width)
+        else:  # shards take the place of the whole gradients as these are reduced, and leave no holes
+            found = replace(found, gradients=float(width), renewed=0.0)
     return found
 
 

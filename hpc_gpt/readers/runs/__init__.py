@@ -37,6 +37,10 @@ class RunRead:
     rounds: Sequence[float] = ()
 
 
+# Sources of `tflops_model`: by the weights that multiply a token, or, if they are not known, by every parameter.
+MULTIPLIED = "(6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"
+_EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
+_TABLES = 0.05  # of the parameters, what GPT-2 looks up or adds: positions, biases, norms
 # The file in which `bench` keeps its rows, next to the runs of their rounds.
 BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger; a log that begins like one may be
@@ -183,11 +187,21 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
         )
         found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
     if layers and width and params:
+        counted = _multiplied(record, params, weights)
         figure = tflops_model(
-            layers=layers, hidden=width, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
+            layers=layers, hidden=width, params=counted or params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
         )
-        found["tflops_model"] = (figure, f"(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B{of}")
+        found["tflops_model"] = (figure, MULTIPLIED if counted else f"{_EVERY}{of}")
     return found
+
+
+def _multiplied(record: Record, params: float, weights: float | None) -> float | None:
+    """The weights that `tflops_hardware` counts; None if they are unknown, or if those of GPT-2's layer are not the model's."""
+    if not (record.layers and record.hidden and record.vocab and weights):
+        return None
+    counted = record.layers * weights + record.vocab * record.hidden
+    known = "active" in record.settings or isinstance(record.settings.get("model"), dict)
+    return counted if known or abs(params / counted - 1) <= _TABLES else None
 
 
 def _active(record: Record) -> tuple[float | None, float | None, int | None]:

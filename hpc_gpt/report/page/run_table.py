@@ -91,7 +91,7 @@ def _spread(record: Record) -> str | None:
 _FORMULAS = {
     "tflops_seed": "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
     "tflops_hardware": "TFLOP/s Narayanan 2021, eq.\u00a03",
-    "tflops_model": "TFLOP/s 6P+12Lhs, PaLM",
+    "tflops_model": "TFLOP/s 6N+12Lhs, PaLM",
     "tflops_printed": "TFLOP/s as printed",
 }
 

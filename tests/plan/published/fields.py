@@ -21,7 +21,16 @@ _FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
 _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 Stage = int
 TRAITS = (
-    *("attention", "grad_sum", "tp_overlap", "fused_loss", "edges_as_layers", "states", "offloaded_layers"),
+    *(
+        "attention",
+        "grad_sum",
+        "dp_overlap",
+        "tp_overlap",
+        "fused_loss",
+        "edges_as_layers",
+        "states",
+        "offloaded_layers",
+    ),
     *("whole_gradients", "whole_logits"),
 )
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
@@ -94,6 +103,7 @@ class Fields:
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
+    head_dim: int = 0
     ffn: int = 0
     vocab: int = 0
     seq: int = 0
@@ -135,6 +145,7 @@ class Fields:
     # How it ran: the traits in the table of planner/README.md, under the names of a Training.
     attention: str = ""
     grad_sum: str = ""
+    dp_overlap: bool | None = None
     tp_overlap: bool | None = None
     fused_loss: str = ""
     edges_as_layers: bool | None = None

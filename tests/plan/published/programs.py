@@ -82,6 +82,8 @@ class OthersDdp(Program, Ddp):
 class OthersFsdp(Program, Fsdp):
     """PyTorch's FSDP: it holds what our engine holds."""
 
+    synchronizations = 1.0  # fitted with it: data, logs and clipping of their own loops
+
 
 class MegatronFsdp(OthersFsdp):
     """Megatron-Core's FSDP: its layers are Megatron's."""

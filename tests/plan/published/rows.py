@@ -274,7 +274,7 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
 
 
 def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
-    if row.hidden % row.heads:
+    if row.hidden % row.heads and not row.head_dim:
         raise Unusable(f"hidden {row.hidden} is not a multiple of heads {row.heads}")
     if row.kv_heads and row.heads % row.kv_heads:
         raise Unusable(f"kv_heads {row.kv_heads} does not divide heads {row.heads}")
@@ -290,6 +290,7 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
         tied=not (gated if row.untied is None else row.untied),
         vocab_multiple=_PADDED_TO * tp if padded else 1,
         kv_heads=row.kv_heads or None,
+        head_dim=row.head_dim or None,
         ffn=row.ffn or (llama_width if gated else None),
         mlp="swiglu" if gated else "gelu",
         norm="rmsnorm" if gated else "layernorm",

@@ -76,7 +76,18 @@ def test_flops_of_a_run_of_ours_are_those_of_its_own_matrices():
     assert found.tflops_hardware == expected
     plain = add_figures(replace(RUN, step_s=0.5, params=260_000, settings={"model": {"tied": True}}))
     assert plain.tflops_hardware == tflops_hardware(**sizes, recompute="none") != expected
-    assert found.tflops_model - plain.tflops_model == pytest.approx(12 * 4 * 64 * 128 * 128 * 32 / (8 * 0.5e12))
+    # Nothing is computed again: one count of the matrices that multiply for both.
+    assert (found.tflops_model, plain.tflops_model) == pytest.approx((found.tflops_hardware, plain.tflops_hardware))
+    assert "weights that multiply" in found.sources["tflops_model"]
+
+
+def test_of_another_kind_of_model_the_log_does_not_say_which_of_its_parameters_multiply():
+    counted = 4 * 12 * 64**2 + 1000 * 64
+    run = replace(RUN, step_s=0.5, params=counted + 4_000)
+    assert add_figures(run).tflops_model == pytest.approx(add_figures(run).tflops_hardware)
+    other = add_figures(replace(run, params=2 * counted))
+    assert other.sources["tflops_model"] == "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
+    assert other.tflops_model > other.tflops_hardware
 
 
 def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():
