@@ -221,7 +221,7 @@ CONTEXT = [
         for model in ("gpt2", "qwen3")
     ),
     *(_context(2, Engine(name="ddp", recompute=recompute), "qwen3") for recompute in ("selective", "full")),
-    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True, overlap_update=True)),
+    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True)),
     _context(2, Engine(name=_ZERO, zero_stage=3, tiles=2, offload="full", loss_chunks=2), "llama"),
     _context(2, Engine(name=_ZERO, zero_stage=3, compile="block", compile_backend="aot_eager"), "llama"),
     _context(2, Engine(name="fsdp", activation_offload=True, loss_chunks=2), "qwen3"),

@@ -1,10 +1,9 @@
 """The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
 
 from dataclasses import replace
-from typing import get_args
 
 from hpc_gpt.engines import engines
-from hpc_gpt.settings.experiment import Dtype, Engine
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import (
@@ -35,14 +34,6 @@ ONE_PASS = [
     )
     for dp, count in ((1, 1), (1, 2), (2, 1))
 ]
-# The update beside the forward pass, in each dtype, and what it must equal to the bit.
-OVERLAPPED = {
-    Case(Layout(1, 1, 2), Engine(name="ddp", overlap_update=True), dtype, CLIP): Case(
-        Layout(1, 1, 2), Engine(name="ddp"), dtype, CLIP
-    )
-    for dtype in get_args(Dtype)
-}
-_BOTH = [*OVERLAPPED, *OVERLAPPED.values()]
 NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
 NEAR += [
     Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP, model=model)
@@ -57,7 +48,6 @@ NEAR += [
     if "cp" in engines()[name].axes
     for exchange, model in (("heads", "qwen3"), ("keys", "llama"))
 ]
-NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
 CHUNKED = [
@@ -130,7 +120,6 @@ ALL_AXES = [
 ]
 EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT
 EXACT += [case for case in ALL_AXES if case not in EXACT]
-EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
 _AT_ONCE = 60  # cases of the product that one launch runs
@@ -173,7 +162,6 @@ _SHORT = {
     *PADDED[:4],
     *DOCUMENTS[:2],
     *(case for case in RECOMPUTE if case.layout.gpus == 2),
-    *(case for case in _BOTH if case.dtype != "fp16"),
     *(case for case in CONTEXT if case.name in _SHORT_CONTEXT),
     # One to three families in each engine, each in a layout of its own.
     *(

@@ -20,7 +20,7 @@ from tests.distributed.equality_factors import (
     draw_pairwise,
     judged,
 )
-from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, OVERLAPPED, PRODUCT, too_long
+from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, PRODUCT, too_long
 from tests.distributed.reference import initial_weights, reference
 
 
@@ -137,16 +137,6 @@ def test_recomputation_changes_nothing(case: Case, launches: Launches) -> None:
     again, once = launch.figures(case.name), launch.figures(kept.name)
     assert again["losses"] == once["losses"]
     assert again["norms"] == once["norms"]
-
-
-@pytest.mark.parametrize("case", OVERLAPPED, ids=lambda case: case.name)
-def test_the_overlapped_update_changes_nothing(case: Case, launches: Launches) -> None:
-    launch, at_once = launches(case), OVERLAPPED[case]
-    later, usual = launch.figures(case.name), launch.figures(at_once.name)
-    for figure in ("losses", "norms", "loss_eval"):
-        assert later[figure] == usual[figure]
-    weights, expected = launch.weights(case), launch.weights(at_once)
-    assert [name for name, weight in weights.items() if not torch.equal(weight, expected[name])] == []
 
 
 def test_every_engine_is_among_the_broken() -> None:
