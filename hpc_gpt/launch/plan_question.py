@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.request import Request, choose_profile, compiles, requested_file, usual_batch
+from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, compiles, is_fast, requested_file, usual_batch
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.prediction import constants_of
 from hpc_gpt.plan.question import Question, check_possible, question_of, searched_engines
@@ -40,7 +40,8 @@ class PlanRequest:
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
     planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`. `stands_in`: the profile is
-    not the user's, as none is chosen.
+    not the user's, as none is chosen. `fast`: a run of it has the fast settings of its engine unless an option says
+    otherwise.
     """
 
     request: Request
@@ -55,6 +56,7 @@ class PlanRequest:
     tokens: float
     profile: ClusterProfile
     stands_in: bool = False
+    fast: bool = False
 
     @property
     def stand_in_note(self) -> str:
@@ -96,6 +98,7 @@ def read_plan_request(
     if largest and not request.names_experiment and compiles(profile, overrides):
         overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
     file = requested_file(request, profile, under)
+    fast = (file.path is DEFAULTS or (largest and not request.names_experiment)) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     engine_named(experiment.engine.name).refuse_program(
@@ -114,7 +117,7 @@ def read_plan_request(
         batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq))
         experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
-    holds = {key for key, value in overrides.items() if value is not None}
+    holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
     if request.names_experiment:
         holds.add("engine.name")
     engines = searched_engines(profile)
@@ -127,7 +130,7 @@ def read_plan_request(
             experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
             holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
-    question = question_of(experiment, profile, holds, engines)
+    question = question_of(experiment, profile, holds, engines, fast)
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
     check_matmul(question.matmul, machine)
@@ -149,7 +152,7 @@ def read_plan_request(
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
     return PlanRequest(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
-        stands_in,
+        stands_in, fast,
     )  # fmt: skip
 
 

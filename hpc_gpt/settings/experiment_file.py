@@ -158,7 +158,7 @@ def load_experiment(
 
 
 def _drop_withdrawn(engine: Any, where: str, given: Collection[str]) -> None:
-    """Takes switches that are withdrawn out of a table [engine] that has them at false; ConfigError for any other value."""
+    """Takes WITHDRAWN switches out of a table [engine] that has them at false; ConfigError for any other value."""
     for name, why in WITHDRAWN.items() if isinstance(engine, dict) else ():
         if engine.pop(name, False) not in (False, None, "false"):
             of = "your options" if f"engine.{name}" in given else where
