@@ -49,6 +49,22 @@ NEAR += [
     for exchange, model in (("heads", "qwen3"), ("keys", "llama"))
 ]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
+# Products in FP8, whose operands are the shards of each axis that an engine with them has.
+FP8 = [
+    Case(layout, Engine(name=name, **switches), "bf16", matmul="fp8-tensor", **how)
+    for layout, name, how, switches in (
+        (Layout(1, 1, 2), "ddp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 2), "ddp", {"clip": CLIP, "optimizer_mode": "compiled"}, {"compile_backend": "aot_eager"}),
+        (Layout(1, 1, 1, 2), "ddp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 1, 2), "ddp", {"optimizer": "sgd"}, {"cp_exchange": "keys"}),
+        (Layout(1, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1), "fsdp", {"optimizer": "sgd"}, {"recompute": "full", "reshard": False}),
+        (Layout(2, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1, 2), "fsdp", {"optimizer": "sgd"}, {"cp_exchange": "keys"}),
+    )
+]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
 CHUNKED = [
     Case(layout, Engine(compile=how, compile_backend="aot_eager", loss_chunks=3, **switches), clip=CLIP)
@@ -174,6 +190,7 @@ _SHORT = {
     *(case for case in PAIRWISE if case.layout.gpus <= 2 and case.engine.compile == "none"),
     *_each_engine_once(sorted(_COMPILED, key=lambda case: case.engine.compile)),
     *_each_engine_once(BROKEN),
+    *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),
 }
 
 
@@ -197,7 +214,11 @@ def plan_of(launch: str) -> tuple[int, list[Case], list[str]]:
 
     world = int(launch.split("-")[0])
     if launch == f"{world}-ranks":
-        return world, [case for case in EXACT + NEAR + BROKEN if case.layout.gpus == world], list(scenarios_of(world))
+        return (
+            world,
+            [case for case in EXACT + NEAR + FP8 + BROKEN if case.layout.gpus == world],
+            list(scenarios_of(world)),
+        )
     part = int(launch.split("-")[2])
     alike = [case for case in PRODUCT if case.layout.gpus == world]
     return world, alike[part * _AT_ONCE : (part + 1) * _AT_ONCE], []
